@@ -1,0 +1,13 @@
+"""Powers of two around a rank count."""
+
+from __future__ import annotations
+
+
+def ceil_log2(n: int) -> int:
+    """Return the smallest h with 2**h >= n (n >= 1)."""
+    return (n - 1).bit_length()
+
+
+def floor_power(n: int) -> int:
+    """Return the largest power of two that is <= n (n >= 1)."""
+    return 1 << (n.bit_length() - 1)

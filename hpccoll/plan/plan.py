@@ -1,0 +1,47 @@
+"""A plan: one collective algorithm on a number of ranks, and what it states about its own cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.step import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an algorithm states: steps, and bytes sent by a rank as fractions of S (mean over ranks, and most)."""
+
+    steps: int
+    mean: Fraction
+    most: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An algorithm on `ranks` ranks: `make` gives the rounds of any column of ranks."""
+
+    operation: Operation
+    algorithm: str
+    ranks: int
+    root: int
+    make: Callable[[IntArray], Rounds]
+    cost: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """`operation/algorithm`, as the command line writes it."""
+        return f"{self.operation.value}/{self.algorithm}"
+
+    def column(self, rank: int) -> Rounds:
+        """The steps of one rank (what the runtime compiles)."""
+        return self.make(np.array([rank], np.int64))
+
+    def whole(self) -> Rounds:
+        """The steps of all ranks at once (what check, replay, simulate and draw read)."""
+        return self.make(np.arange(self.ranks, dtype=np.int64))

@@ -1,0 +1,128 @@
+"""Rounds of moves with random access, and the ways to put plans together.
+
+`at(t)` gives round t without the rounds before it: reversal, composition, lag and pipelining cost nothing, and a
+plan for 24,576 ranks needs no memory. A round is a superstep: all its sends read what stood at its start, all its
+receives land at its end. How many rounds there are depends on ranks and chunks, never on the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Region
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """`count` rounds over `chunks` chunks a rank; round t is `at(t)`."""
+
+    count: int
+    chunks: int
+    at: Callable[[int], list[Move]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[list[Move]]:
+        return (self.at(t) for t in range(self.count))
+
+    def __add__(self, after: Rounds) -> Rounds:
+        """First these rounds, then those of `after`."""
+        if self.chunks != after.chunks:
+            raise PlanError(f"plans over {self.chunks} and {after.chunks} chunks cannot follow each other; scale one")
+        here, there, cut = self.at, after.at, self.count
+        return Rounds(cut + after.count, self.chunks, lambda t: here(t) if t < cut else there(t - cut))
+
+    def each(self, change: Callable[[Move], Move]) -> Rounds:
+        """The same rounds with every move changed."""
+        return Rounds(self.count, self.chunks, lambda t: [change(move) for move in self.at(t)])
+
+    def reversed(self, op: Ints = Op.COPY) -> Rounds:
+        """The rounds backwards, senders and receivers exchanged: a gather becomes a scatter, a reduce a broadcast."""
+        last = self.count - 1
+        return Rounds(self.count, self.chunks, lambda t: [move.turned(op) for move in self.at(last - t)])
+
+    def regions(self, change: Callable[[Region], Region], chunks: int) -> Rounds:
+        """The same rounds over other chunks."""
+        changed = self.each(lambda move: replace(move, send=change(move.send), recv=change(move.recv)))
+        return replace(changed, chunks=chunks)
+
+    def scaled(self, unit: int) -> Rounds:
+        """The same rounds after each chunk was cut into `unit` chunks."""
+        return self.regions(lambda region: region.scaled(unit), self.chunks * unit)
+
+    def shifted(self, base: Ints, chunks: int) -> Rounds:
+        """The same rounds `base` chunks further up, among `chunks` chunks."""
+        return self.regions(lambda region: region.shifted(base), chunks)
+
+    def delayed(self, rounds: int) -> Rounds:
+        """The same rounds after `rounds` idle ones."""
+        return Rounds(self.count + rounds, self.chunks, lambda t: self.at(t - rounds) if t >= rounds else [])
+
+
+def nothing(chunks: int) -> Rounds:
+    """No round at all."""
+    return Rounds(0, chunks, lambda t: [])
+
+
+def beside(a: Rounds, b: Rounds) -> Rounds:
+    """Both at once; they must not write the same chunks in the same round."""
+    if a.chunks != b.chunks:
+        raise PlanError(f"plans over {a.chunks} and {b.chunks} chunks cannot run side by side; shift them apart first")
+    return Rounds(
+        max(a.count, b.count),
+        a.chunks,
+        lambda t: (a.at(t) if t < a.count else []) + (b.at(t) if t < b.count else []),
+    )
+
+
+def remembered(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callable[[IntArray], IntArray]:
+    """Memoise a mapping of peers by the identity of their array: rounds reuse the same few arrays."""
+    memo: dict[int, tuple[IntArray, IntArray]] = {}
+
+    def mapped(peers: IntArray) -> IntArray:
+        entry = memo.get(id(peers))
+        if entry is None or entry[0] is not peers:
+            if len(memo) >= keep:
+                memo.clear()
+            entry = memo[id(peers)] = (peers, change(peers))
+        return entry[1]
+
+    return mapped
+
+
+def relabel(rounds: Rounds, name: Callable[[IntArray], IntArray]) -> Rounds:
+    """The same rounds among other ranks: peer p of the plan is rank `name(p)`."""
+    peers = remembered(lambda p: np.where(p < 0, NOBODY, name(np.maximum(p, 0))))
+    return rounds.each(lambda move: replace(move, to=peers(move.to), frm=peers(move.frm)))
+
+
+def only(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
+    """The same rounds; ranks outside `mask` take no part."""
+    peers = remembered(lambda p: np.where(mask, p, NOBODY))
+    return rounds.each(lambda move: replace(move, to=peers(move.to), frm=peers(move.frm)))
+
+
+def fold(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
+    """Run `make(rank, core)` among ranks below `core`; the others hand their data in first and get the result last.
+
+    Rank r >= core folds into r mod core, which reduces it after its own. Costs two more rounds for each layer of
+    `core` ranks, and the lower ranks send up to `whole` more than the plan itself.
+    """
+    layers = -(-n // core) - 1
+    layer, base = rank // core, rank % core
+
+    def hand_in(t: int) -> list[Move]:
+        up = np.where(layer == t + 1, base, NOBODY)
+        extra = rank + core * (t + 1)
+        down = np.where((layer == 0) & (extra < n), extra, NOBODY)
+        return [Move(up, down, whole, whole, Op.OWN_FIRST)]
+
+    inner = make(np.minimum(rank, core - 1), core)
+    before = Rounds(layers, inner.chunks, hand_in)
+    return before + only(inner, rank < core) + before.reversed()

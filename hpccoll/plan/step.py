@@ -1,0 +1,122 @@
+"""The vocabulary of plans: who sends which chunks to whom in a step, and in which order a sum is taken.
+
+Shapes: P ranks of a column (one, or all n of them).
+
+Everything here is an array over the ranks of a column, so that one definition serves one rank (the runtime) and
+all of them at once (check, replay, simulate, draw). A peer of -1 means that the rank takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+Ints: TypeAlias = int | IntArray
+NOBODY = -1
+
+
+class Op(IntEnum):
+    """What a received chunk does to the receiver's own; the operand order is part of the plan."""
+
+    COPY = 0
+    OWN_FIRST = 1  # own = own (+) incoming
+    INCOMING_FIRST = 2  # own = incoming (+) own
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`), j < count.
+
+    `first`, `count` and `base` may differ by rank. `first` need not be reduced modulo `mod`: leaving it saves a
+    division over all ranks in every step.
+    """
+
+    first: Ints
+    count: Ints
+    mod: int
+    unit: int = 1
+    base: Ints = 0
+
+    @property
+    def size(self) -> Ints:
+        """Chunks in the region, by rank or alike for all."""
+        return self.count * self.unit
+
+    def ids(self, ranks: int) -> IntArray:
+        """Return the chunks of each rank in order, shape (P, most); shorter rows end in -1."""
+        first = np.broadcast_to(np.asarray(self.first), (ranks,))[:, None]
+        base = np.broadcast_to(np.asarray(self.base), (ranks,))[:, None]
+        most = int(np.max(self.count)) if ranks else 0
+        steps = np.arange(most)
+        ids = (first + steps) % max(self.mod, 1)
+        if self.unit > 1:
+            ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(ranks, most * self.unit)
+        ids = ids + base
+        if np.ndim(self.count):
+            ids = np.where(np.arange(most * self.unit) < np.asarray(self.size)[:, None], ids, NOBODY)
+        return np.asarray(ids, np.int64)
+
+    def scaled(self, unit: int) -> Span:
+        """Return the same region after each chunk was cut into `unit` chunks."""
+        return replace(self, unit=self.unit * unit, base=self.base * unit)
+
+    def shifted(self, base: Ints) -> Span:
+        """Return the same region `base` chunks further up."""
+        return replace(self, base=self.base + base)
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """Any other set of `count` chunks; `table()` gives shape (P, count) and is called only when it is read."""
+
+    count: int
+    table: Callable[[], IntArray]
+
+    @property
+    def size(self) -> int:
+        """Chunks in the region, alike for all ranks."""
+        return self.count
+
+    def ids(self, ranks: int) -> IntArray:
+        """Return the chunks of each rank in order, shape (P, count)."""
+        return np.broadcast_to(self.table(), (ranks, self.count))
+
+    def scaled(self, unit: int) -> Picks:
+        """Return the same region after each chunk was cut into `unit` chunks."""
+        return Picks(
+            self.count * unit,
+            lambda: (self.table()[..., None] * unit + np.arange(unit)).reshape(-1, self.count * unit),
+        )
+
+    def shifted(self, base: Ints) -> Picks:
+        """Return the same region `base` chunks further up."""
+        return Picks(self.count, lambda: self.table() + np.reshape(base, (-1, 1)))
+
+
+Region: TypeAlias = Span | Picks
+SIGNAL = Span(0, 0, 1)  # no chunk at all: the message itself is the news (barriers)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Every rank sends `send` to `to` and receives `recv` from `frm`: a partial permutation of the ranks.
+
+    A message is a stream of elements: the sender's chunks in order become the receiver's chunks in order.
+    Where `to == frm ==` the rank itself, it is a local copy. `op` may differ by rank.
+    """
+
+    to: IntArray
+    frm: IntArray
+    send: Region
+    recv: Region
+    op: Ints = Op.COPY
+
+    def turned(self, op: Ints) -> Move:
+        """Return the move that runs backwards: who received sends, who sent receives (by `op`)."""
+        return Move(self.frm, self.to, self.recv, self.send, op)

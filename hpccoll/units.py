@@ -1,0 +1,60 @@
+"""Sizes in bytes: on the command line binary (1M = 2**20), in bandwidths decimal (GB = 1e9)."""
+
+from __future__ import annotations
+
+import re
+
+from hpccoll.errors import UsageError
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+GB = 10**9
+_SUFFIXES = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` names: `8`, `64K`, `1.5M`, `2GiB` (binary multiples).
+
+    Raises:
+        UsageError: `text` is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size; write bytes with an optional suffix, such as 8, 64K, 1.5M or 2G")
+    return int(float(match[1]) * _SUFFIXES[match[2].upper()])
+
+
+def format_size(nbytes: int) -> str:
+    """Return `nbytes` in the largest binary unit that keeps it short: `8 B`, `64 KiB`, `1.5 MiB`."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def parse_range(text: str) -> range:
+    """Return the ranks that `text` names: `8` alone or `1:128`, both ends included.
+
+    Raises:
+        UsageError: `text` is not a range of positive whole numbers.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a range of ranks; write one number or FIRST:LAST, such as 2:128")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not 1 <= first <= last:
+        raise UsageError(f"range of ranks {text!r} is empty or starts below 1; write FIRST:LAST with 1 <= FIRST <= LAST")
+    return range(first, last + 1)
+
+
+def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
+    """Return smallest, smallest*factor, ... up to `largest` (bytes), `largest` itself when it is hit."""
+    if smallest > largest or smallest < 0 or factor < 2:
+        raise UsageError(
+            f"sizes from {smallest} to {largest} bytes by factor {factor} are empty: "
+            "need 0 <= --min-bytes <= --max-bytes and --factor >= 2"
+        )
+    sizes = [smallest]
+    while max(sizes[-1], 1) * factor <= largest:
+        sizes.append(max(sizes[-1], 1) * factor)
+    return sizes
