@@ -24,6 +24,4 @@ def cost(n: int) -> Cost:
 @algorithm(Operation.BARRIER, "dissemination", cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Signal the rank at distance 1, 2, 4, ... around the circle."""
-    return Rounds(
-        ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)]
-    )
+    return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -33,9 +33,7 @@ def both_ways_cost(n: int) -> Cost:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Each chunk travels once around the ring and is summed on its way."""
     to, frm = (rank + 1) % n, (rank - 1) % n
-    return Rounds(
-        n - 1, n, lambda s: [Move(to, frm, Span(rank - s - 1, 1, n), Span(rank - s - 2, 1, n), Op.OWN_FIRST)]
-    )
+    return Rounds(n - 1, n, lambda s: [Move(to, frm, Span(rank - s - 1, 1, n), Span(rank - s - 2, 1, n), Op.OWN_FIRST)])
 
 
 @algorithm(Operation.ALL_GATHER, "ring", one_way_cost)

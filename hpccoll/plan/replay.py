@@ -46,7 +46,9 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
             ops = np.broadcast_to(np.asarray(move.op), (n,))
             for rank in np.nonzero(np.broadcast_to(move.frm, (n,)) >= 0)[0]:
                 source = int(move.frm[rank])
-                arrivals.append((int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)]))
+                arrivals.append(
+                    (int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)])
+                )
         for op, rank, where, value in arrivals:
             state[rank, where] = _joined(op, state[rank, where], value, combine)
     wanted = np.repeat(plan.operation.wanted(ranks, n, rounds.chunks, plan.root), sizes, axis=1)

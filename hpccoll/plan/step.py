@@ -29,6 +29,10 @@ class Op(IntEnum):
     INCOMING_FIRST = 2  # own = incoming (+) own
 
 
+def _rows(value: Ints) -> IntArray:
+    return np.asarray(value, np.int64).reshape(-1, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`), j < count.
@@ -50,17 +54,14 @@ class Span:
 
     def ids(self, ranks: int) -> IntArray:
         """Return the chunks of each rank in order, shape (P, most); shorter rows end in -1."""
-        first = np.broadcast_to(np.asarray(self.first), (ranks,))[:, None]
-        base = np.broadcast_to(np.asarray(self.base), (ranks,))[:, None]
-        most = int(np.max(self.count)) if ranks else 0
-        steps = np.arange(most)
-        ids = (first + steps) % max(self.mod, 1)
+        most = int(np.max(self.count, initial=0)) * self.unit
+        ids = (_rows(self.first) + np.arange(most // self.unit)) % max(self.mod, 1)
         if self.unit > 1:
-            ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(ranks, most * self.unit)
-        ids = ids + base
+            ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(len(ids), most)
+        ids = ids + _rows(self.base)
         if np.ndim(self.count):
-            ids = np.where(np.arange(most * self.unit) < np.asarray(self.size)[:, None], ids, NOBODY)
-        return np.asarray(ids, np.int64)
+            ids = np.where(np.arange(most) < _rows(self.size), ids, NOBODY)
+        return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, most))
 
     def scaled(self, unit: int) -> Span:
         """Return the same region after each chunk was cut into `unit` chunks."""

@@ -1,0 +1,253 @@
+"""The public face: collectives, messages and groups on NumPy, CuPy and torch arrays.
+
+Names, argument order and in-place defaults follow torch.distributed; what is not given an `out` and has the shape of
+its input works in place. Every collective passes through `Communicator._collective`, in the same order on all ranks.
+
+Cost: that of the algorithm (see its file), in alpha (a step), beta (a byte sent) and gamma (a byte reduced); the
+first call on a buffer lowers the plan, the second binds it, later ones only run it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from hpccoll.collectives.registry import Algorithm, named
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import agreement, job, messaging, shared
+from hpccoll.runtime.arrays import Buffer, adopt
+from hpccoll.runtime.engine import Engine, Job
+from hpccoll.runtime.execute import Executable
+from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.shapes import Shaped, shape
+from hpccoll.runtime.work import Work, collective
+
+_SUM = Reduction("sum")
+_MOST_QUICK = 512
+
+
+class Communicator:
+    """A group of MPI ranks with its own message space.
+
+    Args:
+        comm: the MPI communicator to duplicate; MPI.COMM_WORLD where it is None. Creating is collective over it.
+
+    Raises:
+        UnavailableError: there is no MPI here.
+        LauncherError: the launcher and the MPI library do not belong together.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        self._own(job.world().Dup() if comm is None else comm.Dup())
+
+    def _own(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._pairs = comm, comm.Dup()
+        self._pairs.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = comm.rank, comm.size
+        self._engine = Engine(comm, lambda: False)
+        self._debug = agreement.Agreement(comm) if agreement.wanted() else None
+        self._windows = shared.Windows(comm)
+        self._quick: dict[tuple[object, ...], _Quick] = {}
+        self._release = weakref.finalize(self, _release, self._engine)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back to MPI; collective. Without it requests are freed at exit, message spaces are not."""
+        if self._release.alive:
+            self._release()
+            self._windows.free()
+            if self._debug is not None:
+                self._debug.free()
+            self._pairs.Free()
+            self._comm.Free()
+
+    def all_reduce(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Any:
+        """Combine every rank's `x` by `op` into the same result on all ranks; in place unless `out` is given.
+
+        Args:
+            x: array of any shape, alike on all ranks.
+            op: sum, prod, min, max, avg, band, bor, bxor, or `hpccoll.premul_sum(factor)`.
+            how: `out` (array like x), `algorithm` (a name, "auto" by default), `async_op` (return a Work).
+
+        Returns:
+            The result array, or a Work whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
+        """
+        return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
+
+    def reduce(self, x: Any, root: int = 0, op: str | Reduction = _SUM, **how: Any) -> Any:
+        """Combine every rank's `x` into the root's (or the root's `out`); other ranks' arrays stay as they are."""
+        return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
+
+    def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
+        """Copy the root's `x` into every rank's `x`."""
+        return self._collective(Operation.BROADCAST, x, root=root, **how)
+
+    def reduce_scatter(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Any:
+        """Combine every rank's `x`, n blocks along its first dim; rank r gets block r.
+
+        Returns `out`, or a new array: x.shape[1:] where x has n rows, else x.shape with the first dim divided by n.
+        """
+        return self._collective(Operation.REDUCE_SCATTER, x, op=op, **how)
+
+    def all_gather(self, x: Any, **how: Any) -> Any:
+        """Collect every rank's `x` on all ranks, in rank order; returns `out` or a new array (n, *x.shape)."""
+        return self._collective(Operation.ALL_GATHER, x, **how)
+
+    def gather(self, x: Any, root: int = 0, **how: Any) -> Any:
+        """Collect every rank's `x` at the root: there `out` or a new array (n, *x.shape), None elsewhere."""
+        return self._collective(Operation.GATHER, x, root=root, **how)
+
+    def scatter(self, x: Any, root: int = 0, **how: Any) -> Any:
+        """Hand block r of the root's `x` (n blocks along its first dim) to rank r, in its `out`.
+
+        Ranks other than the root pass x=None, and `out`, which tells them shape and dtype.
+        """
+        return self._collective(Operation.SCATTER, x, root=root, **how)
+
+    def all_to_all(self, x: Any, **how: Any) -> Any:
+        """Send block j of `x` (n blocks along its first dim) to rank j; returns `out` or a new array like x."""
+        return self._collective(Operation.ALL_TO_ALL, x, **how)
+
+    def barrier(self, **how: Any) -> Any:
+        """Return once every rank has called it."""
+        return self._collective(Operation.BARRIER, None, **how)
+
+    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, out: Any = None, algorithm: str = "auto") -> Executable:
+        """Prepare an all_reduce of `x` to be run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
+        shaped = self._shaped(Operation.ALL_REDUCE, x, out, 0, Reduction.parse(op))
+        return self._engine.prepare(self._job(Operation.ALL_REDUCE, shaped, 0, Reduction.parse(op), algorithm))
+
+    def send(self, x: Any, dest: int, tag: int = 0) -> None:
+        """Send `x` to rank `dest`; returns when x may be reused."""
+        self.isend(x, dest, tag).wait()
+
+    def recv(self, x: Any, source: int, tag: int = 0) -> Any:
+        """Receive into `x`, as large as what rank `source` sends, and return it."""
+        return self.irecv(x, source, tag).wait()
+
+    def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
+        """Start sending `x`; it must not change until the Work is done."""
+        return messaging.isend(self._engine, self._pairs, x, dest, tag)
+
+    def irecv(self, x: Any, source: int, tag: int = 0) -> Work:
+        """Start receiving into `x`; it must not be touched until the Work is done."""
+        return messaging.irecv(self._engine, self._pairs, x, source, tag)
+
+    def new_group(self, ranks: list[int]) -> Communicator | None:
+        """Return a communicator of these ranks, in this order; only they need to call, others get None.
+
+        Raises:
+            UsageError: a rank that is not in this communicator, or one named twice.
+        """
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks) or not ranks:
+            raise UsageError(f"ranks {ranks} are not distinct ranks of 0..{self.size - 1}; name each member once")
+        if self.rank not in ranks:
+            return None
+        group = self._comm.group.Incl(ranks)
+        made = Communicator.__new__(Communicator)
+        made._own(self._comm.Create_group(group))
+        group.Free()
+        return made
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
+        """Return an uninitialised NumPy array in memory that all ranks of this host share; collective.
+
+        It lives until the communicator is closed. Collectives take it as any other array.
+        """
+        return self._windows.empty(shape, dtype)
+
+    def _collective(
+        self,
+        operation: Operation,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str | Reduction = _SUM,
+        root: int = 0,
+        algorithm: str | Algorithm = "auto",
+        async_op: bool = False,
+    ) -> Any:
+        key = (operation, id(x), id(out), op, root, algorithm)
+        quick = self._quick.get(key)
+        if quick is not None and not async_op and not self._engine.busy and quick.fits(x, out):
+            quick.executable()
+            return x if out is None else out
+        reduction = Reduction.parse(op)
+        shaped = self._agreed(operation, x, out, root, reduction)
+        made = self._job(operation, shaped, root, reduction, algorithm)
+        if async_op:
+            return collective(self._engine, self._engine.start(made), shaped.value, (x, out))
+        executable = self._engine.run(made)
+        if executable is not None and self._debug is None and shaped.given:
+            self._remember(key, executable, x, out)
+        return shaped.value
+
+    def _job(
+        self, operation: Operation, shaped: Shaped, root: int, reduction: Reduction, algorithm: str | Algorithm
+    ) -> Job:
+        chosen = algorithm if isinstance(algorithm, Algorithm) else None
+        if isinstance(algorithm, str) and algorithm != "auto":
+            chosen = named(operation, algorithm)
+        return Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count)
+
+    def _shaped(self, operation: Operation, x: Any, out: Any, root: int, reduction: Reduction) -> Shaped:
+        if not 0 <= root < self.size:
+            raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
+        shaped = shape(operation, x, out, self.rank, self.size, root)
+        buffer: Buffer | None = shaped.result or shaped.source
+        if operation.reduces and buffer is not None:
+            reduction.require(buffer.dtype)
+        return shaped
+
+    def _agreed(self, operation: Operation, x: Any, out: Any, root: int, reduction: Reduction) -> Shaped:
+        """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
+        if self._debug is None:
+            return self._shaped(operation, x, out, root, reduction)
+        with self._debug.round(operation) as facts:
+            shaped = self._shaped(operation, x, out, root, reduction)
+            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=reduction.name, root=root)
+        return shaped
+
+    def _remember(self, key: tuple[object, ...], executable: Executable, x: Any, out: Any) -> None:
+        """Let the next call with the very same arrays go straight to the executable."""
+        if len(self._quick) >= _MOST_QUICK:
+            self._quick.clear()
+        arrays = (x,) if out is None else (x, out)
+        self._quick[key] = _Quick(
+            executable,
+            tuple(weakref.ref(array) for array in arrays),
+            tuple(array.data_ptr() if hasattr(array, "data_ptr") else None for array in arrays),
+        )
+
+
+class _Quick(NamedTuple):
+    """An executable and the very arrays it was bound to."""
+
+    executable: Executable
+    arrays: tuple[weakref.ref[Any], ...]
+    addresses: tuple[int | None, ...]  # of torch tensors, which can change their storage under the same name
+
+    def fits(self, *arrays: Any) -> bool:
+        """Whether the executable still stands for these arrays."""
+        if not self.executable.live:
+            return False
+        for array, known, address in zip(arrays, self.arrays, self.addresses, strict=False):
+            if known() is not array or (address is not None and address != array.data_ptr()):
+                return False
+        return True
+
+
+def _release(engine: Engine) -> None:
+    if not MPI.Is_finalized():
+        engine.free()

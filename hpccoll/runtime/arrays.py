@@ -1,0 +1,200 @@
+"""One face for NumPy, CuPy and torch: what the runtime needs of an array, with the array module as a parameter.
+
+All arrays that the runtime handles are flat and contiguous slices; a host tensor of torch is seen as NumPy, so there
+are three modules: NumPy for host memory, CuPy and torch for CUDA memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpccoll.errors import BufferError, UnavailableError
+from hpccoll.runtime.dtypes import DType, dtype_named, dtype_of
+
+Flat = Any  # a 1-D contiguous array of the module
+Step = Callable[[], Any]
+
+
+class ArrayModule(Protocol):
+    """What NumPy, CuPy and torch each do in their own words; `out` comes first, and steps are bound, not run."""
+
+    name: str
+    on_device: bool
+
+    def empty(self, count: int, dtype: DType) -> Flat:
+        """Uninitialised memory for `count` elements."""
+
+    def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+        """Bind out = function(left, right), element by element."""
+
+    def copy(self, out: Flat, source: Flat) -> Step:
+        """Bind out = source."""
+
+    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
+        """Bind out = source * factor."""
+
+    def divide(self, out: Flat, divisor: int) -> Step:
+        """Bind out = out / divisor."""
+
+    def synchronize(self) -> None:
+        """Wait until the current stream has done all that was queued."""
+
+    def message(self, flat: Flat) -> Any:
+        """The bytes of an array as mpi4py takes them."""
+
+    def pinned(self, nbytes: int) -> Any:
+        """Host memory that the device copies to and from at full speed, as a NumPy array of bytes."""
+
+    def fetch(self, host: Any, flat: Flat) -> Step:
+        """Bind a copy of device memory into pinned host memory."""
+
+    def deliver(self, flat: Flat, host: Any) -> Step:
+        """Bind a copy of pinned host memory into device memory."""
+
+
+class NumPyModule:
+    """Host memory."""
+
+    name, on_device = "numpy", False
+
+    def empty(self, count: int, dtype: DType) -> Flat:
+        return np.empty(count, dtype.numpy)
+
+    def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+        return partial(getattr(np, function), left, right, out)
+
+    def copy(self, out: Flat, source: Flat) -> Step:
+        return partial(np.copyto, out, source)
+
+    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
+        return partial(np.multiply, source, np.asarray(factor, out.dtype), out)
+
+    def divide(self, out: Flat, divisor: int) -> Step:
+        return partial(np.divide, out, out.dtype.type(divisor), out)
+
+    def synchronize(self) -> None:
+        """Host memory has no stream."""
+
+    def message(self, flat: Flat) -> Any:
+        return flat.view(np.uint8)
+
+    def pinned(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
+    def fetch(self, host: Any, flat: Flat) -> Step:
+        return partial(np.copyto, host, flat.view(np.uint8))
+
+    def deliver(self, flat: Flat, host: Any) -> Step:
+        return partial(np.copyto, flat.view(np.uint8), host)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A user's array, checked once: flat and contiguous, with its address (bytes) and element type."""
+
+    flat: Flat
+    module: ArrayModule
+    dtype: DType
+    address: int
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.count * self.dtype.itemsize
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Whether the two share memory."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+NUMPY = NumPyModule()
+
+
+def is_torch(array: Any) -> bool:
+    """Whether `array` is a torch tensor, without importing torch for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def adopt(array: Any, role: str, writable: bool) -> Buffer:
+    """Check an array at the boundary and return it as a flat buffer of its module, sharing its memory.
+
+    Args:
+        array: NumPy or CuPy array, or torch tensor on CPU or CUDA.
+        role: what the caller calls it, for messages: `x`, `out`.
+        writable: whether the collective writes into it. What is only read may be non-contiguous: it is copied.
+
+    Raises:
+        BufferError: no array, a layout that is not C-contiguous, read-only memory, or an element type unknown here.
+    """
+    if isinstance(array, np.ndarray):
+        return _adopt_numpy(array, role, writable)
+    if is_torch(array):
+        return _adopt_torch(array, role, writable)
+    if hasattr(array, "__cuda_array_interface__"):
+        from hpccoll.runtime.cuda import adopt_cupy
+
+        return adopt_cupy(array, role, writable)
+    raise BufferError(f"{role} is a {type(array).__name__}; pass a NumPy or CuPy array or a torch tensor")
+
+
+def require_dense(dense: bool, role: str, shape: tuple[int, ...], how: str) -> None:
+    """Raise BufferError for an output that is not C-contiguous."""
+    if not dense:
+        raise BufferError(f"{role} of shape {shape} is not C-contiguous and would be written; pass {how}")
+
+
+def _adopt_numpy(array: Any, role: str, writable: bool) -> Buffer:
+    dtype = dtype_of(array.dtype)
+    if writable:
+        require_dense(array.flags.c_contiguous, role, array.shape, "a contiguous array (numpy.ascontiguousarray)")
+        if not array.flags.writeable:
+            raise BufferError(f"{role} of shape {array.shape} is read-only and would be written; pass a writable copy")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return Buffer(flat, NUMPY, dtype, flat.__array_interface__["data"][0], array.shape)
+
+
+def _adopt_torch(tensor: Any, role: str, writable: bool) -> Buffer:
+    torch = sys.modules["torch"]
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        raise BufferError(f"{role} is a {tensor.layout} tensor on {tensor.device}; pass a dense one on cpu or cuda")
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+        if writable:
+            raise BufferError(f"{role} is a lazily conjugated or negated view; pass tensor.resolve_conj().resolve_neg()")
+    shape = tuple(tensor.shape)
+    if writable:
+        require_dense(tensor.is_contiguous(), role, shape, "tensor.contiguous()")
+    dtype = dtype_named(str(tensor.dtype).removeprefix("torch."))
+    flat = tensor.contiguous().reshape(-1)
+    if tensor.device.type == "cuda":
+        from hpccoll.runtime.cuda import TorchCudaModule
+
+        return Buffer(flat, TorchCudaModule(torch, tensor.device), dtype, int(flat.data_ptr()), shape)
+    host = flat.view(torch.uint8).numpy().view(dtype.numpy) if dtype.name == "bfloat16" else flat.numpy()
+    return Buffer(host, NUMPY, dtype, int(flat.data_ptr()), shape)
+
+
+def module_named(name: str) -> ArrayModule:
+    """Return the module for new memory on `host` or `cuda`, or raise UnavailableError."""
+    if name == "host":
+        return NUMPY
+    from hpccoll.runtime.cuda import cupy_module
+
+    module = cupy_module()
+    if module is None:
+        raise UnavailableError("no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host")
+    return module

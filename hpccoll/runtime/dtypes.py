@@ -1,0 +1,52 @@
+"""The element types that buffers may have, by the names that NumPy and torch share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from hpccoll.errors import UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type: its shared name, NumPy's type for it, and its kind (b, i, f or c as in NumPy, u counts as i)."""
+
+    name: str
+    numpy: np.dtype[Any]
+    kind: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return int(self.numpy.itemsize)
+
+
+def _table() -> dict[str, DType]:
+    integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    kinds = {"bool": "b", **dict.fromkeys(integers, "i"), "float16": "f", "float32": "f", "float64": "f"}
+    kinds |= {"complex64": "c", "complex128": "c"}
+    table = {name: DType(name, np.dtype(name), kind) for name, kind in kinds.items()}
+    return table | {"bfloat16": DType("bfloat16", np.dtype(ml_dtypes.bfloat16), "f")}
+
+
+DTYPES = _table()
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
+
+
+def dtype_named(name: str) -> DType:
+    """Return the element type of that name, or raise UnknownNameError with the valid ones."""
+    if name not in DTYPES:
+        raise UnknownNameError("dtype", name, list(DTYPES))
+    return DTYPES[name]
+
+
+def dtype_of(numpy: np.dtype[Any]) -> DType:
+    """Return the element type of a NumPy array, or raise UnknownNameError with the valid ones."""
+    found = _BY_NUMPY.get(numpy)
+    if found is None:
+        raise UnknownNameError("dtype", str(numpy), list(DTYPES))
+    return found

@@ -1,0 +1,243 @@
+"""From a plan's column to a program: messages, segments, scratch, and the hazards that plans need not think of.
+
+In a round everything is read as it stood at the round's start and lands at its end. Here that becomes an order: a
+message lands directly where it belongs unless this round still reads that place; otherwise it lands in scratch and is
+copied or joined after the sends that read the place are complete. A message that is not one piece of memory is packed.
+Messages above SEGMENT are cut, and a reduction lands in WINDOW segments of scratch that are used in turn, so scratch
+stays within the cache and is bounded whatever the message. Both ends cut alike: the rule knows only the elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region
+from hpccoll.runtime.placement import Placement, aligned
+from hpccoll.runtime.program import Copy, Instruction, Join, Memory, Place, Program, Receive, Send, Wait
+
+SEGMENT = 4 * 2**20  # bytes: smaller segments cost more than the cache saves (measured, bench/results)
+MOST_SEGMENTS = 64
+WINDOW = 2
+
+
+def lower(plan: Plan, rank: int, count: int, itemsize: int, in_place: bool) -> Program:
+    """Return the program of `rank`.
+
+    Args:
+        plan: a plan that `check` proves; an unproven one may hang or compute nonsense.
+        rank: whose column to lower.
+        count: elements of the vector, or of one block.
+        itemsize: bytes an element.
+        in_place: whether input and output share memory where a chunk is both brought and wanted.
+    """
+    return _Lowering(plan, rank, count, itemsize, in_place).program()
+
+
+def segments(count: int, itemsize: int) -> list[tuple[int, int]]:
+    """Cut a message of `count` elements: into equal parts of about SEGMENT bytes, MOST_SEGMENTS at most."""
+    parts = min(max(1, -(-count * itemsize // SEGMENT)), MOST_SEGMENTS)
+    return [(count * j // parts, count * (j + 1) // parts) for j in range(parts)]
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A message that this round receives: where it lands, and what happens to it then."""
+
+    peer: int
+    op: int
+    chunks: IntArray
+    landing: list[Place]
+    home: list[Place]
+    starts: list[int] = field(default_factory=list)
+    rolling: bool = False
+
+
+class _Lowering:
+    def __init__(self, plan: Plan, rank: int, count: int, itemsize: int, in_place: bool) -> None:
+        self.rank, self.itemsize = rank, itemsize
+        self.signals = plan.operation is Operation.BARRIER
+        self.rounds = plan.column(rank)
+        sizes = plan.operation.sizes(count, plan.ranks, self.rounds.chunks)
+        used = np.zeros(len(sizes), np.bool_)
+        self.moves = [[self.own(move, used) for move in moves] for moves in self.rounds]
+        self.places = Placement(plan.operation, rank, plan.ranks, plan.root, sizes, used, in_place)
+        self.steps: list[Instruction] = []
+        self.landing = self.cursor = 0
+
+    def own(self, move: Move, used: np.ndarray) -> tuple[int, int, int, IntArray, IntArray]:
+        """Return this rank's to, from, op, and chunks sent and received; mark the chunks as used."""
+        to, frm, op = (int(np.reshape(value, -1)[0]) for value in (move.to, move.frm, move.op))
+        sent = _ids(move.send) if to >= 0 else np.empty(0, np.int64)
+        received = _ids(move.recv) if frm >= 0 else np.empty(0, np.int64)
+        used[sent] = used[received] = True
+        return to, frm, op, sent, received
+
+    def program(self) -> Program:
+        for moves in self.moves:
+            self.cursor = 0
+            self.round([move for move in moves if move[0] >= 0 or move[1] >= 0])
+        self.copy_home(self.places.unsettled())
+        return Program(tuple(self.steps), self.places.work, self.landing)
+
+    def scratch(self, count: int) -> Place:
+        place = Place(Memory.LANDING, self.cursor, self.cursor + count)
+        self.cursor += count
+        self.landing = max(self.landing, self.cursor)
+        return place
+
+    def copy_home(self, chunks: IntArray) -> None:
+        for source, out in aligned(self.places.now(chunks), self.places.home(chunks)):
+            self.steps.append(Copy(source, out))
+        self.places.settle(chunks)
+
+    def round(self, moves: list[tuple[int, int, int, IntArray, IntArray]]) -> None:
+        remote = [move for move in moves if move[0] != self.rank]
+        local = [move for move in moves if move[0] == self.rank]
+        if any(op != Op.COPY for _, _, op, _, _ in local):
+            raise PlanError("a move from a rank to itself is a copy and cannot reduce; reduce what arrives from others")
+        for to, _, _, sent, _ in remote:
+            if to >= 0:
+                self.gather_strays(sent)
+        reads = [place for to, _, _, sent, _ in moves if to >= 0 for place in self.places.now(sent)]
+        senders = [frm for _, frm, *_ in remote if frm >= 0]
+        arrivals = [
+            self.expect(frm, op, received, reads, senders.count(frm) == 1)
+            for _, frm, op, _, received in remote
+            if frm >= 0
+        ]
+        kept = [self.keep(sent, received, reads, arrivals) for _, _, _, sent, received in local]
+        sends = [start for to, _, _, sent, _ in remote if to >= 0 for start in self.send(to, sent)]
+        for arrival in arrivals:
+            self.complete(arrival, sends)
+        for start in sends:
+            self.steps.append(Wait(start))
+        for staged, chunks in kept:
+            for source, out in aligned(staged, self.places.home(chunks)):
+                self.steps.append(Copy(source, out))
+            self.places.settle(chunks)
+        for arrival in arrivals:
+            self.places.settle(arrival.chunks)
+
+    def gather_strays(self, chunks: IntArray) -> None:
+        """Copy chunks home before sending where that makes one piece of many."""
+        strays = self.places.strays(chunks)
+        if len(strays) and len(self.places.now(chunks)) > 1 and len(self.places.home(chunks)) == 1:
+            self.copy_home(strays)
+
+    def expect(self, peer: int, op: int, chunks: IntArray, reads: list[Place], alone: bool) -> _Arrival:
+        """Start receiving a message, directly at home where nothing there is read or joined any more."""
+        home = self.places.home(chunks)
+        count = sum(place.count for place in home)
+        fresh = op == Op.COPY or all(place.memory is Memory.SOURCE for place in self.places.now(chunks))
+        direct = len(home) == 1 and fresh and not any(home[0].overlaps(read) for read in reads)
+        cuts = segments(count, self.itemsize)
+        rolling = not direct and op != Op.COPY and alone and len(cuts) > WINDOW
+        if direct:
+            landing = [home[0].part(start, stop) for start, stop in cuts]
+            reads.append(home[0])  # a second message for the same chunks must wait its turn in scratch
+        elif rolling:
+            longest = max(stop - start for start, stop in cuts)
+            ring = [self.scratch(longest) for _ in range(WINDOW)]
+            landing = [ring[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
+        else:
+            landing = [self.scratch(stop - start) for start, stop in cuts]
+        arrival = _Arrival(peer, op, chunks, landing, home, rolling=rolling)
+        if count or (self.signals and not len(chunks)):
+            for place in landing[:WINDOW] if rolling else landing:
+                self.start_receive(arrival, place)
+        return arrival
+
+    def start_receive(self, arrival: _Arrival, place: Place) -> None:
+        arrival.starts.append(len(self.steps))
+        self.steps.append(Receive(arrival.peer, place))
+
+    def send(self, peer: int, chunks: IntArray) -> list[int]:
+        """Start sending chunks, packed into one piece where they are many; return the starts."""
+        pieces = self.places.now(chunks)
+        count = sum(place.count for place in pieces)
+        if not count and not (self.signals and not len(chunks)):
+            return []
+        if len(pieces) > 1:
+            packed = self.scratch(count)
+            for source, out in aligned(pieces, [packed]):
+                self.steps.append(Copy(source, out))
+        else:
+            packed = pieces[0] if pieces else self.scratch(0)
+        starts = []
+        for start, stop in segments(count, self.itemsize):
+            starts.append(len(self.steps))
+            self.steps.append(Send(peer, packed.part(start, stop)))
+        return starts
+
+    def keep(
+        self, sent: IntArray, received: IntArray, reads: list[Place], arrivals: list[_Arrival]
+    ) -> tuple[list[Place], IntArray]:
+        """Carry out a rank's copy to itself: at once where nothing else touches the place, by way of scratch if not."""
+        now, home = self.places.now(sent), self.places.home(received)
+        landing = [place for arrival in arrivals for place in arrival.home]
+        if any(out.overlaps(other) for out in home for other in (*reads, *landing)):
+            staged = [self.scratch(sum(place.count for place in now))] if now else []
+            for source, out in aligned(now, staged):
+                self.steps.append(Copy(source, out))
+            return staged, received
+        for source, out in aligned(now, home):
+            self.steps.append(Copy(source, out))
+        self.places.settle(received)
+        return [], received[:0]
+
+    def complete(self, arrival: _Arrival, sends: list[int]) -> None:
+        """Wait for a message segment by segment; join or copy it to where it belongs."""
+        offset = 0
+        for j, place in enumerate(arrival.landing):
+            if j >= len(arrival.starts):
+                return
+            self.steps.append(Wait(arrival.starts[j]))
+            self.absorb(arrival, place, offset, sends)
+            offset += place.count
+            ahead = j + WINDOW
+            if arrival.rolling and ahead < len(arrival.landing):
+                self.start_receive(arrival, arrival.landing[ahead])
+
+    def absorb(self, arrival: _Arrival, landed: Place, offset: int, sends: list[int]) -> None:
+        cut = [_within(side, offset, offset + landed.count) for side in (self.places.now(arrival.chunks), arrival.home)]
+        if arrival.op == Op.COPY:
+            for source, out in aligned([landed], cut[1]):
+                if source != out:
+                    self.finish_readers(out, sends)
+                    self.steps.append(Copy(source, out))
+            return
+        for incoming, own, out in aligned([landed], *cut):
+            self.finish_readers(out, sends)
+            left, right = (own, incoming) if arrival.op == Op.OWN_FIRST else (incoming, own)
+            self.steps.append(Join(left, right, out))
+        if offset + landed.count == sum(place.count for place in arrival.home):
+            self.places.settle(arrival.chunks)
+
+    def finish_readers(self, out: Place, sends: list[int]) -> None:
+        """Wait for the sends that still read a place before it is written."""
+        for start in list(sends):
+            step = self.steps[start]
+            if isinstance(step, Send) and step.place.overlaps(out):
+                sends.remove(start)
+                self.steps.append(Wait(start))
+
+
+def _ids(region: Region) -> IntArray:
+    ids = region.ids(1)[0]
+    return ids[ids != NOBODY]
+
+
+def _within(side: list[Place], begin: int, end: int) -> list[Place]:
+    """Return elements begin to end of a list of places."""
+    found, offset = [], 0
+    for place in side:
+        first, last = max(begin - offset, 0), min(end - offset, place.count)
+        if first < last:
+            found.append(place.part(first, last))
+        offset += place.count
+    return found

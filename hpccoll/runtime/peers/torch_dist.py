@@ -1,0 +1,202 @@
+"""torch.distributed's Gloo and NCCL, started from the MPI job and called without its dispatch.
+
+The process group is made directly from a store of its own, so the user's default group, if there is one, is not
+touched. Rank 0 opens the store on a free port and tells the others by MPI. Buffers are seen as tensors without a copy,
+and what is only moved goes as bytes, so every dtype can be moved.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpccoll.errors import CommunicationError, UnavailableError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import cuda_probe, job
+from hpccoll.runtime.arrays import ArrayModule, Flat
+from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.peers.base import Arranged, Call, arrange, no_such
+from hpccoll.runtime.peers.torch_calls import Calls
+from hpccoll.runtime.reductions import Reduction
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
+_BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+# As which torch type a dtype is reduced: truth values as bytes of 0 and 1, complex sums as sums of pairs.
+_REDUCED_AS = {
+    **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
+    "bool": "uint8",
+    "complex64": "float32",
+    "complex128": "float64",
+}
+
+
+class TorchPeer:
+    """Engine `gloo` or `nccl`. Every rank of `comm` makes it, and every rank closes it.
+
+    Args:
+        comm: whose ranks take part; also carries the address of the store.
+        backend: `gloo` for host buffers, `nccl` for CUDA buffers (one GPU a rank).
+        limit_s: seconds that the start, and later each operation, may take.
+
+    Raises:
+        UnavailableError: torch, the backend, or a GPU for each rank is not here; names the rank.
+        CommunicationError: the processes did not find each other; names the rank and the step that failed.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, backend: str, limit_s: float = 60.0) -> None:
+        self.name, self.comm, self._limit = backend, comm, timedelta(seconds=limit_s)
+        where = job.layout(comm)
+        local = where.node[: comm.rank].count(where.node[comm.rank])
+        crowd = max(where.ranks_per_node)
+        _agree(comm, UnavailableError, f"engine {backend}", lambda: _require(backend, crowd))
+        self._torch = importlib.import_module("torch")
+        self._dist = importlib.import_module("torch.distributed")
+        if backend == "nccl":
+            self._torch.cuda.set_device(local)
+        host = "127.0.0.1" if where.nodes == 1 else socket.gethostname()
+        self._store = self._meet(host)
+        group = _agree(comm, CommunicationError, f"engine {backend}: start of the process group", self._group)
+        self._calls = Calls(group, self._options(), comm.rank, comm.size)
+
+    def _meet(self, host: str) -> Any:
+        """Open the store on rank 0 at a port that the system picks, and connect the others to it."""
+        store = partial(self._dist.TCPStore, timeout=self._limit, wait_for_workers=False)
+        served: Any = None
+
+        def serve() -> int:
+            nonlocal served
+            if self.comm.rank == 0:
+                served = store(host, 0, is_master=True)
+            return served.port if served else 0
+
+        port = self.comm.bcast(_agree(self.comm, CommunicationError, f"engine {self.name}: store on {host}", serve))
+        address = self.comm.bcast(host)
+        what = f"engine {self.name}: connection to rank 0's store at {address}:{port}"
+        return _agree(self.comm, CommunicationError, what, lambda: served or store(address, port, is_master=False))
+
+    def _group(self) -> Any:
+        rank, size = self.comm.rank, self.comm.size
+        if self.name == "nccl":
+            options = self._dist.ProcessGroupNCCL.Options()
+            options._timeout = self._limit
+            return self._dist.ProcessGroupNCCL(self._store, rank, size, options)
+        return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
+
+    def _options(self) -> Any:
+        return importlib.import_module("torch.distributed.distributed_c10d")
+
+    def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
+        """Return what runs `operation` once and waits for it; see `Peer.prepare`.
+
+        Out of place costs a copy in all_reduce, reduce and broadcast: torch offers these in place only.
+        """
+        if operation is Operation.BARRIER:
+            return self._completed(self._calls.barrier())
+        part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
+        if part.module.on_device != (self.name == "nccl"):
+            kind = "host" if self.name == "nccl" else "device"
+            other = "cuda" if self.name == "nccl" else "host"
+            raise no_such(self.name, f"{kind} buffers", f"use --buffer {other}")
+        kind = "uint8"
+        if operation.reduces:
+            kind = self._require_reduction(Reduction.parse(redop), part.dtype)
+        tensors = (self._tensor(part.source, part.module, kind), self._tensor(part.result, part.module, kind))
+        if operation is Operation.ALL_TO_ALL and part.in_place:
+            raise no_such(self.name, "all_to_all in place", "use --out-of-place")
+        op = getattr(self._dist.ReduceOp, (_OPS | _BITWISE)[redop]) if operation.reduces else None
+        return self._completed(self._calls.bind(operation, *tensors, op, root, part.in_place))
+
+    def _require_reduction(self, reduction: Reduction, dtype: DType) -> str:
+        """Return as which torch type to reduce, or raise UsageError."""
+        offered = _OPS | (_BITWISE if self.name == "gloo" else {})
+        instead = "use --engine hpccoll"
+        if reduction.name not in offered:
+            raise no_such(
+                self.name, f"reduction {reduction.name}", f"use one of {', '.join(offered)}, or --engine hpccoll"
+            )
+        reduction.require(dtype)
+        if dtype.name not in _REDUCED_AS or (dtype.kind == "c" and reduction.name not in ("sum", "avg")):
+            raise no_such(self.name, f"reduction {reduction.name} of {dtype.name}", instead)
+        return _REDUCED_AS[dtype.name]
+
+    def _tensor(self, flat: Flat | None, module: ArrayModule, kind: str) -> Any:
+        """The memory of `flat` as a tensor of torch type `kind`; None for None."""
+        if flat is None:
+            return None
+        message = module.message(flat)
+        if isinstance(message, np.ndarray):
+            with warnings.catch_warnings():
+                # torch has no read-only tensors and says so; what is only brought is only read here.
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+                tensor = self._torch.from_numpy(message)
+        else:
+            tensor = self._torch.as_tensor(message, device="cuda")
+        return tensor.view(getattr(self._torch, kind))
+
+    def _completed(self, launch: Callable[[], Any]) -> Call:
+        """Return what launches, waits, and names the engine where it fails."""
+        stream_done = self._torch.cuda.current_stream().synchronize if self.name == "nccl" else None
+
+        def call() -> None:
+            try:
+                launch().wait()
+                if stream_done is not None:
+                    stream_done()  # NCCL's wait only orders streams; the result is there when the stream is through
+            except RuntimeError as error:
+                raise CommunicationError(
+                    f"engine {self.name} failed on rank {self.comm.rank}: {_line(error)}"
+                ) from error
+
+        return call
+
+    def close(self) -> None:
+        """End the process group on all ranks together; rank 0's store goes last."""
+        self.comm.Barrier()  # a rank that leaves early breaks connections that others still read
+        self._calls.shutdown()
+        self.comm.Barrier()
+        self._store = None
+
+
+def _require(backend: str, ranks_per_node: int) -> None:
+    """Raise UnavailableError where `backend` cannot run on this rank. Cheap questions come first."""
+    if find_spec("torch") is None:
+        raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
+    gpus = len(cuda_probe.devices()) if backend == "nccl" else ranks_per_node
+    if gpus == 0:
+        raise UnavailableError(
+            "no CUDA device is here (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"
+        )
+    if gpus < ranks_per_node:
+        raise UnavailableError(f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs")
+    dist = importlib.import_module("torch.distributed")
+    if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
+        raise UnavailableError(f"this torch was built without {backend}; install a torch build that has it")
+
+
+def _agree(comm: MPI.Intracomm, kind: type[Exception], what: str, step: Callable[[], Any]) -> Any:
+    """Run `step` on every rank; where it fails on one, raise the same error on all."""
+    value, reason = None, None
+    try:
+        value = step()
+    except (UnavailableError, RuntimeError, OSError, ImportError) as error:
+        reason = _line(error)
+    reasons = comm.allgather(reason)
+    for rank, why in enumerate(reasons):
+        if why is not None:
+            raise kind(f"{what} (rank {rank}): {why}")
+    return value
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,85 @@
+"""The reductions, by torch.distributed's names, and which element types each is defined for.
+
+`avg` is a sum divided by the number of ranks in the end; `premul_sum` scales each rank's input by its own factor
+first. Everything in between is one binary function of equal arrays, which each array module provides by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpccoll.errors import ReductionError, UnknownNameError
+from hpccoll.runtime.dtypes import DType
+
+# How each reduction combines two operands: NumPy's, CuPy's and torch's common function names.
+FUNCTIONS = {
+    "sum": "add",
+    "prod": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "avg": "add",
+    "premul_sum": "add",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+}
+_KINDS = {
+    "sum": "ifc",
+    "prod": "ifc",
+    "min": "bif",
+    "max": "bif",
+    "avg": "fc",
+    "premul_sum": "ifc",
+    "band": "bi",
+    "bor": "bi",
+    "bxor": "bi",
+}
+_REMEDY = {
+    "b": "use bor (any), band (all) or bxor, or cast to an integer dtype",
+    "i": "sum and divide, or cast to a floating dtype",
+    "f": "bitwise operations need bool or integers",
+    "c": "complex numbers have no order and no bits: use sum, prod or avg",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to one truth value
+class Reduction:
+    """A reduction by name; `factor` is premul_sum's own factor (a number, or an array like the buffer)."""
+
+    name: str
+    factor: Any = None
+
+    @classmethod
+    def parse(cls, given: str | Reduction) -> Reduction:
+        """Return the reduction for a name, or raise UnknownNameError with the valid ones."""
+        if isinstance(given, Reduction):
+            return given
+        if given not in FUNCTIONS:
+            raise UnknownNameError("reduction", str(given), list(FUNCTIONS))
+        return cls(given)
+
+    @property
+    def function(self) -> str:
+        """The binary function that combines two operands."""
+        return FUNCTIONS[self.name]
+
+    def require(self, dtype: DType) -> None:
+        """Raise ReductionError where this reduction is not defined for `dtype`."""
+        if dtype.kind not in _KINDS[self.name]:
+            raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {_REMEDY[dtype.kind]}")
+        if self.name != "premul_sum":
+            return
+        if self.factor is None:
+            raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")
+        if dtype.kind == "i" and isinstance(self.factor, float):
+            raise ReductionError(f"premul_sum by {self.factor} would truncate dtype {dtype.name}: cast to a floating dtype")
+
+
+def premul_sum(factor: Any) -> Reduction:
+    """Return the reduction that scales this rank's input by `factor` before summing.
+
+    Args:
+        factor: a number, or an array that broadcasts against the buffer; it may differ by rank.
+    """
+    return Reduction("premul_sum", factor)

@@ -1,0 +1,80 @@
+"""Handles of what is under way: an asynchronous collective, or messages between two ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll.errors import CommunicationError
+from hpccoll.runtime.arrays import Buffer, Step
+from hpccoll.runtime.engine import Engine
+from hpccoll.runtime.execute import Run
+
+_SPINS_BEFORE_YIELDING = 64
+
+
+class Work:
+    """Something under way. `wait` and `test` carry it on, and everything else on its communicator with it."""
+
+    def __init__(self, engine: Engine, advance: Callable[[], bool], result: Any, keep: tuple[Any, ...] = ()) -> None:
+        self._engine, self._advance, self._result = engine, advance, result
+        self._keep = keep  # MPI still reads or writes this memory
+        self.done = False
+
+    def test(self) -> bool:
+        """Go on as far as possible without blocking; return whether it is done."""
+        if not self.done:
+            self._engine.progress()
+            self.done = self._advance()
+        return self.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until done and return the result array.
+
+        Args:
+            timeout: seconds after which to give up; None waits for ever.
+
+        Raises:
+            CommunicationError: the time is up; the operation is still under way and may be waited for again.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        spins = 0
+        while not self.test():
+            spins += 1
+            if spins % _SPINS_BEFORE_YIELDING == 0:
+                time.sleep(0)  # ranks may outnumber cores
+                if deadline is not None and time.monotonic() > deadline:
+                    raise CommunicationError(
+                        f"rank {self._engine.rank}: not done after {timeout} s; is every rank in the same operation?"
+                    )
+        self._keep = ()
+        return self._result
+
+
+def collective(engine: Engine, run: Run, result: Any, keep: tuple[Any, ...]) -> Work:
+    """Return the handle of an asynchronous collective."""
+    return Work(engine, run.advance, result, keep)
+
+
+def messages(engine: Engine, requests: list[MPI.Request], result: Any, keep: tuple[Any, ...], last: list[Step]) -> Work:
+    """Return the handle of messages between two ranks; `last` runs once when all have come."""
+
+    def advance() -> bool:
+        while requests:
+            if not requests[0].Test():
+                return False
+            requests.pop(0)
+        while last:
+            last.pop(0)()
+        return True
+
+    return Work(engine, advance, result, keep)
+
+
+def cut(buffer: Buffer, most: int) -> list[tuple[int, int]]:
+    """Cut a buffer into parts of at most `most` bytes, at least one part (MPI counts in 32 bits)."""
+    step = max(most // buffer.dtype.itemsize, 1)
+    return [(start, min(start + step, buffer.count)) for start in range(0, max(buffer.count, 1), step)]
