@@ -18,7 +18,8 @@ from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job, messaging, shared
-from hpccoll.runtime.arrays import Buffer, adopt
+from hpccoll.runtime.arrays import ArrayModule, Buffer
+from hpccoll.runtime.cuda_probe import takes_device_memory
 from hpccoll.runtime.engine import Engine, Job
 from hpccoll.runtime.execute import Executable
 from hpccoll.runtime.reductions import Reduction
@@ -47,7 +48,7 @@ class Communicator:
         self._comm, self._pairs = comm, comm.Dup()
         self._pairs.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self._engine = Engine(comm, lambda: False)
+        self._engine = Engine(comm, takes_device_memory)
         self._debug = agreement.Agreement(comm) if agreement.wanted() else None
         self._windows = shared.Windows(comm)
         self._quick: dict[tuple[object, ...], _Quick] = {}
@@ -123,10 +124,24 @@ class Communicator:
         """Return once every rank has called it."""
         return self._collective(Operation.BARRIER, None, **how)
 
-    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, out: Any = None, algorithm: str = "auto") -> Executable:
+    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Executable:
         """Prepare an all_reduce of `x` to be run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
-        shaped = self._shaped(Operation.ALL_REDUCE, x, out, 0, Reduction.parse(op))
-        return self._engine.prepare(self._job(Operation.ALL_REDUCE, shaped, 0, Reduction.parse(op), algorithm))
+        return self.prepare(Operation.ALL_REDUCE, x, op=op, **how)
+
+    def prepare(
+        self,
+        operation: Operation,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str | Reduction = _SUM,
+        root: int = 0,
+        algorithm: str | Algorithm = "auto",
+    ) -> Executable:
+        """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
+        reduction = Reduction.parse(op)
+        shaped = self._agreed(operation, x, out, root, reduction)
+        return self._engine.prepare(self._job(operation, shaped, root, reduction, algorithm))
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
@@ -166,6 +181,10 @@ class Communicator:
         It lives until the communicator is closed. Collectives take it as any other array.
         """
         return self._windows.empty(shape, dtype)
+
+    def stages(self, module: ArrayModule) -> bool:
+        """Whether memory of this module reaches MPI through pinned host memory (a probe decides)."""
+        return self._engine.stages(module)
 
     def _collective(
         self,

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if with_mpi:
         from mpi4py import MPI
 
-        config.pluginmanager.register(Together(MPI.COMM_WORLD), "together")
+        config.pluginmanager.register(Together(MPI.COMM_WORLD, config), "together")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,8 +69,9 @@ def comm() -> MPI.Intracomm:
 class Together:
     """Keeps the ranks of a run in step; registered only where tests run under MPI."""
 
-    def __init__(self, world: MPI.Intracomm) -> None:
+    def __init__(self, world: MPI.Intracomm, config: pytest.Config) -> None:
         self.news = world.Dup()
+        self.config = config
         self.failed = False
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -82,9 +84,9 @@ class Together:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[Any]:
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Show a failure as soon as it happens; after the last phase of a test, agree with the other ranks."""
-        report: pytest.TestReport = yield
+        report = yield
         if report.failed:
             self.failed = True
             self.show(f"{item.nodeid} ({call.when})\n{report.longreprtext}")
@@ -119,14 +121,16 @@ class Together:
         end = time.monotonic() + GRACE
         while not request.Test():
             if failed and time.monotonic() > end:
-                self.show(f"{nodeid} failed here, and other ranks have been waiting in it since: aborting")
+                why = traceback.format_exc() if sys.exc_info()[0] else ""  # within an example: not yet shown
+                self.show(f"{why}{nodeid} failed here, and other ranks have been waiting in it since: aborting")
                 self.news.Abort(1)
             time.sleep(0.0005)
         return [int(rank) for rank in np.nonzero(all_ranks)[0]]
 
     def show(self, text: str) -> None:
-        """Print at once what an abort would take along."""
-        print(f"rank {self.news.rank} of {self.news.size}: {text}", file=sys.stderr, flush=True)
+        """Print at once, past pytest's capture, what an abort would take along."""
+        with self.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\nrank {self.news.rank} of {self.news.size}: {text}", file=sys.stderr, flush=True)
 
     def pytest_unconfigure(self) -> None:
         """Give the communicator back."""

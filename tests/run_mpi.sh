@@ -34,11 +34,12 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 echo "== $(basename "$environment"): $ranks ranks"
 status=0
-timeout --kill-after=10 "${HPCCOLL_TEST_LIMIT:-600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
-    "$bin/python" -m pytest --with-mpi --color=$color -p no:cacheprovider "$@" "$here/mpi" || status=$?
+timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
+    "$bin/python" -m pytest --with-mpi --color=$color --tb=short \
+    -p no:cacheprovider "$@" "$here/mpi" || status=$?
 [ "$status" = 0 ] && exit
 for log in "$logs"/rank*; do
-    [ -s "$log" ] && echo "== ${log##*/} printed:" && tail -n 80 "$log"
+    [ -s "$log" ] && echo "== ${log##*/} printed:" && tail -n 80 "$log" && echo
 done
 echo "== $(basename "$environment"), $ranks ranks: failed with status $status" >&2
 exit "$status"

@@ -73,8 +73,7 @@ def _one_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     up = _up(rank, n, chunks)
 
     def flip(region: Region) -> Region:
-        assert isinstance(region, Span)
-        return replace(region, first=chunks - 1 - region.first)
+        return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
     # Backwards the last chunk would come first; flipped, chunk c comes down in the order in which it went up.
     down = up.reversed().regions(flip, chunks)

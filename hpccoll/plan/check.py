@@ -74,8 +74,7 @@ class _Walk:
         self.rounds, self.reduces = plan.whole(), plan.operation.reduces
         self.chunks = self.rounds.chunks
         plan.operation.validate(self.n, self.chunks)
-        sizes = [plan.operation.sizes(count, self.n, self.chunks) for count in counts]
-        self.layouts = np.array(sizes, np.int64).reshape(len(sizes), self.chunks)
+        self.alike = plan.operation.alike(counts, self.n, self.chunks)
 
     def run(self, weights: Weights | None = None) -> Ledger:
         """Walk through all rounds and return the state at the end."""
@@ -83,10 +82,10 @@ class _Walk:
         self.ledger = Ledger(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.sent = np.zeros(self.n, np.int64)
         self.steps = self.messages = 0
-        for self.round in range(self.rounds.count):
-            before = self.messages
+        for t in range(self.rounds.count):
+            self.round, before = t, self.messages
             heard = None if self.ledger.heard is None else self.ledger.heard.copy()
-            met = [self.meet(move, heard) for move in self.rounds.at(self.round)]
+            met = [self.meet(move, heard) for move in self.rounds.at(t)]
             arrivals = [arrival for arrival in met if arrival is not None]
             self.ledger.heard = heard
             self.steps += self.messages > before
@@ -96,7 +95,8 @@ class _Walk:
         return self.ledger
 
     def fail(self, ranks: IntArray, why: str) -> PlanError:
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:4]))}"
+        others = len(set(ranks.tolist())) - 1
+        who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
         where = f"{self.plan.name} on {self.n} ranks, round {self.round}"
         return PlanError(f"{where}: {who} {why}")
 
@@ -119,11 +119,11 @@ class _Walk:
 
     def spread(self, value: Ints, what: str) -> IntArray:
         """Return `value` with one entry a rank."""
+        if isinstance(value, np.ndarray) and value.shape == (self.n,):
+            return value
         if not np.ndim(value):
             return np.full(self.n, value, np.int64)
-        if np.shape(value) != (self.n,):
-            raise self.fail(np.arange(self.n), f"have {what} of shape {np.shape(value)}; need one entry a rank")
-        return np.asarray(value)
+        raise self.fail(np.arange(self.n), f"has {what} of shape {np.shape(value)}; need one entry a rank")
 
     def peers(self, peers: IntArray) -> IntArray:
         array = self.spread(peers, "peers")
@@ -134,31 +134,42 @@ class _Walk:
 
     def carry(self, move: Move, source: IntArray, target: IntArray, crossing: IntArray) -> _Arrival | None:
         """Check sizes and validity of what a move carries; count it; return it."""
-        sends, takes = self.spread(move.send.size, "sizes"), self.spread(move.recv.size, "sizes")
-        sizes = sends[source]
-        uneven = (sizes != takes[target]) | (sizes < 0)
-        if uneven.any():
-            at = int(np.argmax(uneven))
-            expected = f"expects {takes[target[at]]} chunks from rank {source[at]}, who sends {sizes[at]}"
-            raise self.fail(target[uneven], expected)
+        sizes = self.sizes(move, source, target)
         if not sizes.any():
             return None
-        self.sent[crossing] += sends[crossing]
+        sent = move.send.size
+        self.sent[crossing] += sent[crossing] if isinstance(sent, np.ndarray) else sent
         out, into = move.send.ids(self.n)[source], move.recv.ids(self.n)[target]
+        messages = len(target)
         source, out = self.flat(source, out, sizes)
         target, into = self.flat(target, into, sizes)
+        if len(into) > messages and len(twice := self.ledger.repeated(target, into)):
+            raise self.fail(target[twice[:1]], f"receives chunk {into[twice[0]]} twice in one message")
         op = self.op(move.op, target)
         self.agree(source, out, target, into)
-        unwritten = np.asarray(op != _COPY) & ~self.ledger.valid[target, into]
-        if unwritten.any():
-            chunk = into[unwritten][0]
-            raise self.fail(target[unwritten], f"reduces into chunk {chunk}, which was never written")
+        if isinstance(op, np.ndarray) or op != _COPY:
+            unwritten = np.asarray(op != _COPY) & ~self.ledger.valid[target, into]
+            if unwritten.any():
+                chunk = into[unwritten][0]
+                raise self.fail(target[unwritten], f"reduces into chunk {chunk}, which was never written")
         return _Arrival(op, target, into, self.ledger.read(source, out))
+
+    def sizes(self, move: Move, source: IntArray, target: IntArray) -> IntArray:
+        """Return how many chunks each message carries; both ends must say the same."""
+        if type(move.send.size) is type(move.recv.size) is int and 0 <= move.send.size == move.recv.size:
+            return np.full(len(target), move.send.size)
+        sends, takes = self.spread(move.send.size, "sizes")[source], self.spread(move.recv.size, "sizes")[target]
+        uneven = (sends != takes) | (sends < 0)
+        if uneven.any():
+            at = int(np.argmax(uneven))
+            expected = f"expects {takes[at]} chunks from rank {source[at]}, who sends {sends[at]}"
+            raise self.fail(target[uneven], expected)
+        return sends
 
     def op(self, op: Ints, target: IntArray) -> Ints:
         """Return what arriving chunks do to those that are there: one for all, or one a chunk."""
-        if not np.ndim(op):
-            low = high = op
+        if isinstance(op, int):
+            low = high = int(op)
         else:
             op = self.spread(op, "ops")[target]
             low, high = op.min(), op.max()
@@ -177,18 +188,19 @@ class _Walk:
             named = high if high >= self.chunks else low
             raise self.fail(rank[wild], f"names chunk {named}, but there are {self.chunks} chunks")
         there = ids >= 0
-        wrong = there.sum(axis=1) != sizes
+        wrong = there.sum(axis=1) != sizes if low < 0 else sizes != ids.shape[1]
         if wrong.any():
             at = int(np.argmax(wrong))
             raise self.fail(rank[wrong], f"names {there[at].sum()} chunks in a region of {sizes[at]}")
-        return np.repeat(rank, sizes), ids[there]
+        alone = low >= 0 and ids.shape[1] == 1
+        return (rank, ids[:, 0]) if alone else (np.repeat(rank, sizes), ids[there])
 
     def agree(self, source: IntArray, out: IntArray, target: IntArray, into: IntArray) -> None:
         """Refuse reads of what was never written, and chunks whose elements differ at both ends."""
         unread = ~self.ledger.valid[source, out]
         if unread.any():
             raise self.fail(source[unread], f"sends chunk {out[unread][0]} before it was written")
-        differ = (self.layouts[:, out] != self.layouts[:, into]).any(axis=0)
+        differ = self.alike[out] != self.alike[into]
         if differ.any():
             at = int(np.argmax(differ))
             pair = f"chunk {out[at]} of rank {source[at]} into its chunk {into[at]}"
@@ -196,11 +208,6 @@ class _Walk:
 
     def refuse_overwrites(self, arrivals: list[_Arrival]) -> None:
         """A chunk may be copied over once a round, or reduced into any number of times, in the order of the moves."""
-        for arrival in arrivals:
-            twice = self.ledger.repeated(arrival.rank, arrival.chunk)
-            if len(twice):
-                chunk = arrival.chunk[twice[0]]
-                raise self.fail(arrival.rank[twice[:1]], f"receives chunk {chunk} twice in one message")
         if len(arrivals) < 2:
             return
         rank, chunk = (np.concatenate([getattr(a, name) for a in arrivals]) for name in ("rank", "chunk"))

@@ -108,8 +108,8 @@ def flattened(plan: Plan) -> list[list[Action]]:
                     program[rank] += [Send(to, chunk, synchronous=False) for chunk in out[rank]]
                 if frm != NOBODY:
                     receives[rank] += [Recv(frm, chunk, Op(ops[rank])) for chunk in into[rank]]
-        for actions, received in zip(program, receives, strict=True):
-            actions += received
+        for rank in range(n):
+            program[rank] += receives[rank]
     return program
 
 
@@ -154,8 +154,7 @@ class _Machine:
         self.channels: dict[tuple[int, int], deque[_Message]] = {}
         start = np.ones((n, chunks), np.bool_) if held is None else held.copy()
         self.valid = start if ledger is None else ledger.valid
-        sizes = [] if ledger is None else [ledger.operation.sizes(count, n, chunks) for count in counts]
-        self.layouts = np.array(sizes, np.int64).reshape(len(sizes), chunks)
+        self.alike = np.zeros(chunks, np.int64) if ledger is None else ledger.operation.alike(counts, n, chunks)
 
     def run(self) -> int:
         """Advance every rank until none can go on; return the messages received."""
@@ -226,7 +225,7 @@ class _Machine:
             raise self.fail(rank, f"the message is that of {there}")
         if into == NO_DATA:
             return
-        if (self.layouts[:, out] != self.layouts[:, into]).any():
+        if self.alike[out] != self.alike[into]:
             raise self.fail(rank, f"chunks {out} and {into} differ in elements for some counts; sent by {there}")
         if action.op != Op.COPY and not self.valid[rank, into]:
             raise self.fail(rank, "it reduces into a chunk that was never written")

@@ -27,8 +27,8 @@ def prove_goal(ledger: Ledger, name: str, recount: Callable[[Weights], Ledger]) 
         recount: runs it again with other weights, to say whose contributions are missing or doubled.
     """
     if ledger.heard is not None and not ledger.heard.all():
-        rank, other = (int(found[0]) for found in np.nonzero(~ledger.heard))
-        raise PlanError(f"{name}: rank {rank} may leave before rank {other} arrived")
+        early, late = np.nonzero(~ledger.heard)
+        raise PlanError(f"{name}: rank {early[0]} may leave before rank {late[0]} arrived")
     rank, chunk = np.nonzero(_wanted(ledger) & ~_right(ledger))
     if len(rank):
         found = _described(ledger, int(rank[0]), int(chunk[0]), recount)
@@ -42,11 +42,11 @@ def _wanted(ledger: Ledger) -> Mask:
 
 
 def _expected(ledger: Ledger, weights: Weights) -> Weights:
-    return ledger.operation.expected(weights, ledger.n, ledger.root)
+    return ledger.operation.expected(weights, ledger.n)
 
 
 def _right(ledger: Ledger) -> Mask:
-    brought = ledger.brought.any(axis=-1, keepdims=True).astype(np.uint64)
+    brought = np.asarray(ledger.brought.any(axis=-1), np.uint64)[..., None]
     counted = ledger.many == _expected(ledger, brought)[..., 0]
     weighed = (ledger.weight == _expected(ledger, ledger.brought)).all(axis=-1)
     return np.asarray(ledger.valid & counted & weighed)
@@ -70,15 +70,17 @@ def _described(ledger: Ledger, rank: int, chunk: int, recount: Callable[[Weights
     if n * n * ledger.chunks > _RECOUNTED:
         return "its contributions are not those required (check fewer ranks to see which)"
     again = recount(weights_of_ranks(n, ledger.chunks))
-    have, need = again.weight[rank, chunk], _expected(again, again.brought)[rank, chunk]
+    have = again.weight[rank, chunk, :]
+    need = _expected(again, again.brought)[rank, chunk, :]
     less, more = _listed(have < need), _listed(have > need)
-    parts = [f"the contribution of {less} is missing"] if less else []
-    parts += [f"the contribution of {more} is doubled or misplaced"] if more else []
+    parts = [f"{less} missing"] if less else []
+    parts += [f"{more} doubled or misplaced"] if more else []
     return "; ".join(parts) or "it holds another chunk's contributions"
 
 
 def _listed(ranks: Mask) -> str:
     found: IntArray = np.nonzero(ranks)[0]
+    if len(found) < 2:
+        return f"the contribution of rank {found[0]} is" if len(found) else ""
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-    plural = "s" if len(found) > 1 else ""
-    return f"rank{plural} {', '.join(map(str, found[:8]))}{more}" if len(found) else ""
+    return f"the contributions of ranks {', '.join(map(str, found[:8]))}{more} are"

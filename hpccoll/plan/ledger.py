@@ -27,7 +27,8 @@ _COPY, _OWN_FIRST = int(Op.COPY), int(Op.OWN_FIRST)  # plain numbers: reading an
 
 def _ordered(left: Hashes, right: Hashes) -> Hashes:
     mixed = (left * _LEFT) ^ ((right + _LEFT) * _RIGHT)
-    return mixed ^ (mixed >> _SHIFT)
+    spread: Hashes = mixed ^ (mixed >> _SHIFT)
+    return spread
 
 
 def random_weights(n: int, chunks: int, seed: int = 1) -> Weights:

@@ -9,6 +9,7 @@ weights, so a sum of random weights proves a multiset and one-hot weights count 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -83,6 +84,12 @@ class Operation(Enum):
         edges = np.arange(parts + 1, dtype=np.int64) * count // parts
         return np.tile(np.diff(edges), n if self.blocked else 1)
 
+    def alike(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
+        """Return a number for each chunk, shape (C,): equal where two chunks have equal sizes for all `counts`."""
+        rows = [self.sizes(count, n, chunks) for count in counts]
+        layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
+        return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
+
     def held(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks each rank brings, shape (P, C)."""
         return self._mask(rank, n, chunks, _BRINGS[self], root)
@@ -101,7 +108,7 @@ class Operation(Enum):
             return np.broadcast_to((chunk // n) == (kind == "second"), (len(rank), chunks))
         return np.full((len(rank), chunks), kind == "all")
 
-    def expected(self, weights: Weights, n: int, root: int = 0) -> Weights:
+    def expected(self, weights: Weights, n: int) -> Weights:
         """Return what every place should weigh in the end, shape (n, C, K); only wanted places count.
 
         Args:

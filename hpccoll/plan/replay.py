@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray, Op
+from hpccoll.plan.step import NOBODY, IntArray, Op
 
 Array = NDArray[Any]
 Combine = Callable[[Array, Array], Array]
@@ -33,7 +33,7 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
     ranks = np.arange(n)
     sizes = plan.operation.sizes(count, n, rounds.chunks)
     edges = np.concatenate([[0], np.cumsum(sizes)])
-    dtype = next(array.dtype for array in inputs if array is not None)
+    dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
     state = np.zeros((n, int(edges[-1])), dtype)
     held = np.repeat(plan.operation.held(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
     for rank, array in enumerate(inputs):
@@ -44,7 +44,7 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
         for move in moves:
             out, into = move.send.ids(n), move.recv.ids(n)
             ops = np.broadcast_to(np.asarray(move.op), (n,))
-            for rank in np.nonzero(np.broadcast_to(move.frm, (n,)) >= 0)[0]:
+            for rank in np.nonzero(move.frm != NOBODY)[0].tolist():
                 source = int(move.frm[rank])
                 arrivals.append(
                     (int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)])

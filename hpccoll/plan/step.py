@@ -54,12 +54,13 @@ class Span:
 
     def ids(self, ranks: int) -> IntArray:
         """Return the chunks of each rank in order, shape (P, most); shorter rows end in -1."""
-        most = int(np.max(self.count, initial=0)) * self.unit
+        most = (self.count if isinstance(self.count, int) else int(np.max(self.count, initial=0))) * self.unit
         ids = (_rows(self.first) + np.arange(most // self.unit)) % max(self.mod, 1)
         if self.unit > 1:
             ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(len(ids), most)
-        ids = ids + _rows(self.base)
-        if np.ndim(self.count):
+        if not isinstance(self.base, int) or self.base:
+            ids = ids + _rows(self.base)
+        if not isinstance(self.count, int):
             ids = np.where(np.arange(most) < _rows(self.size), ids, NOBODY)
         return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, most))
 
@@ -90,10 +91,12 @@ class Picks:
 
     def scaled(self, unit: int) -> Picks:
         """Return the same region after each chunk was cut into `unit` chunks."""
-        return Picks(
-            self.count * unit,
-            lambda: (self.table()[..., None] * unit + np.arange(unit)).reshape(-1, self.count * unit),
-        )
+
+        def finer() -> IntArray:
+            cut = self.table()[..., None] * unit + np.arange(unit)
+            return cut.reshape(*cut.shape[:-2], self.count * unit)
+
+        return Picks(self.count * unit, finer)
 
     def shifted(self, base: Ints) -> Picks:
         """Return the same region `base` chunks further up."""

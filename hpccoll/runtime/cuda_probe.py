@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -97,11 +98,20 @@ def probe(limit_s: float = 60.0) -> CudaProbe:
     )
 
 
+@cache
+def takes_device_memory() -> bool:
+    """Return whether MPI may be given device memory here; probed once a process."""
+    return probe().mpi_takes_device_memory
+
+
 def _ask(operation: str, module: str, limit_s: float) -> Evidence:
     command = [sys.executable, "-m", "hpccoll.runtime.cuda_probe", operation, module]
     environ = launcher.without_launcher(os.environ)
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
+        # S603: the command is this module under this interpreter, and both words come from constants above.
+        done = subprocess.run(  # noqa: S603
+            command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
+        )
     except subprocess.TimeoutExpired:
         return Evidence(operation, False, f"no answer within {limit_s:g} s")
     return verdict(operation, done.returncode, done.stdout, done.stderr)
@@ -120,22 +130,23 @@ def verdict(operation: str, status: int, output: str, errors: str) -> Evidence:
 
 def _try(operation: str, module: str) -> str:
     """Hand device memory to one operation of MPI.COMM_SELF and look at what arrived; return what was tried."""
-    MPI = job.mpi()
+    mpi = job.mpi()
     arrays: Any = importlib.import_module(module)
     where = {"device": "cuda"} if module == "torch" else {}
     for count in _COUNTS:
         source, result = (arrays.full((count,), value, dtype=arrays.float32, **where) for value in (3, 0))
         given, taken = adopt(source, "source", False), adopt(result, "result", True)
-        specs = [(side.module.message(side.flat), count, MPI.FLOAT) for side in (given, taken)]
-        given.module.synchronize()  # both arrays are filled by kernels on the current stream; MPI does not wait for them
+        specs = [(side.module.message(side.flat), count, mpi.FLOAT) for side in (given, taken)]
+        # Both arrays are filled by kernels on the current stream, of which MPI knows nothing: wait for them first.
+        given.module.synchronize()
         if operation == "send_recv":
-            MPI.COMM_SELF.Sendrecv(specs[0], 0, 0, specs[1], 0, 0)
+            mpi.COMM_SELF.Sendrecv(specs[0], 0, 0, specs[1], 0, 0)
         else:
-            MPI.COMM_SELF.Allreduce(specs[0], specs[1], MPI.SUM)
+            mpi.COMM_SELF.Allreduce(specs[0], specs[1], mpi.SUM)
         if not bool((result == source).all()):
             raise SystemExit(f"{count} elements did not arrive")
     return f"{_WORKED} within one process, {' and '.join(map(str, _COUNTS))} elements of float32, {job.mpi_library()}"
 
 
 if __name__ == "__main__":
-    print(_try(sys.argv[1], sys.argv[2]))
+    sys.stdout.write(_try(sys.argv[1], sys.argv[2]) + "\n")

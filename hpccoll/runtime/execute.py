@@ -139,13 +139,13 @@ def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tupl
 class Executable:
     """A program bound to buffers: call it as often as you like; free it before MPI ends."""
 
-    __slots__ = ("_requests", "live", "setting", "steps")
+    __slots__ = ("_memories", "_requests", "live", "steps")
 
     def __init__(self, program: Program, setting: Setting, before: tuple[Step, ...], after: tuple[Step, ...]) -> None:
         bound = list(steps(program, setting, Persistent(setting.comm, setting.tag)))
         self._requests = [request for _, request in bound if request is not None]
         self.steps = (*before, *(step for step, _ in bound), *after)
-        self.setting = setting  # keeps the scratch alive: requests know only addresses
+        self._memories: tuple[Flat, ...] = setting.memories  # kept alive: requests know only addresses
         self.live = True
 
     def __call__(self) -> None:
@@ -155,7 +155,7 @@ class Executable:
 
     def free(self) -> None:
         """Give the requests back to MPI; the executable cannot run after."""
-        self.steps, self.live = (_freed,), False
+        self.steps, self.live, self._memories = (_freed,), False, ()
         while self._requests:
             self._requests.pop().Free()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -66,12 +68,15 @@ def mpi() -> ModuleType:
         UnavailableError: mpi4py or the MPI library is not here.
         LauncherError: MPI_Init would abort, since the launcher belongs to another MPI.
     """
-    MPI = _loaded()
-    if not MPI.Is_initialized():
-        pmix = "pmix" in MPI.Get_library_version().lower()
+    module = _loaded()
+    if not module.Is_initialized():
+        pmix = "pmix" in module.Get_library_version().lower()
         launcher.require_own_mpirun(os.environ, mpi_library(), pmix)
-        MPI.Init_thread()
-    return MPI
+        with warnings.catch_warnings():
+            # mpi4py only warns of a foreign launcher; `world` knows how many ranks there should be, and refuses.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            module.Init_thread()
+    return module
 
 
 def _loaded() -> ModuleType:
@@ -83,10 +88,7 @@ def _loaded() -> ModuleType:
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     try:
-        with warnings.catch_warnings():
-            # mpi4py suspects a foreign launcher too; hpccoll decides that after MPI_Init, and refuses.
-            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-            from mpi4py import MPI
+        from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
         remedy = 'pip install "hpccoll[mpi]", or name the site\'s library in MPI4PY_LIBMPI=/path/to/libmpi.so'
@@ -112,9 +114,9 @@ def abort(status: int) -> None:
     """End all ranks at once with `status`, the output so far written out. Where MPI does not run, just exit."""
     sys.stdout.flush()
     sys.stderr.flush()
-    MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.COMM_WORLD.Abort(status)
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        module.COMM_WORLD.Abort(status)
     raise SystemExit(status)
 
 
@@ -149,8 +151,8 @@ def layout(comm: MPI.Intracomm) -> Layout:
 
     Cost: one split, and gathers of a few dozen bytes a rank.
     """
-    MPI = mpi()
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    module = mpi()
+    here = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
     try:
         leader = here.bcast(comm.rank)
         mine = os.sched_getaffinity(0)
@@ -159,7 +161,7 @@ def layout(comm: MPI.Intracomm) -> Layout:
         crowded = here.size > len(together)
     finally:
         here.Free()
-    rows = comm.allgather((MPI.Get_processor_name(), leader, len(mine), crowded))
+    rows = comm.allgather((module.Get_processor_name(), leader, len(mine), crowded))
     leaders = sorted({row[1] for row in rows})
     return Layout(
         hosts=tuple(row[0] for row in rows),
@@ -167,3 +169,22 @@ def layout(comm: MPI.Intracomm) -> Layout:
         cores=tuple(row[2] for row in rows),
         oversubscribed=any(row[3] for row in rows),
     )
+
+
+def commit() -> str | None:
+    """Return the commit of the source that runs, `+` behind it where files differ; None outside a checkout."""
+    where = Path(__file__).parents[1]
+    try:
+        told = subprocess.run(
+            ["git", "-C", str(where), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        inside = subprocess.run(
+            ["git", "-C", str(where), "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() if inside.returncode == 0 else None  # a checkout around the environment says nothing

@@ -3,11 +3,11 @@
 Nothing fails then: every process is rank 0 of 1, computes nonsense and exits with 0. What the launcher says about the
 job's size is in the environment, and a process that is alone although its launcher started several is refused.
 
-Whom to believe: the variable of the library's own mpirun first, then that of the other mpirun, then SLURM_STEP_NUM_TASKS,
-which counts what *this* srun started. Not SLURM_NTASKS: it is the allocation's size, and a batch script may well run one
-plain `python`, or `mpirun -n 2`, inside an allocation of 64. Nor SLURM's word where an mpirun has spoken: mpirun starts its
-daemons by srun, one a node. A world larger than one is never refused: there the launcher and the library did meet, and
-the numbers may differ for good reasons (heterogeneous srun, spawned processes).
+Whom to believe: the variable of the library's own mpirun first, then that of the other mpirun, then
+SLURM_STEP_NUM_TASKS, which counts what *this* srun started. Not SLURM_NTASKS: it is the allocation's size, and a batch
+script may well run one plain `python`, or `mpirun -n 2`, inside an allocation of 64. Nor SLURM's word where an mpirun
+has spoken: mpirun starts its daemons by srun, one a node. A world larger than one is never refused: there the launcher
+and the library did meet, and the numbers may differ for good reasons (heterogeneous srun, spawned processes).
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bo
 
 def _remedy(library: str) -> str:
     by_srun = "srun --mpi=pmix" if library.startswith("Open MPI") else "srun --mpi=pmi2"
-    return f"Start the job with the mpirun of {library} (for a wheel: the one beside this Python), or with {by_srun} inside SLURM"
+    own = f"the mpirun of {library} (for a wheel: the one beside this Python)"
+    return f"Start the job with {own}, or inside SLURM with {by_srun}"
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,9 @@ Spec: TypeAlias = "tuple[Any, int, MPI.Datatype]"
 _OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # On truth values MPI has logical operations only: the least is "all", the greatest "any".
 _LOGICAL = {"min": "LAND", "max": "LOR", "band": "LAND", "bor": "LOR", "bxor": "LXOR"}
+# Where a side of the call is n blocks, MPI counts the elements of one of them.
+_BLOCKS_IN = (Operation.SCATTER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
+_BLOCKS_OUT = (Operation.GATHER, Operation.ALL_GATHER, Operation.ALL_TO_ALL)
 _DATATYPES = {
     "bool": "C_BOOL",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -63,7 +66,7 @@ class MpiPeer:
         """Nothing is held."""
 
     def _flat(self, operation: Operation, part: Arranged, redop: str) -> Call:
-        source, result = self._spec(operation, part, part.source), self._spec(operation, part, part.result)
+        source, result = self._specs(operation, part)
         given = self._mpi.IN_PLACE if part.in_place else source
         if operation is Operation.ALL_REDUCE:
             return partial(self.comm.Allreduce, given, result, self._op(part.dtype, redop))
@@ -77,9 +80,7 @@ class MpiPeer:
         return partial(self.comm.Reduce_scatter_block, source, result, self._op(part.dtype, redop))
 
     def _rooted(self, operation: Operation, part: Arranged, redop: str, root: int) -> Call:
-        source, result = (
-            None if flat is None else self._spec(operation, part, flat) for flat in (part.source, part.result)
-        )
+        source, result = self._specs(operation, part)
         given = self._mpi.IN_PLACE if part.in_place else source
         if operation is Operation.BROADCAST:
             broadcast = partial(self.comm.Bcast, result, root)
@@ -91,7 +92,12 @@ class MpiPeer:
             return partial(self.comm.Gather, given, result, root)
         return partial(self.comm.Scatter, source, self._mpi.IN_PLACE if part.in_place else result, root)
 
-    def _spec(self, operation: Operation, part: Arranged, flat: Flat) -> Spec:
+    def _specs(self, operation: Operation, part: Arranged) -> tuple[Spec | None, Spec | None]:
+        source_whole, result_whole = operation in _BLOCKS_IN, operation in _BLOCKS_OUT
+        source = None if part.source is None else self._spec(operation, part, part.source, source_whole)
+        return source, None if part.result is None else self._spec(operation, part, part.result, result_whole)
+
+    def _spec(self, operation: Operation, part: Arranged, flat: Flat, whole: bool) -> Spec:
         """The bytes of an array, how many elements, and of which MPI datatype."""
         datatype = getattr(self._mpi, _DATATYPES[part.dtype.name])
         if operation.reduces and datatype == self._mpi.DATATYPE_NULL:
@@ -99,7 +105,7 @@ class MpiPeer:
             raise no_such(self.name, here, "use float32, or --engine hpccoll")
         if not operation.reduces and part.dtype.itemsize == 2:
             datatype = self._mpi.UINT16_T  # only moved: any two bytes will do
-        return part.module.message(flat), len(flat), datatype
+        return part.module.message(flat), len(flat) // (self.comm.size if whole else 1), datatype
 
     def _op(self, dtype: DType, redop: str) -> MPI.Op:
         reduction = Reduction.parse(redop)

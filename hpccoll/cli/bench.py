@@ -1,0 +1,235 @@
+"""`hpccoll bench`: engines and algorithms side by side in one run, every result validated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.progress import progress
+from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.units import format_size, parse_size, sizes_between
+
+if TYPE_CHECKING:
+    from hpccoll.measure.journal import Journal
+    from hpccoll.measure.record import CollectiveRecord, RowKey, RunRecord
+    from hpccoll.measure.suite import Session, Suite
+    from hpccoll.runtime.peers import Peer
+
+OWN = "hpccoll"
+TIGHT = 0.025  # half the interval over the median, at which a row is known well enough
+FEWEST, MOST = 5, 2000
+PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for."""
+
+    operations: tuple[str, ...]
+    min_bytes: str
+    max_bytes: str
+    factor: int
+    dtype: str
+    redop: str
+    root: int
+    iterations: int | None
+    budget: float
+    warmup: int
+    check: bool
+    engine: str | None
+    algorithm: str
+    buffer: str
+    place: str
+    seed: int
+    plot: str | None
+    csv: str | None
+    json: str | None
+    resume: str | None
+
+
+@click.command()
+@click.argument("operations", metavar="[OP]...", nargs=-1)
+@click.option("-b", "--min-bytes", default="8", show_default=True, help="Smallest message.")
+@click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
+@click.option("-f", "--factor", default=4, show_default=True, help="From one size to the next.")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
+@click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
+@click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
+@click.option("-n", "--iterations", type=click.IntRange(1), help="Fixed number; default until the interval is tight.")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), default=0.3, show_default=True, help="Seconds a row."
+)
+@click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
+@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
+@click.option("--engine", help="Of mpi, hpccoll, nccl, gloo, joined by commas; default all that are here.")
+@click.option("--algorithm", default="all", show_default=True, help="hpccoll's, joined by commas; all, auto.")
+@click.option("--buffer", type=click.Choice(["host", "symmetric", "cuda"]), default="host", show_default=True)
+@click.option("--in-place", "place", flag_value="in", help="Only in place.")
+@click.option("--out-of-place", "place", flag_value="out", help="Only out of place.")
+@click.option("--both", "place", flag_value="both", default="both", help="Both (the default).")
+@click.option("--seed", default=0, show_default=True, help="Of the data and of the order of turns.")
+@click.option("--plot", metavar="FILE", help="Latency and bus bandwidth against size (.png .svg .pdf).")
+@click.option("--csv", metavar="FILE", help="One line a row.")
+@click.option("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output.")
+@click.option("--resume", metavar="FILE", help="Go on with a result file: its rows are not measured again.")
+def bench(**given: Any) -> int:
+    r"""Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
+
+    \b
+    Example:
+      mpirun -n 4 hpccoll bench
+      mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
+    """
+    return _run(Options(**given))
+
+
+def _run(options: Options) -> int:
+    from hpccoll.runtime import job
+
+    world = job.world().Dup()  # first of all: a foreign launcher must not look like wrong usage
+    with ExitStack() as stack:
+        stack.callback(world.Free)
+        session = stack.enter_context(_session(options, world))
+        run = _run_record(world)
+        outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
+        wrong = 0
+        for record in session.run(world.bcast(outputs.finished if outputs else None)):
+            wrong += record.wrong or 0
+            if outputs is not None:
+                outputs.add(record)
+    return 1 if wrong else 0
+
+
+def _suite(options: Options, nodes: int) -> Suite:
+    from hpccoll.collectives import names, registered
+    from hpccoll.measure.benchmark import Method
+    from hpccoll.measure.stopping import StoppingRule
+    from hpccoll.measure.suite import Suite
+    from hpccoll.runtime.dtypes import dtype_named
+    from hpccoll.runtime.reductions import Reduction
+
+    operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
+    algorithms = tuple(options.algorithm.split(","))
+    known = {name for operation in operations for name in names(operation)} | {"all", "auto"}
+    for name in algorithms:
+        if name not in known:
+            raise UnknownNameError("algorithm", name, sorted(known))
+    few, many = (options.iterations, options.iterations) if options.iterations else (FEWEST, MOST)
+    sizes = sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)
+    return Suite(
+        operations,
+        tuple(sizes),
+        dtype_named(options.dtype),
+        Reduction.parse(options.redop).name,
+        options.root,
+        PLACES[options.place or "both"],
+        algorithms,
+        options.buffer,
+        nodes,
+        Method(StoppingRule(few, many, TIGHT, options.budget), options.warmup, bool(options.check), options.seed),
+    )
+
+
+@contextmanager
+def _session(options: Options, world: Any) -> Iterator[Session]:
+    """Start the engines that were asked for (or all that are here) on every rank."""
+    from hpccoll.communicator import Communicator
+    from hpccoll.measure.suite import Session
+    from hpccoll.runtime import job, peers
+    from hpccoll.measure.memory import buffers_in
+
+    suite = _suite(options, job.layout(world).nodes)
+    if not 0 <= options.root < world.size:
+        raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
+    asked = options.engine.split(",") if options.engine else [OWN, *peers.NAMES]
+    for name in asked:
+        if name not in (OWN, *peers.NAMES):
+            raise UnknownNameError("engine", name, [OWN, *peers.NAMES])
+    with ExitStack() as stack:
+        comm = stack.enter_context(Communicator(world))
+        module = buffers_in(options.buffer, comm, suite.most_bytes(world.size))
+        found = peers.available(world, [name for name in asked if name != OWN])
+        started: list[Peer] = [peer for peer in found.values() if not isinstance(peer, str)]
+        for peer in started:
+            stack.callback(peer.close)
+        missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
+        if missing and options.engine:
+            raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
+        yield Session(suite, world, comm, started, module, OWN in asked)
+
+
+class _Outputs:
+    """Where rows go as they finish; rank 0 only."""
+
+    def __init__(self, options: Options, stack: ExitStack, session: Session, run: RunRecord) -> None:
+        from hpccoll.measure import journal, output, plot
+
+        self.options, self.session = options, session
+        self.records: list[CollectiveRecord] = []
+        target = options.resume or options.json
+        if options.plot:
+            plot.require_plot(options.plot)
+        if options.csv:
+            output.require_writable(options.csv, "--csv")
+        self.journal: Journal | None = None
+        if options.resume:
+            self.records += journal.read(options.resume).collectives() if Path(options.resume).exists() else []
+        if target:
+            option = "--resume" if options.resume else "--json"
+            self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
+            self.journal.write(run.as_dict())
+        self.progress = stack.enter_context(progress("rows", session.rows))
+        stack.callback(self.end)  # also when the run is cut short
+
+    @property
+    def finished(self) -> set[RowKey]:
+        """The rows that need not be measured again."""
+        return {record.row.key for record in self.records}
+
+    def add(self, record: CollectiveRecord) -> None:
+        """Keep a row, on disk first."""
+        if self.journal is not None:
+            self.journal.write(record.as_dict())
+        self.records.append(record)
+        self.progress(f"{record.row.op} {format_size(record.row.nbytes)}")
+
+    def end(self) -> None:
+        """Show all rows, and draw them."""
+        from hpccoll.measure import plot, sheet, table
+
+        if self.options.json != "-":
+            table.show(self.records)
+        for reason in self.session.refused:
+            click.echo(f"# left out: {reason}", err=True)
+        if self.options.csv:
+            sheet.write_csv(self.records, self.options.csv)
+        if self.options.plot and self.records:
+            plot.write_plot(self.records, self.options.plot)
+
+
+def _run_record(world: Any) -> RunRecord:
+    """What this run is; collective."""
+    from hpccoll.measure.record import RunRecord
+    from hpccoll.runtime import cuda_probe, job
+
+    where = job.layout(world)
+    return RunRecord(
+        command=" ".join(["hpccoll", *sys.argv[1:]]),
+        versions=job.versions(),
+        hosts=where.hosts,
+        cores=where.cores,
+        ranks=where.ranks,
+        nodes=where.nodes,
+        devices=cuda_probe.devices(),
+        oversubscribed=where.oversubscribed,
+        commit=job.commit(),
+        start_time=datetime.now(UTC),
+    )

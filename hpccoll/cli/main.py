@@ -1,0 +1,141 @@
+"""The command `hpccoll`: finds the subcommand, and turns whatever goes wrong into one paragraph and an exit status.
+
+Subcommands are imported when they are called, so that `hpccoll --help` and `hpccoll verify` need neither MPI nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from gettext import gettext
+from typing import Any
+
+import click
+
+from hpccoll import __version__
+from hpccoll.cli.output import launched_rank, prints
+from hpccoll.errors import HpccollError
+
+INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells count
+GRACE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Where a subcommand is, `module:attribute`, and what it does in a line."""
+
+    target: str
+    summary: str
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        module, _, attribute = self.target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+COMMANDS = {
+    "bench": Lazy("hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."),
+    "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when one is called, and not to list them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"unknown command {args[0]!r}; choose one of: {', '.join(self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section(gettext("Commands")):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpccoll")
+def hpccoll() -> None:
+    r"""Collective communication as plans: proven, run over MPI, and measured beside its peers.
+
+    \b
+    Example:
+      hpccoll verify --ranks 1:64
+      mpirun -n 4 hpccoll bench all_reduce
+
+    Exit status: 0 done and right; 1 a result was wrong or a comparison regressed; 2 usage; 3 something that was asked
+    for is not available here; 4 the communication failed.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; no error that was foreseen leaves a traceback.
+
+    Args:
+        arguments: without the program's name; default those of this process.
+    """
+    try:
+        status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
+        sys.stdout.flush()  # a reader that went away shows here rather than at exit
+        return status if isinstance(status, int) else 0
+    except click.ClickException as error:
+        if prints():  # every rank was called with the same words
+            error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _end(INTERRUPTED, "interrupted; finished records are kept")
+    except BrokenPipeError:
+        return _closed_pipe()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # click says 1 then, which is our word for a wrong result
+            return _closed_pipe()
+        raise
+    except HpccollError as error:
+        return _end(error.exit_status, f"Error: {error}")
+    except Exception:
+        if not _in_job():
+            raise
+        return _end(1, traceback.format_exc())
+
+
+def _closed_pipe() -> int:
+    """Let Python's last flush of standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CLOSED_PIPE
+
+
+def _in_job() -> bool:
+    """Whether other ranks may be waiting for this one: MPI was loaded by a process that a launcher started."""
+    return launched_rank() is not None and "mpi4py.MPI" in sys.modules
+
+
+def _end(status: int, message: str) -> int:
+    """Say once why the command ends, and take the other ranks of the job along."""
+    if not _in_job():
+        if prints():
+            print(message, file=sys.stderr)
+        return status
+    # Often all ranks fail alike. The lowest speaks and ends the job before the others' time has come.
+    time.sleep(min(launched_rank() or 0, 8) * GRACE_S)
+    print(message, file=sys.stderr, flush=True)
+    from hpccoll.runtime import job
+
+    job.abort(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What commands print: tables for people, JSON Lines for their scripts; under MPI from rank 0 only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hpccoll.errors import UsageError
+
+SCHEMA = "hpccoll/1"
+STDOUT = "-"
+# What launchers tell a process about its place. An mpirun inside SLURM sets its own as well: SLURM's word comes last.
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return this process's rank as its launcher says, without loading MPI; None where no launcher says so."""
+    for name in _RANK:
+        if environ.get(name, "").isdecimal():
+            return int(environ[name])
+    return None
+
+
+def prints() -> bool:
+    """Whether this process is the one that prints: rank 0, or no MPI job at all."""
+    return not launched_rank()
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """Writes records, one a line, each flushed: a run that is cut short leaves every finished one readable."""
+
+    stream: IO[str] | None
+    name: str
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write `record` as one line (nothing at all where no file was asked for).
+
+        Raises:
+            UsageError: the file cannot be written any more (a full disk).
+        """
+        if self.stream is None:
+            return
+        try:
+            self.stream.write(json.dumps(record, allow_nan=False) + "\n")
+            self.stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritable(self.name, error) from error
+
+
+def _unwritable(name: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write {name}: {error.strerror}; name a file in a directory that exists and may be written"
+    )
+
+
+@contextmanager
+def json_lines(target: str | None, option: str = "--json", mode: str = "w") -> Iterator[JsonLines]:
+    """Open where records go.
+
+    Args:
+        target: a path, `-` for standard output, None for nowhere; only the rank that prints opens anything.
+        option: the option that named it, for the message.
+        mode: `w` to begin anew, `a` to go on.
+
+    Raises:
+        UsageError: the file cannot be written; the message names option and path.
+    """
+    name = f"{option} {target}"
+    if target is None or not prints():
+        yield JsonLines(None, name)
+    elif target == STDOUT:
+        yield JsonLines(sys.stdout, name)
+    else:
+        try:
+            stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - an error of the body is not its own
+        except OSError as error:
+            raise _unwritable(name, error) from error
+        try:
+            yield JsonLines(stream, name)
+        finally:
+            with suppress(OSError):  # every line was flushed: what may be left is one that has failed already
+                stream.close()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+    """Print a table: by rich on a terminal, as plain aligned text otherwise.
+
+    Args:
+        title: what the table shows.
+        columns: the headings.
+        rows: cells as text.
+        numbers: the columns that are aligned to the right.
+    """
+    if not prints():
+        return
+    if sys.stdout.isatty():
+        table = Table(title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="right" if column in numbers else "left")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    print(title)
+    for line in lines:
+        cells = (
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        )
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,39 @@
+"""A progress bar on the terminal, if there is one: mpirun makes standard output a pipe, but leaves /dev/tty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar of `total` steps while the body runs; call what it yields, with a word on the step, after each.
+
+    Nothing is shown without a terminal. The bar vanishes in the end, so it never mixes with results.
+    """
+    with _terminal() as terminal:
+        if terminal is None:
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+        with Progress(*shown, console=Console(file=terminal), transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda word: bar.update(task, advance=1, description=word)
+
+
+@contextmanager
+def _terminal() -> Iterator[IO[str] | None]:
+    terminal: IO[str] | None = None
+    with suppress(OSError):
+        terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115 - closed below
+    try:
+        yield terminal
+    finally:
+        if terminal is not None:
+            terminal.close()

@@ -1,0 +1,17 @@
+"""`hpccoll schema`: prints the JSON Schema of the records that other commands write with --json."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hpccoll.cli.output import prints
+from hpccoll.measure.schema import schema as json_schema
+
+
+@click.command(epilog="Example: hpccoll schema > hpccoll.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of the records, one of which is one line of a result file."""
+    if prints():
+        click.echo(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,193 @@
+"""`hpccoll verify`: proves every registered plan for every rank count in a range, on all cores.
+
+Each algorithm is proven with roots 0, 1, n/2 and n-1 where it has one, in 1, 2, 3 and 8 chunks where it is pipelined,
+for layouts of 0, 1, n-1, 7 and 1,000,003 elements. The record of kind `plan`, one an algorithm and rank count:
+`command` ("verify"), `op`, `algorithm`, `ranks`, `plans` (roots times chunk counts), `proven` (true or false),
+`failures` (messages), `rounds`, `steps`, `messages` and `sent_mean`, `sent_most` (what a rank sends, in multiples of
+nccl-tests' S, mean and maximum over ranks), these five of the last variant that was proven and null where none was,
+and `seconds`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
+from hpccoll.collectives import Algorithm, named, registered
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError
+from hpccoll.plan.check import Proof, check
+from hpccoll.plan.operation import Operation
+from hpccoll.units import parse_range
+
+CHUNKS = (1, 2, 3, 8)
+PORTION = 16  # tasks that a worker takes at once
+ALONE = 200  # tasks up to which starting workers takes longer than the work
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found of one algorithm on one number of ranks; the fields are those of the record."""
+
+    op: str
+    algorithm: str
+    ranks: int
+    plans: int
+    proven: bool
+    failures: tuple[str, ...]
+    rounds: int | None
+    steps: int | None
+    messages: int | None
+    sent_mean: float | None
+    sent_most: float | None
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of kind `plan`."""
+        return {"schema": SCHEMA, "kind": "plan", "command": "verify", **asdict(self)}
+
+
+def variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int]]:
+    """Yield the (root, chunks) that are proven; those that the algorithm does not take are 0 and 1."""
+    roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.takes else [0]
+    return product(roots, CHUNKS if "chunks" in algorithm.takes else [1])
+
+
+def prove(algorithm: Algorithm, ranks: int) -> Verdict:
+    """Prove all variants of `algorithm` on `ranks` ranks."""
+    start, failures, plans = time.perf_counter(), [], 0
+    proof: Proof | None = None
+    for root, chunks in variants(algorithm, ranks):
+        plans += 1
+        try:
+            proof = check(algorithm.plan(ranks, root, chunks), counts=(0, 1, ranks - 1, 7, 1_000_003))
+        except PlanError as error:
+            failures.append(f"root {root}, {chunks} chunks: {error}")
+        except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong too, and the others are still due
+            what = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
+            failures.append(f"root {root}, {chunks} chunks: {what}")
+    return Verdict(
+        op=algorithm.operation.value,
+        algorithm=algorithm.name,
+        ranks=ranks,
+        plans=plans,
+        proven=not failures,
+        failures=tuple(failures),
+        rounds=proof.rounds if proof else None,
+        steps=proof.cost.steps if proof else None,
+        messages=proof.messages if proof else None,
+        sent_mean=float(proof.cost.mean) if proof else None,
+        sent_most=float(proof.cost.most) if proof else None,
+        seconds=round(time.perf_counter() - start, 6),
+    )
+
+
+def chosen(names: Sequence[str]) -> list[Algorithm]:
+    """Return the algorithms that `names` mean: `operation/algorithm`, or an operation for all of its own.
+
+    Raises:
+        UnknownNameError: lists the valid names.
+    """
+    if not names:
+        return registered()
+    found: dict[str, Algorithm] = {}
+    for name in names:
+        of, slash, wanted = name.partition("/")
+        known = {op.value for op in Operation}
+        if of not in known:
+            raise UnknownNameError("operation", of, sorted(known))
+        operation = Operation.named(of)
+        mine = [named(operation, wanted)] if slash else [each for each in registered() if each.operation is operation]
+        found |= {each.full_name: each for each in mine}
+    return list(found.values())
+
+
+def _portion(tasks: list[tuple[str, int]]) -> list[Verdict]:
+    """Prove a portion in a worker; algorithms travel by name, since their functions may not be pickled."""
+    return [prove(chosen([name])[0], ranks) for name, ranks in tasks]
+
+
+def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[Verdict], None]) -> None:
+    """Prove every algorithm on every rank count, on all cores, and hand each verdict to `done` as it comes."""
+    tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
+        for each, n in tasks:
+            done(prove(each, n))
+        return
+    # Dealt like cards, the largest first, so that every portion holds as much work as the next.
+    hands = max(cores, len(tasks) // PORTION)
+    portions = [[(each.full_name, n) for each, n in tasks[first::hands]] for first in range(hands)]
+    # Spawned, not forked: the progress bar has a thread, and a fork of it could inherit a held lock.
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        try:
+            for future in as_completed([pool.submit(_portion, portion) for portion in portions]):
+                for verdict in future.result():
+                    done(verdict)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
+    columns = ("algorithm", "proven", "ranks", "steps", "sent mean", "most", "cpu s", "stated cost")
+    rows = []
+    for each in algorithms:
+        mine = [v for v in verdicts if (v.op, v.algorithm) == (each.operation.value, each.name)]
+        if not mine:
+            continue
+        last = max(mine, key=lambda verdict: verdict.ranks)
+        plans = sum(v.plans for v in mine)
+        wrong = sum(len(v.failures) for v in mine)
+        found = (f"{value:.6g}" if value is not None else "-" for value in (last.steps, last.sent_mean, last.sent_most))
+        proven, seconds = f"{plans - wrong}/{plans}", f"{sum(v.seconds for v in mine):.2f}"
+        formula = (each.cost.__doc__ or "").split("\n", 1)[0]
+        rows.append((each.full_name, proven, str(last.ranks), *found, seconds, formula))
+    title = "Plans proven; steps, and what a rank sends in multiples of S (mean and most), at the largest rank count"
+    print_table(title, columns, rows, numbers=columns[1:7])
+
+
+@click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
+@click.argument("names", nargs=-1, metavar="[OP/ALGORITHM]...")
+@click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
+    """Prove plans: each contribution arrives exactly once, in one order, and nothing can deadlock.
+
+    Without a name all plans are proven; OP alone means all algorithms of an operation. Each plan is proven for every
+    rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks, and for uneven layouts.
+    """
+    algorithms, counts = chosen(names), parse_range(ranks)
+    if not prints():
+        return
+    verdicts: list[Verdict] = []
+    console = Console(stderr=True)
+    columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        json_lines(target) as lines,
+        Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress,
+    ):
+        bar = progress.add_task("", total=len(algorithms) * len(counts))
+
+        def done(verdict: Verdict) -> None:
+            verdicts.append(verdict)
+            lines.write(verdict.record())
+            progress.advance(bar)
+
+        prove_all(algorithms, counts, done)
+    if target != STDOUT:
+        _show(algorithms, verdicts)
+    failures = [failure for verdict in sorted(verdicts, key=lambda v: v.ranks) for failure in verdict.failures]
+    if failures:
+        raise HpccollError(f"{len(failures)} plans are wrong:\n" + "\n".join(failures))

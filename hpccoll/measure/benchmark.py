@@ -1,0 +1,148 @@
+"""Times contenders side by side: the same buffers, in turns, in a new random order every turn.
+
+An iteration's time is the maximum over the ranks. Before it the ranks meet in a barrier, whose own exit skew is part
+of what is measured and alike for all contenders. All decisions (how many iterations a turn, when to stop) are taken on
+rank 0 and broadcast, so that no rank is left waiting in a collective that the others have given up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.measure.data import Array
+from hpccoll.measure.record import Staging
+from hpccoll.measure.stopping import Stop, StoppingRule
+from hpccoll.measure.workload import SAME_EVERYWHERE, Workload
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TURN_S, MOST_A_TURN = 2e-3, 20
+FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a row this many times slower than the best gets this share of the budget
+
+
+@dataclass(slots=True)
+class Contender:
+    """One engine and algorithm on one workload: what to call, and what was seen."""
+
+    engine: str
+    algorithm: str | None
+    call: Callable[[], object]
+    free: Callable[[], None]
+    staging: Staging | None = None
+    oracle: Callable[[], Array] | None = None  # the very bits that this rank's output must have
+    samples_us: list[float] = field(default_factory=list)
+    spent_s: float = 0.0
+    wrong: int | None = None
+    stop: Stop | None = None
+
+    @property
+    def name(self) -> str:
+        """`engine/algorithm`."""
+        return f"{self.engine}/{self.algorithm or '-'}"
+
+    @property
+    def median_us(self) -> float:
+        """The median so far, infinite without samples."""
+        return float(np.median(self.samples_us)) if self.samples_us else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How long and how carefully to measure: `warmup` iterations, then until `rule` stops; results checked if asked."""
+
+    rule: StoppingRule
+    warmup: int
+    check: bool
+    seed: int
+
+
+class Race:
+    """Contenders on one workload."""
+
+    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: Method) -> None:
+        self.comm, self.workload, self.method = comm, workload, method
+        self.running = list(contenders)
+        self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
+
+    def run(self) -> Iterator[Contender]:
+        """Measure all; yield each as soon as it is done."""
+        for contender in self.running:
+            self.warm_up(contender)
+        while self.running:
+            for contender in self._random.sample(self.running, len(self.running)):
+                self.turn(contender)
+            stops = self.comm.bcast([self.verdict(each) for each in self.running])
+            for contender, stop in zip(list(self.running), stops, strict=True):
+                if stop is not None:
+                    contender.stop = stop
+                    self.running.remove(contender)
+                    yield contender
+
+    def warm_up(self, contender: Contender) -> None:
+        """Run untimed; hold the result against the reference and the other ranks'."""
+        wrong = 0
+        for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
+            self.workload.reset()
+            self.comm.Barrier()
+            contender.call()
+            self.workload.module.synchronize()
+            if self.method.check:
+                wrong += self.workload.wrong(contender.name)
+        if self.method.check:
+            if contender.oracle is not None and self.workload.result is not None:
+                wrong += count_different(self.workload.found(), contender.oracle())
+            differ = len(set(self.comm.allgather(self.workload.digest()))) > 1
+            contender.wrong = wrong + (differ and self.workload.task.operation in SAME_EVERYWHERE)
+
+    def turn(self, contender: Contender) -> None:
+        """Time a few iterations in a row."""
+        begin = time.perf_counter()
+        count = self.comm.bcast(self.iterations(contender))
+        local = np.empty(count)
+        for at in range(count):
+            local[at] = self.once(contender)
+        slowest = np.max(self.comm.allgather(local), axis=0)
+        contender.samples_us += (slowest * 1e6).tolist()
+        contender.spent_s += time.perf_counter() - begin
+
+    def iterations(self, contender: Contender) -> int:
+        """How many iterations a turn of about TURN_S holds, within what the rule still allows."""
+        each = contender.median_us / 1e6
+        fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / max(each, 1e-7))))
+        return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
+
+    def once(self, contender: Contender) -> float:
+        """Time one iteration on this rank, in seconds; check what came out."""
+        workload = self.workload
+        if self.method.check:
+            workload.reset()
+        self.comm.Barrier()
+        begin = time.perf_counter()
+        contender.call()
+        workload.module.synchronize()
+        seconds = time.perf_counter() - begin
+        if self.method.check and contender.wrong is not None:
+            contender.wrong += workload.wrong(contender.name)
+        return seconds
+
+    def verdict(self, contender: Contender) -> Stop | None:
+        """Decide on rank 0 whether a contender was measured enough."""
+        best = min(each.median_us for each in self.running)
+        behind = contender.median_us > FAR_BEHIND * best
+        return self.method.rule.decide(
+            contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0)
+        )
+
+
+def count_different(found: Array, exact: Array) -> int:
+    """Count the elements whose bits differ (NaN equals NaN)."""
+    differ = found.view(np.uint8).reshape(len(found), -1) != exact.view(np.uint8).reshape(len(exact), -1)
+    nan = np.isnan(found) & np.isnan(exact) if found.dtype.kind in "fcV" else np.zeros(len(found), np.bool_)
+    return int(np.count_nonzero(differ.any(axis=1) & ~nan))

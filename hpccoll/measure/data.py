@@ -1,0 +1,130 @@
+"""Known inputs and the results that every engine must give: what makes a timed number trustworthy.
+
+Inputs repeat with a prime period, so they are cheap to make at any size and no chunk looks like its neighbour. Every
+rank can make every other rank's input, and so knows the result without any communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.reductions import FUNCTIONS
+
+Array = NDArray[Any]
+PERIOD = 65521
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a rank must end with: `values`, exact where `bound` is None, else within `bound` element by element."""
+
+    values: Array
+    bound: Array | None = None
+
+    def wrong(self, found: Array) -> int:
+        """Count the elements of `found` that are not as expected (NaN equals NaN)."""
+        if self.bound is None:
+            same = found == self.values
+            if found.dtype.kind in "fcV":
+                same |= np.isnan(found) & np.isnan(self.values)
+            return int(found.size - np.count_nonzero(same))
+        wide = found.astype(self.values.dtype)
+        return int(found.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
+
+
+def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
+    """Return the input of `rank`, shape (count,): reproducible, different on every rank.
+
+    Floats lie in [-1, 1), or near 1 for products, so that no result overflows; integers use all bits and wrap alike
+    everywhere.
+    """
+    rng = np.random.default_rng((seed, rank))
+    size = min(count, PERIOD)
+    if dtype.kind == "b":
+        period = rng.integers(0, 2, size).astype(np.bool_)
+    elif dtype.kind == "i":
+        period = rng.integers(0, 256, size * dtype.itemsize, dtype=np.uint8).view(dtype.numpy)
+    else:
+        period = rng.uniform(-1, 1, size)
+        if op == "prod":
+            period = 1 + period / 8
+        if dtype.kind == "c":
+            period = period + 1j * rng.uniform(-1, 1, size) / (8 if op == "prod" else 1)
+    return np.resize(period.astype(dtype.numpy), count) if count else np.empty(0, dtype.numpy)
+
+
+def combiner(op: str) -> Callable[[Array, Array], Array]:
+    """Return the binary function of a reduction, on arrays of any element type."""
+    function: Callable[[Array, Array], Array] = getattr(np, FUNCTIONS[op])
+    return function
+
+
+def expect(operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int) -> Expected | None:
+    """Return what `rank` must end with, or None where it wants nothing.
+
+    Args:
+        operation: which collective.
+        inputs: every rank's input, 1-D; None where a rank brings nothing. Blocked operations: n blocks joined, or one.
+        op: the reduction, where the operation reduces.
+        rank: whose result.
+        root: the root, where the operation has one.
+    """
+    n = len(inputs)
+    given = [array for array in inputs if array is not None]
+    if operation is Operation.BARRIER or (operation in (Operation.REDUCE, Operation.GATHER) and rank != root):
+        return None
+    if operation.reduces:
+        mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
+        return _reduced([array[mine] for array in given], op)
+    if operation is Operation.BROADCAST:
+        return Expected(_at(inputs, root))
+    if operation is Operation.SCATTER:
+        return Expected(_at(inputs, root)[_block(_at(inputs, root), rank, n)])
+    if operation is Operation.ALL_TO_ALL:
+        return Expected(np.concatenate([array[_block(array, rank, n)] for array in given]))
+    return Expected(np.concatenate(given))
+
+
+def _at(inputs: Sequence[Array | None], root: int) -> Array:
+    found = inputs[root]
+    if found is None:
+        raise ValueError(f"rank {root} is the root and brings nothing")
+    return found
+
+
+def _block(array: Array, rank: int, n: int) -> slice:
+    count = len(array) // n
+    return slice(rank * count, (rank + 1) * count)
+
+
+def _reduced(inputs: Sequence[Array], op: str) -> Expected:
+    """Reduce in a wider type, with the bound 4 (n + 1) eps (sum |x|) that any order of summation keeps."""
+    dtype, n = inputs[0].dtype, len(inputs)
+    combine = combiner(op)
+    exact = dtype.kind in "biu" or op in ("min", "max")
+    wide = dtype if exact else np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+    total = inputs[0].astype(wide)
+    for array in inputs[1:]:
+        total = combine(total, array.astype(wide))
+    if exact:
+        return Expected(total)
+    magnitude = np.abs(inputs[0].astype(wide))
+    for array in inputs[1:]:
+        magnitude = combine(magnitude, np.abs(array.astype(wide)))
+    eps = _eps(dtype)
+    scale = n if op == "avg" else 1
+    # Products of complex numbers round four times a step; one more rounding for the division of an average.
+    return Expected(total / scale, (4 * (n + 1)) * eps * magnitude / scale)
+
+
+def _eps(dtype: np.dtype[Any]) -> float:
+    if dtype.name == "bfloat16":
+        return 2.0**-7
+    return float(np.finfo(dtype).eps)

@@ -1,0 +1,101 @@
+"""Makes the contenders of a race: hpccoll's algorithms and its peers, all on the same buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.collectives.choice import best_chunks
+from hpccoll.collectives.registry import Algorithm, named
+from hpccoll.errors import HpccollError, UsageError
+from hpccoll.measure.benchmark import Contender
+from hpccoll.measure.data import Array, combiner
+from hpccoll.measure.workload import Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.replay import replay
+from hpccoll.runtime.reductions import Reduction
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+    from hpccoll.runtime.peers import Peer
+
+REPLAYED_BYTES = 64 * 1024  # larger results are held against the reference only: replaying plays all ranks serially
+
+
+def own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
+    """Return hpccoll's own engine with an algorithm (or `auto`), prepared on the workload's buffers."""
+    task = workload.task
+    x, out = workload.source, workload.result
+    if task.operation is Operation.BROADCAST:
+        x, out = out, None
+    elif out is x:
+        out = None
+    executable = comm.prepare(task.operation, x, out=out, op=task.redop, root=task.root, algorithm=algorithm)
+    staging = None
+    if workload.module.on_device:
+        staging = "pinned" if comm.stages(workload.module) else "direct"
+    contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
+    if task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES and algorithm != "auto":
+        contender.oracle = _oracle(named(task.operation, algorithm), workload)
+    return contender
+
+
+def _oracle(algorithm: Algorithm, workload: Workload) -> Callable[[], Array]:
+    task = workload.task
+    nbytes = task.count * task.dtype.itemsize * (task.ranks if task.operation.blocked else 1)
+
+    def play() -> Array:
+        chunks = min(best_chunks(algorithm, task.ranks, nbytes), max(task.count, 1))
+        plan = algorithm.plan(task.ranks, task.root, chunks)
+        combine = combiner(task.redop) if task.operation.reduces else None
+        result = replay(plan, task.count, workload.inputs, combine)[task.rank]
+        return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
+
+    return play
+
+
+def other(peer: Peer, workload: Workload) -> Contender:
+    """Return a peer, prepared on the workload's buffers.
+
+    Raises:
+        UsageError: the peer does not offer this operation, dtype or reduction.
+    """
+    task = workload.task
+    call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
+    return Contender(peer.name, None, call, _nothing)
+
+
+def _nothing() -> None:
+    """Peers hold nothing for a prepared call."""
+
+
+def contenders(
+    comm: Communicator, peers: Sequence[Peer], workload: Workload, algorithms: Sequence[str]
+) -> tuple[list[Contender], list[str]]:
+    """Return all who can take part, and why others cannot. Every rank gets the same answer.
+
+    Args:
+        comm: hpccoll's communicator.
+        peers: the other engines, started.
+        workload: the buffers.
+        algorithms: hpccoll's algorithms, none to leave hpccoll out.
+    """
+    ready = [own(comm, workload, algorithm) for algorithm in algorithms]
+    refused: list[str] = []
+    for peer in peers:
+        try:
+            ready.append(other(peer, workload))
+        except UsageError as error:
+            refused.append(f"{peer.name}: {error}")
+        except HpccollError as error:
+            raise UsageError(f"{peer.name}: {error}") from error
+    return ready, refused
+
+
+def require_algorithms(operations: Sequence[Operation], names: Sequence[str]) -> None:
+    """Raise UnknownNameError for a name that no operation has."""
+    for name in names:
+        for operation in operations:
+            named(operation, name)

@@ -1,0 +1,47 @@
+"""Where a benchmark's buffers live: ordinary host memory, memory that a host's ranks share, or CUDA memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.runtime.arrays import NUMPY, ArrayModule, Flat, NumPyModule, module_named
+from hpccoll.runtime.dtypes import DType
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+_ALIGNED = 4096
+
+
+class SharedModule(NumPyModule):
+    """Host memory out of one shared window, given out from its beginning again for each workload."""
+
+    def __init__(self, window: Flat) -> None:
+        self._window, self._used = window, 0
+
+    def rewind(self) -> None:
+        """Forget what was given out."""
+        self._used = 0
+
+    def empty(self, count: int, dtype: DType) -> Flat:
+        nbytes = count * dtype.itemsize
+        begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
+        return np.asarray(self._window[begin : begin + nbytes]).view(dtype.numpy)
+
+
+def buffers_in(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
+    """Return the module that allocates a benchmark's buffers; collective.
+
+    Args:
+        buffer: host, symmetric or cuda.
+        comm: whose ranks share a symmetric buffer.
+        most_bytes: what input and output of the largest workload take together.
+
+    Raises:
+        UnavailableError: no CUDA device, or no CuPy.
+    """
+    if buffer != "symmetric":
+        return NUMPY if buffer == "host" else module_named(buffer)
+    return SharedModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))

@@ -1,0 +1,223 @@
+"""`--plot`: latency and bus bandwidth against size, on logarithmic axes, a line for each engine and algorithm.
+
+Each operation (and dtype, reduction, root, buffer and number of ranks) has a row of two panels. A line is the median,
+the band around it the median's 95 % interval. Colour and marker together name the engine and algorithm, so neither
+colour-blind readers nor printers lose it, and an algorithm looks alike in every plot; the peers are black and greys.
+Where both places were measured, in place is drawn solid with filled markers, out of place thin and dashed with open
+ones; where one was, it is solid and named in the title. The legend stands beside the panels. Rows of 0 bytes have no
+place on a logarithmic axis and are left out.
+
+Colours: Okabe and Ito, Color Universal Design, 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.bandwidth import busbw, timed_named
+from hpccoll.measure.output import require_writable, unwritable
+from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.side_by_side import Case, Setting, entry_order, side_by_side
+from hpccoll.measure.table import PLACES, title
+from hpccoll.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # 7 and 9: 63 pairs before one comes again
+_PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
+# Each has the colour and marker of its position; others follow behind.
+_FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
+_INK, _GRID = "#333333", "#DDDDDD"
+_MOST_TICKS = 9
+
+_HEADINGS = ("Latency (µs)", "Bus bandwidth (GB/s)")
+
+Name: TypeAlias = tuple[str, str | None]  # engine, algorithm
+Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
+
+
+class Look(NamedTuple):
+    """How one engine and algorithm is drawn."""
+
+    colour: str
+    marker: str
+    label: str
+    peer: bool
+
+    def style(self, *, solid: bool) -> dict[str, Any]:
+        """Return what matplotlib calls it, for a solid line or a dashed one."""
+        width = 2.0 if self.peer else 1.6
+        return {
+            "color": self.colour,
+            "linestyle": "-" if solid else (0, (4, 2)),
+            "linewidth": width if solid else width - 0.6,
+            "marker": self.marker,
+            "markersize": 5.5 if solid else 4.5,
+            "markerfacecolor": self.colour if solid else "white",
+            "markeredgecolor": self.colour,
+            "markeredgewidth": 0.9,
+        }
+
+
+def require_plot(path: str | Path, option: str = "--plot") -> None:
+    """Raise UsageError unless a plot can be written to `path`; for use before anything is measured."""
+    _require_suffix(path, option)
+    require_writable(path, option)
+
+
+def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--plot") -> None:
+    """Draw all records into `path`, in the format of its suffix.
+
+    Raises:
+        UsageError: another suffix, a file that cannot be written, or nothing to draw.
+    """
+    _require_suffix(path, option)
+    cases = [case for case in side_by_side(records) if case.nbytes > 0]
+    if not cases:
+        raise UsageError(f"{option} {path}: there is no row above 0 bytes to draw; measure at least one size")
+    figure = draw(cases)
+    try:
+        figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
+    except OSError as error:
+        raise unwritable(path, option, error) from error
+
+
+def draw(cases: Sequence[Case]) -> Figure:
+    """Return the figure of these cases: a row of two panels for each setting, a legend beside each row."""
+    # The figure has its own canvas: pyplot would choose a backend and remember figures for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings = list(dict.fromkeys(case.setting for case in cases))
+    figure = Figure(figsize=(13.6, 5 * len(settings)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    looks = _looks({(e.engine, e.algorithm) for case in cases for e in case.entries})
+    rows = figure.subfigures(len(settings), 1, squeeze=False)[:, 0]
+    for row, setting in zip(rows, settings, strict=True):
+        _draw_setting(row, setting, [case for case in cases if case.setting == setting], looks)
+    return figure
+
+
+def _require_suffix(path: str | Path, option: str) -> None:
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
+
+
+def _looks(names: Iterable[Name]) -> dict[Name, Look]:
+    looks, position = {}, len(_FAMILIAR)
+    for engine, algorithm in sorted(names, key=entry_order):
+        label = f"{engine} {algorithm}" if algorithm else engine
+        if engine in _PEERS:
+            looks[engine, algorithm] = Look(*_PEERS[engine], label, peer=True)
+            continue
+        at = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
+        position += at == position
+        looks[engine, algorithm] = Look(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False)
+    return looks
+
+
+def _draw_setting(row: Any, setting: Setting, cases: Sequence[Case], looks: dict[Name, Look]) -> None:
+    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=entry_order)
+    places = sorted({record.row.in_place for case in cases for e in case.entries for record in e.records})
+    where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
+    row.suptitle(title(setting) + where, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
+    for axes, value, heading in zip(panels, (_latency, _bandwidth), _HEADINGS, strict=True):
+        _prepare(axes, heading, [case.nbytes for case in cases])
+        for name in names:
+            for place in places:
+                found = [e.at(place) for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
+                records = [record for record in found if record is not None]
+                _draw_line(axes, looks[name], place or len(places) == 1, records, value)
+        _finish(axes, setting)
+    _legend(margin, [looks[name] for name in names], both=len(places) > 1)
+
+
+def _latency(record: CollectiveRecord) -> tuple[float, float, float]:
+    time = record.time_us
+    return time.p50, time.p50_low, time.p50_high
+
+
+def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
+    op, row, time = timed_named(record.row.op), record.row, record.time_us
+    middle, high, low = (busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high))
+    return middle, low, high
+
+
+def _draw_line(axes: Axes, look: Look, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
+    points = [(record.row.nbytes, *value(record)) for record in records]
+    points = [point for point in points if min(point) > 0]  # the others are nowhere on a logarithmic axis
+    if not points:
+        return
+    sizes, middle, low, high = (list(column) for column in zip(*points, strict=True))
+    axes.fill_between(sizes, low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
+    axes.plot(sizes, middle, zorder=4 if look.peer else 3, **look.style(solid=solid))
+
+
+def _prepare(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length() - 1
+    step = max(-(-(last - first) // (_MOST_TICKS - 1)), 1)
+    axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(first, last + 1, step)]))
+    axes.xaxis.set_minor_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
+    axes.set_title(heading, loc="left", fontsize=11, color=_INK)
+    axes.set_xlabel("message size S", color=_INK)
+    axes.tick_params(colors=_INK, which="both", labelsize=9)
+    axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _finish(axes: Axes, setting: Setting) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if not axes.lines:
+        why = "nothing has to move: no bus bandwidth" if setting.ranks == 1 else "nothing to draw"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color=_INK)
+        axes.set_axis_off()
+        return
+    low, high = axes.get_ylim()
+    steps = (1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=20))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+
+
+def _plain(value: float, _: int) -> str:
+    """A tick's number in full: 0.001, 20, 100,000."""
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def _legend(margin: Axes, looks: Sequence[Look], *, both: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    margin.set_axis_off()
+    handles = [Line2D([], [], label=look.label, **look.style(solid=True)) for look in looks]
+    if both:
+        words = {True: "in place", False: "out of place"}
+        neutral = Look(_INK, "o", "", peer=False)
+        handles += [Line2D([], [], label=words[solid], **neutral.style(solid=solid)) for solid in words]
+    margin.legend(
+        handles=handles,
+        loc="center left",
+        frameon=False,
+        fontsize=9.5,
+        handlelength=3.2,
+        title="line: median\nband: its 95 % interval\n",
+        title_fontsize=9,
+        alignment="left",
+        labelcolor=_INK,
+    )

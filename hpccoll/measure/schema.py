@@ -1,0 +1,142 @@
+"""JSON Schema of the records, draft 2020-12: one object a line, told apart by `kind`.
+
+Readers should accept keys that they do not know: later versions of schema hpccoll/1 may add some, never take one away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from hpccoll.measure.bandwidth import SEND_RECV
+from hpccoll.measure.record import SCHEMA, VERSIONS
+from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
+from hpccoll.measure.stopping import Stop
+from hpccoll.plan.operation import Operation
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_FLAG: Schema = {"type": "boolean"}
+_TIME: Schema = {"type": "number", "minimum": 0}
+_TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
+
+
+def schema() -> Schema:
+    """Return the JSON Schema that every line of a result file fulfils."""
+    kinds = {"run": _run(), "collective": _collective(), "plan": _plan()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"records of {SCHEMA}",
+        "description": "One JSON object a line. _us: microseconds; _GBps: bandwidth in 1e9 bytes per second.",
+        "type": "object",
+        "required": ["schema", "kind"],
+        "properties": {"schema": {"const": SCHEMA}, "kind": {"enum": list(kinds)}},
+        "allOf": [_when(kind) for kind in kinds],
+        "$defs": kinds,
+    }
+
+
+def _when(kind: str) -> Schema:
+    return {
+        "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+        "then": {"$ref": f"#/$defs/{kind}"},
+    }
+
+
+def _object(description: str, properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"description": description, "type": "object", "required": required, "properties": properties}
+
+
+def _whole(minimum: int = 0, description: str = "", *, null: bool = False) -> Schema:
+    what: Schema = {"type": ["integer", "null"] if null else "integer", "minimum": minimum}
+    return what | ({"description": description} if description else {})
+
+
+def _list(items: Schema, description: str) -> Schema:
+    return {"type": "array", "items": items, "description": description}
+
+
+def _run() -> Schema:
+    versions: dict[str, Schema] = dict.fromkeys(VERSIONS, _TEXT_OR_NULL)
+    return _object(
+        "What a run was and where; precedes its measurements. A resumed file holds one for each run.",
+        {
+            "command": _TEXT,
+            "versions": _object("null where a package is not installed.", versions) | {"additionalProperties": False},
+            "hosts": _list(_TEXT, "Host name of each rank."),
+            "cores": _list(_whole(1), "Cores that each rank may run on."),
+            "ranks": _whole(1),
+            "nodes": _whole(1, "Sets of ranks that can share memory."),
+            "devices": _list(_TEXT, "Names of the accelerators in use."),
+            "oversubscribed": _FLAG,
+            "clock_residual_us": _TIME_OR_NULL | {"description": "null where clocks were not aligned."},
+            "commit": _TEXT_OR_NULL,
+            "start_time": {"type": "string", "format": "date-time"},
+        },
+    )
+
+
+def _collective() -> Schema:
+    operations = [*(operation.value for operation in Operation), SEND_RECV]
+    return _object(
+        "One measured row.",
+        {
+            "op": {"enum": operations},
+            "engine": _TEXT,
+            "algorithm": _TEXT_OR_NULL | {"description": "null where the engine does not say."},
+            "buffer": _TEXT,
+            "in_place": _FLAG,
+            "nbytes": _whole(0, "nccl-tests' S."),
+            "count": _whole(0, "Elements a rank: of its vector, or of one block where the message is n blocks."),
+            "dtype": _TEXT,
+            "redop": _TEXT_OR_NULL | {"description": "null where nothing is reduced."},
+            "root": _whole(0, "null where there is none.", null=True),
+            "ranks": _whole(1),
+            "nodes": _whole(1),
+            "iterations": _whole(1),
+            "stop": {"enum": [stop.value for stop in Stop]},
+            "time_us": _summary(),
+            "algbw_GBps": _TIME | {"description": "nbytes over the median time."},
+            "busbw_GBps": _TIME | {"description": "algbw_GBps times nccl-tests' factor of the operation."},
+            "wrong": _whole(0, "Elements found wrong; null where the results were not checked.", null=True),
+            "bound_us": _TIME_OR_NULL | {"description": "The model's lower bound."},
+            "samples_us": _list(_TIME, "Each iteration's maximum over ranks, in the order measured.") | {"minItems": 1},
+            "staging": {"enum": ["direct", "pinned", None], "description": "How device memory reached MPI."},
+        },
+        optional=("staging",),
+    )
+
+
+def _summary() -> Schema:
+    properties = {field.name: _TIME for field in fields(Summary)}
+    properties["p99"] = _TIME_OR_NULL | {"description": f"null below {FEWEST_FOR_P99} iterations."}
+    return _object(
+        "Of samples_us. p50_low and p50_high enclose the median with 95 %; below 6 iterations no interval does, and "
+        "they are the smallest and the largest sample, which do with 1 - 2**(1 - iterations).",
+        properties,
+    )
+
+
+def _plan() -> Schema:
+    share: Schema = {"type": ["number", "null"], "minimum": 0}
+    return _object(
+        "What was proven of one algorithm on one number of ranks (`hpccoll verify`).",
+        {
+            "command": _TEXT,
+            "op": {"enum": [operation.value for operation in Operation]},
+            "algorithm": _TEXT,
+            "ranks": _whole(1),
+            "plans": _whole(1, "Variants: roots times chunk counts."),
+            "proven": _FLAG,
+            "failures": _list(_TEXT, "One message a variant that is not proven."),
+            "rounds": _whole(null=True),
+            "steps": _whole(null=True),
+            "messages": _whole(null=True),
+            "sent_mean": share | {"description": "What a rank sends, in multiples of S, on average over ranks."},
+            "sent_most": share | {"description": "What the busiest rank sends, in multiples of S."},
+            "seconds": _TIME,
+        },
+    )

@@ -1,0 +1,133 @@
+"""What `hpccoll bench` runs: operations over sizes, each size a race of all engines and algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpccoll.collectives.registry import names
+from hpccoll.measure.bandwidth import count_for, message_bytes
+from hpccoll.measure.benchmark import Contender, Method, Race
+from hpccoll.measure.engines import contenders
+from hpccoll.measure.memory import SharedModule
+from hpccoll.measure.record import CollectiveRecord, Row, RowKey
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import ArrayModule
+from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.reductions import Reduction
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.communicator import Communicator
+    from hpccoll.runtime.peers import Peer
+
+ONE_WAY = {Operation.BROADCAST: True, Operation.BARRIER: True}  # whose buffers leave no choice of place
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The rows of a run. `algorithms` may hold `all`; `places` holds in_place values; sizes are nccl-tests' S."""
+
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    dtype: DType
+    redop: str
+    root: int
+    places: tuple[bool, ...]
+    algorithms: tuple[str, ...]
+    buffer: str
+    nodes: int
+    method: Method
+
+    def algorithms_of(self, operation: Operation) -> list[str]:
+        """The algorithms to run for an operation; those it does not have are left out."""
+        known = names(operation)
+        wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
+        return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
+
+    def most_bytes(self, ranks: int) -> int:
+        """What input and output of the largest race take together on a rank."""
+        return max(
+            message_bytes(task.operation, task.count, task.dtype.itemsize, ranks) for task in self.tasks(0, ranks)
+        ) * 2
+
+    def tasks(self, rank: int, ranks: int) -> list[Task]:
+        """The races of the run, small messages first."""
+        for operation in self.operations:
+            if operation.reduces:
+                Reduction(self.redop, 1).require(self.dtype)
+        found: dict[tuple[Operation, int, bool], Task] = {}
+        for operation in self.operations:
+            fixed = ONE_WAY.get(operation)
+            for size in self.sizes if operation is not Operation.BARRIER else self.sizes[:1]:
+                count = count_for(operation, size, self.dtype.itemsize, ranks)
+                for place in self.places if fixed is None else (fixed,):
+                    found[operation, count, place] = Task(
+                        operation, count, self.dtype, self.redop, self.root, place, rank, ranks, self.method.seed
+                    )
+        return list(found.values())
+
+
+class Session:
+    """A suite on its ranks."""
+
+    def __init__(
+        self, suite: Suite, world: MPI.Intracomm, comm: Communicator, peers: list[Peer], module: ArrayModule, own: bool
+    ) -> None:
+        self.suite, self.world, self.comm, self.peers, self.module = suite, world, comm, peers, module
+        self.own = own  # whether hpccoll itself takes part
+        self.tasks = suite.tasks(world.rank, world.size)
+        self.refused: list[str] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows a complete run has."""
+        return sum(len(self.peers) + len(self._algorithms(task)) for task in self.tasks)
+
+    def run(self, finished: Collection[RowKey]) -> Iterator[CollectiveRecord]:
+        """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
+        for task in self.tasks:
+            algorithms = [name for name in self._algorithms(task) if self._row(task, "hpccoll", name).key not in finished]
+            peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
+            if not algorithms and not peers:
+                continue
+            if isinstance(self.module, SharedModule):
+                self.module.rewind()
+            workload = Workload(task, self.module)
+            ready, refused = contenders(self.comm, peers, workload, algorithms)
+            self.refused += [reason for reason in refused if reason not in self.refused]
+            for contender in Race(self.world, workload, ready, self.suite.method).run():
+                yield self._record(task, contender)
+            for contender in ready:
+                contender.free()
+
+    def _algorithms(self, task: Task) -> list[str]:
+        return self.suite.algorithms_of(task.operation) if self.own else []
+
+    def _row(self, task: Task, engine: str, algorithm: str | None) -> Row:
+        operation = task.operation
+        return Row(
+            op=operation.value,
+            engine=engine,
+            algorithm=algorithm,
+            buffer=self.suite.buffer,
+            in_place=task.in_place,
+            nbytes=message_bytes(operation, task.count, task.dtype.itemsize, task.ranks),
+            count=task.count,
+            dtype=task.dtype.name,
+            redop=task.redop if operation.reduces else None,
+            root=task.root if operation.rooted else None,
+            ranks=task.ranks,
+            nodes=self.suite.nodes,
+        )
+
+    def _record(self, task: Task, contender: Contender) -> CollectiveRecord:
+        wrong = None if contender.wrong is None else sum(self.world.allgather(contender.wrong))
+        stop = contender.stop
+        if stop is None:
+            raise RuntimeError(f"{contender.name} was recorded before it was done")
+        row = self._row(task, contender.engine, contender.algorithm)
+        return CollectiveRecord(row, tuple(contender.samples_us), stop, wrong, None, contender.staging)

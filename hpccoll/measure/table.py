@@ -1,0 +1,284 @@
+"""Rows for people: plain text that nccl-tests' parsers read as well, and a rich table where there is a terminal.
+
+Plain text: the first 13 columns are nccl-tests' (four for out of place, then four for in place, N/A for a place that
+was not measured), one line an engine and algorithm, lines of comment begin with #. Behind them come engine and
+algorithm, and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster) and the
+ratio's interval; the last column marks the best row of a size with *. No cell holds a blank. An interval followed by ?
+comes from too few iterations to cover 95 %.
+
+Under mpirun standard output is a pipe, so the plain table is what most people see: it is made to be read, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.side_by_side import Case, Entry, Setting, side_by_side
+from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+NOTHING = "N/A"  # as nccl-tests writes it
+BEST = "*"
+GAP_BEFORE = ("time", "engine", "time95")  # where a group of columns begins
+PLACES = {False: "out-of-place", True: "in-place"}
+
+
+class Column(NamedTuple):
+    """A heading, its unit, the place it belongs to, the width it has while rows stream, and how it is aligned."""
+
+    name: str
+    unit: str
+    place: bool | None
+    width: int
+    left: bool = False
+
+
+def _heads() -> list[Column]:
+    widths = {"size": 11, "count": 10, "type": 8, "redop": 5, "root": 4}
+    units = {"size": "(B)", "count": "(elements)"}
+    return [Column(name, units.get(name, ""), None, width) for name, width in widths.items()]
+
+
+def _timings(place: bool, measured: bool) -> list[Column]:
+    units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
+    widths = (8, 7, 7, 6) if measured else (4, 6, 6, 6)
+    return [Column(name, unit, place, width) for (name, unit), width in zip(units.items(), widths, strict=True)]
+
+
+def _extras(place: bool) -> list[Column]:
+    return [
+        Column("time95", "(us)", place, 15),
+        Column("ratio", "to mpi", place, 7),
+        Column("ratio95", "", place, 13),
+    ]
+
+
+def columns(places: Sequence[bool]) -> list[Column]:
+    """Return the columns of the plain table where `places` (False: out of place) were measured."""
+    timings = [column for place in PLACES for column in _timings(place, place in places)]
+    names = [Column("engine", "", None, 7, left=True), Column("algorithm", "", None, 18, left=True)]
+    extras = [column for place in PLACES if place in places for column in _extras(place)]
+    return [*_heads(), *timings, *names, *extras, Column(BEST, "", None, 1)]
+
+
+def cells(entry: Entry, places: Sequence[bool], case: Case) -> list[str]:
+    """Return one line of the plain table as text, a cell for each of `columns(places)`."""
+    row = entry.records[0].row
+    root = -1 if row.root is None else row.root
+    head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
+    timings = [cell for place in PLACES for cell in timing_cells(entry.at(place))]
+    extras = [cell for place in PLACES if place in places for cell in _extra_cells(entry.at(place), case)]
+    mark = BEST if entry is case.best else ""
+    return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
+
+
+def timing_cells(record: CollectiveRecord | None) -> list[str]:
+    """Return time, algbw, busbw and #wrong."""
+    if record is None:
+        return [NOTHING] * 4
+    wrong = NOTHING if record.wrong is None else str(record.wrong)
+    return [_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
+
+
+def time_interval(record: CollectiveRecord) -> str:
+    """Return the median's interval, such as `[3.02,3.31]`; with a ? where it covers less than 95 %."""
+    sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
+    return f"[{_time(record.time_us.p50_low)},{_time(record.time_us.p50_high)}]{'' if sure else '?'}"
+
+
+def _time(microseconds: float) -> str:
+    """Return a time in at most six characters up to a second: more digits than are known help nobody."""
+    return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
+
+
+def ratio_cells(ratio: Interval | None) -> tuple[str, str]:
+    """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`."""
+    if ratio is None:
+        return "-", "-"
+    return f"{ratio.value:.2f}x", f"[{ratio.low:.2f},{ratio.high:.2f}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
+
+
+def _extra_cells(record: CollectiveRecord | None, case: Case) -> list[str]:
+    if record is None:
+        return ["-"] * 3
+    return [time_interval(record), *ratio_cells(case.ratio(record))]
+
+
+def title(setting: Setting) -> str:
+    """Return what a table is about, in a line."""
+    ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
+    nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
+    parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
+    return ", ".join([*(part for part in parts if part), f"{ranks} on {nodes}", f"{setting.buffer} memory"])
+
+
+class Stream:
+    """Plain lines for rows as they finish, aligned by columns of fixed width.
+
+    Args:
+        places: where the run measures: (False,) out of place, (True,) in place, or both.
+    """
+
+    def __init__(self, places: Sequence[bool]) -> None:
+        self._places, self._columns = tuple(places), columns(places)
+
+    def heading(self) -> str:
+        """Return the lines above the rows."""
+        return "\n".join(_heading(self._columns, [column.width for column in self._columns]))
+
+    def line(self, record: CollectiveRecord, known: Iterable[CollectiveRecord] = ()) -> str:
+        """Return the line of a record that has just finished.
+
+        Args:
+            record: what has just been measured.
+            known: what was measured before, or some of it: the ratio is to the `mpi` row among these, and the line
+                holds the other place of the same row as well. No row is marked: the best is known in the end only.
+        """
+        name, row = (record.row.engine, record.row.algorithm), record.row
+        for case in side_by_side([*(other for other in known if other.row.nbytes == row.nbytes), record]):
+            for entry in case.entries:
+                if (entry.engine, entry.algorithm) == name and entry.at(row.in_place) is record:
+                    cells_of = cells(entry, self._places, case)[:-1]
+                    return _line(cells_of, self._columns[:-1], [column.width for column in self._columns[:-1]])
+        raise LookupError(f"{name} is not among its own records")
+
+
+def plain_table(records: Iterable[CollectiveRecord]) -> str:
+    """Return the table as plain text: a heading for each setting, its sizes apart from each other, best rows marked."""
+    cases = side_by_side(records)
+    places = _measured(cases)
+    shape = columns(places)
+    rows = [cells(entry, places, case) for case in cases for entry in case.entries]
+    widths = [max([len(c.name), len(c.unit), *(len(row[at]) for row in rows)]) for at, c in enumerate(shape)]
+    widths[0] += 2  # for the "# " in front of the headings
+    lines: list[str] = []
+    for setting, sizes in groupby(cases, key=lambda case: case.setting):
+        lines += ["", f"# {title(setting)}", *_heading(shape, widths)]
+        for at, case in enumerate(sizes):
+            lines += [""] * (at > 0)
+            lines += [_line(cells(entry, places, case), shape, widths) for entry in case.entries]
+    legend = (f"# {line}" for line in _legend(unsure=any("]?" in line for line in lines)))
+    return "\n".join([*lines[1:], *legend])
+
+
+def _measured(cases: Iterable[Case]) -> tuple[bool, ...]:
+    return tuple(sorted({record.row.in_place for case in cases for c in case.entries for record in c.records}))
+
+
+def _legend(*, unsure: bool) -> Iterator[str]:
+    yield f"{BEST} smallest median of its size; time95, ratio95: 95 % intervals; ratio: time of mpi / time"
+    if unsure:
+        yield "? too few iterations for 95 %: the interval is the range of the samples"
+
+
+def _gap(column: Column) -> str:
+    return "  " if column.name in GAP_BEFORE else " "
+
+
+def _line(row: Sequence[str], shape: Sequence[Column], widths: Sequence[int]) -> str:
+    aligned = (
+        _gap(column) + (cell.ljust(width) if column.left else cell.rjust(width))
+        for cell, column, width in zip(row, shape, widths, strict=True)
+    )
+    return "".join(aligned)[1:].rstrip()
+
+
+def _heading(shape: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    above = ""
+    for place, group in groupby(zip(shape, widths, strict=True), key=lambda pair: pair[0].place):
+        span = sum(width + len(_gap(column)) for column, width in group)
+        above += " " * span if place is None else f"   {PLACES[place]} ".ljust(span, "-")
+    names, units = (_line([getattr(c, part) for c in shape], shape, widths) for part in ("name", "unit"))
+    return [f"#{line[1:]}" for line in (above[1:].rstrip(), names, units)]
+
+
+def rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
+    """Return a terminal's table of the cases of one setting; engine and algorithm stand before the times.
+
+    Args:
+        cases: what to show, of one setting.
+        places: what to show of it (False: out of place).
+        drop: headings that are left out, since the terminal is narrow.
+    """
+    from rich import box
+    from rich.table import Table
+
+    shape = columns(places)
+    shown = [at for at, c in enumerate(shape) if c.name not in drop and (c.place is None or c.place in places)]
+    names = [column.name for column in shape]
+    shown.sort(key=lambda at: (names[at] == BEST, {None: 0, False: 1, True: 2}[shape[at].place], at))
+    where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
+    table = Table(
+        title=title(cases[0].setting) + where, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for column in (shape[at] for at in shown):
+        above = f"{PLACES[column.place]}\n" if column.place is not None and len(places) > 1 else ""
+        head = f"{above if column.name == 'time' else ''}{column.name}\n{column.unit}".rstrip()
+        table.add_column(head, justify="left" if column.left else "right", no_wrap=True, vertical="bottom")
+    for case in cases:
+        entries = [entry for entry in case.entries if any(entry.at(place) for place in places)]
+        for entry in entries:
+            row = cells(entry, places, case)
+            row[:5] = row[:5] if entry is entries[0] else [""] * 5
+            wrong = any(record.wrong for record in entry.records)
+            style = "red" if wrong else "bold green" if entry is case.best else None
+            table.add_row(*(row[at] for at in shown), style=style, end_section=entry is entries[-1])
+    return table
+
+
+# What the title says already goes first, then what follows from other columns.
+_DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
+
+
+def show(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
+    """Print the final table to `stream` (standard output): by rich on a terminal, as plain text otherwise.
+
+    A terminal that is too narrow for both places gets a table for each, and fewer columns where that is not enough.
+    """
+    stream = sys.stdout if stream is None else stream
+    records = list(records)
+    if not stream.isatty():
+        print(plain_table(records), file=stream)
+        return
+    from rich.console import Console
+
+    console = Console(file=stream)
+    for _, group in groupby(side_by_side(records), key=lambda case: case.setting):
+        cases = list(group)
+        for table in _fitting(cases, console):
+            console.print(table)
+    few = any(median_ranks(len(record.samples_us))[1] < CONFIDENCE for record in records)
+    console.print("\n".join(_legend(unsure=few)), markup=False, highlight=False)
+
+
+def _fitting(cases: Sequence[Case], console: Console) -> list[Table]:
+    """Return the fullest tables that the console is wide enough for."""
+    places = _measured(cases)
+    for drop in ((), _DISPENSABLE[0]):
+        table = rich_table(cases, places, drop)
+        if _fits(table, console):
+            return [table]
+    return [_narrow(cases, (place,), console) for place in places]
+
+
+def _narrow(cases: Sequence[Case], places: Sequence[bool], console: Console) -> Table:
+    mine = [case for case in cases if any(entry.at(place) for entry in case.entries for place in places)]
+    drop: list[str] = []
+    for more in _DISPENSABLE:
+        table = rich_table(mine, places, drop)
+        if _fits(table, console):
+            return table
+        drop += more
+    return rich_table(mine, places, drop)
+
+
+def _fits(table: Table, console: Console) -> bool:
+    unbounded = console.options.update(max_width=10_000)
+    return console.measure(table, options=unbounded).maximum <= console.width

@@ -1,0 +1,116 @@
+"""One collective to be timed: its buffers on this rank, how to reset them, and whether what came out is right."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.measure.data import Expected, expect, make_input
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import ArrayModule, Flat
+from hpccoll.runtime.dtypes import DType
+
+_POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
+_WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
+SAME_EVERYWHERE = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked for: `count` elements a vector or block, on `rank` of `ranks`."""
+
+    operation: Operation
+    count: int
+    dtype: DType
+    redop: str
+    root: int
+    in_place: bool
+    rank: int
+    ranks: int
+    seed: int = 0
+
+
+class Workload:
+    """Buffers for a task, in memory of `module`; `source` and `result` are None where the rank has none."""
+
+    def __init__(self, task: Task, module: ArrayModule) -> None:
+        self.task, self.module = task, module
+        sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
+        self._inputs = [self._input(rank, sizes) for rank in range(task.ranks)]
+        self._expected = expect(task.operation, self._inputs, task.redop, task.rank, task.root)
+        self._mine = self._inputs[task.rank]
+        self.source, self.result = self._allocate(module)
+        nbytes = 0 if self._expected is None else self._expected.values.size * task.dtype.itemsize
+        self._poison = np.full(nbytes, _POISON, np.uint8)
+        self._golden: dict[str, NDArray[np.uint8]] = {}
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Every rank's input, on the host; None where a rank brings nothing."""
+        return self._inputs
+
+    def _input(self, rank: int, count: int) -> Any:
+        task = self.task
+        silent = task.operation in (Operation.BROADCAST, Operation.SCATTER) and rank != task.root
+        if silent or task.operation is Operation.BARRIER:
+            return None
+        return make_input(task.dtype, task.seed, rank, count, task.redop)
+
+    def _allocate(self, module: ArrayModule) -> tuple[Flat | None, Flat | None]:
+        task = self.task
+        mine, out = self._mine, self._expected
+        source = None if mine is None else module.empty(len(mine), task.dtype)
+        if out is None:
+            return source, None
+        if not task.in_place or source is None:
+            return source, module.empty(len(out.values), task.dtype)
+        block = slice(task.rank * task.count, (task.rank + 1) * task.count)
+        if task.operation in (Operation.ALL_GATHER, Operation.GATHER):
+            whole = module.empty(len(out.values), task.dtype)
+            return whole[block], whole
+        if task.operation in (Operation.REDUCE_SCATTER, Operation.SCATTER):
+            return source, source[block]
+        return source, source
+
+    def reset(self) -> None:
+        """Restore the input and poison the output."""
+        if self.result is not None:
+            self.module.deliver(self.result, self._poison)()
+        if self.source is not None and self._mine is not None:
+            self.module.deliver(self.source, self._mine.view(np.uint8))()
+        self.module.synchronize()
+
+    def found(self) -> NDArray[Any]:
+        """Return what is in the output now, on the host (the same memory where it is host memory)."""
+        if not self.module.on_device:
+            return np.asarray(self.result)
+        host = self.module.pinned(len(self.result or ()) * self.task.dtype.itemsize)
+        self.module.fetch(host, self.result)()
+        self.module.synchronize()
+        return np.asarray(host).view(self.task.dtype.numpy)
+
+    def wrong(self, contender: str) -> int:
+        """Count wrong elements; a result once found right must come again bit for bit, or is judged anew.
+
+        Args:
+            contender: whose result it is; each has bits of its own, since each sums in its own order.
+        """
+        expected: Expected | None = self._expected
+        if expected is None:
+            return 0
+        found = self.found()
+        bits, golden = found.view(np.uint8), self._golden.get(contender)
+        if golden is not None and np.array_equal(bits, golden):
+            return 0
+        wrong = expected.wrong(found)
+        if not wrong:
+            self._golden[contender] = bits.copy()
+        return wrong
+
+    def digest(self) -> int:
+        """Return a checksum of the output, to compare across ranks."""
+        return 0 if self._expected is None else zlib.crc32(self.found().view(np.uint8).data)

@@ -1,0 +1,73 @@
+"""Every collective by every algorithm, bit for bit as replay of the same plan.
+
+Here every two of algorithm, dtype, reduction, size, in or out of place, and way of running meet; `make test-full` runs
+the whole product of them. Counts and roots are drawn by hypothesis.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpccoll
+from hpccoll.collectives import named
+from hpccoll.plan.operation import Operation
+from tests.mpi.cases import NAMES, OPS, PATHS, Case, bits, check, legal, variants
+from tests.mpi.pairwise import covering, pairs
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 31, 61, 127, 257)
+SIZES = ("none", "one", "one fewer", "as many", "one more", "prime", "thousands")
+VARIANTS = variants()
+LEGAL = [
+    (name, dtype, op)
+    for name, dtype, op in product(VARIANTS, NAMES, ("none", *OPS))
+    if legal(VARIANTS[name].operation, dtype, op)
+]
+FREE = (SIZES, (False, True), PATHS, (False, True))
+SAMPLE = covering(LEGAL, FREE, seed=1)
+
+
+def counts(size: str, n: int) -> st.SearchStrategy[int]:
+    """The counts of a size class on n ranks."""
+    if size == "prime":
+        return st.sampled_from(PRIMES)
+    if size == "thousands":
+        return st.integers(1000, 4000)
+    return st.just({"none": 0, "one": 1, "one fewer": n - 1, "as many": n, "one more": n + 1}[size])
+
+
+@pytest.fixture(scope="module")
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+def run(hpc, comm, row, data, seed):
+    name, dtype, op, size, in_place, path, special = row
+    count = data.draw(counts(size, comm.size), label="count")
+    root = data.draw(st.integers(0, comm.size - 1), label="root")
+    check(hpc, comm, Case(VARIANTS[name], dtype, op, count, root, in_place, path, special, seed))
+
+
+def test_the_sample_covers_every_pair():
+    met = set().union(*map(pairs, SAMPLE))
+    assert set().union(*map(pairs, LEGAL)) <= met
+    for first, second in product(LEGAL, range(len(FREE))):
+        for i, value in enumerate(first):
+            assert {(i, value, 3 + second, other) for other in FREE[second]} <= met
+    for (i, some), (j, others) in product(enumerate(FREE), enumerate(FREE)):
+        assert i >= j or {(3 + i, a, 3 + j, b) for a in some for b in others} <= met
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=2)
+@given(data=st.data())
+def test_every_pair_of_choices_is_bit_equal_to_replay(hpc, comm, name, data):
+    for seed, row in enumerate(SAMPLE):
+        if row[0] == name:
+            run(hpc, comm, row, data, seed)

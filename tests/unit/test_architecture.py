@@ -1,0 +1,219 @@
+"""The rules that the tree promises, read from the source itself: floors, pure rooms, sizes, docstrings.
+
+docs/architecture.md draws the floors. A file imports only from lower floors or from its own room, so each floor can be
+understood, tested and replaced without those above it; plans can be written and proven where there is no MPI at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hpccoll").rglob("*.py"))
+
+FLOORS = {
+    "errors": 0,
+    "units": 0,
+    "plan": 1,
+    "collectives": 2,
+    "runtime": 3,
+    "communicator": 4,
+    "measure": 5,
+    "cli": 6,
+    "__init__": 7,  # the front door shows what is behind it; what others take from it is placed below
+}
+FRONT_DOOR = {"__version__": 0}  # any other name taken from `hpccoll` itself comes from the communicator's floor
+PURE = {"plan", "collectives"}
+PURE_MAY_TAKE = {"numpy"}
+OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
+DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
+MOST_LINES_OF_FILE = 299
+MOST_LINES_OF_FUNCTION = 39
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module that a file asks for: `hpccoll.plan.step`, `numpy`; `typed` where only a type checker reads it."""
+
+    module: str
+    line: int
+    typed: bool
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module of hpccoll: the name below the top, or the front door."""
+    return [*module.split("."), "__init__"][1]
+
+
+def same_room(a: str, b: str) -> bool:
+    """Return whether two rooms are one; errors and units share the ground floor."""
+    return a == b or FLOORS[a] == FLOORS[b] == 0
+
+
+def imports(tree: ast.Module, path: str) -> list[Import]:
+    """Return every import in a file, wherever it stands, with relative ones resolved."""
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = taken_from(node, path)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        found += [Import(name, getattr(node, "lineno", 0), id(node) in typed) for name in names]
+    return found
+
+
+def taken_from(node: ast.ImportFrom, path: str) -> list[str]:
+    """Return the modules of a `from` import; what is taken from the front door is placed where it lives."""
+    parents = Path(path).parts[:-1]
+    base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+    module = ".".join(part for part in (base, node.module or "") if part)
+    if module != "hpccoll":
+        return [module]
+    homes = {True: "hpccoll.errors", False: "hpccoll.communicator"}
+    return [
+        f"hpccoll.{alias.name}" if alias.name in FLOORS else homes[alias.name in FRONT_DOOR] for alias in node.names
+    ]
+
+
+def broken_floors(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the imports that look up, sideways, or out of a pure room."""
+    room = room_of(path.removesuffix(".py").replace("/", "."))
+    if room not in FLOORS:
+        yield f"{path}: {room} has no floor; give it one here and in docs/architecture.md"
+        return
+    floor = FLOORS[room]
+    for wanted in imports(tree, path):
+        top, where = wanted.module.split(".")[0], f"{path}:{wanted.line}: imports {wanted.module}"
+        if top == "hpccoll":
+            other = room_of(wanted.module)
+            if other not in FLOORS:
+                yield f"{where}, which has no floor"
+            elif FLOORS[other] >= floor and not same_room(other, room):
+                yield f"{where} of floor {FLOORS[other]} from floor {floor}"
+        elif room in PURE and (top in OUTSIDE_WORLD or top not in sys.stdlib_module_names | PURE_MAY_TAKE):
+            yield f"{where}: {room} is pure Python and NumPy, without clock or I/O"
+        elif top in DEVICES and room != "runtime" and not wanted.typed:
+            yield f"{where}: only runtime may; others may name its types, under TYPE_CHECKING"
+
+
+def broken_sizes(path: str, source: str, tree: ast.Module) -> Iterator[str]:
+    """Yield what is too long to be one idea, and names that say nothing."""
+    lines = len(source.splitlines())
+    if lines > MOST_LINES_OF_FILE:
+        yield f"{path}: {lines} lines, at most {MOST_LINES_OF_FILE}"
+    if Path(path).stem in NAMES_THAT_SAY_NOTHING:
+        yield f"{path}: the name says nothing about what is in it"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > MOST_LINES_OF_FUNCTION:
+                yield f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {MOST_LINES_OF_FUNCTION}"
+
+
+def missing_docstrings(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield public functions, classes and files that do not say what they are."""
+    if ast.get_docstring(tree) is None:
+        yield f"{path}: no docstring says what this file is for"
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if not node.name.startswith("_") and ast.get_docstring(node) is None:
+            yield f"{path}:{node.lineno}: public {node.name} has no docstring"
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Return every rule that a file of that path and source would break."""
+    tree = ast.parse(source, path)
+    return [*broken_floors(path, tree), *broken_sizes(path, source, tree), *missing_docstrings(path, tree)]
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_keeps_the_rules(path):
+    found = violations(path, (ROOT / path).read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+def test_every_room_has_a_floor_and_a_place_in_the_picture():
+    picture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {Path(path).parts[1].removesuffix(".py") for path in FILES}
+    assert rooms == set(FLOORS)
+    for room in rooms - {"__init__"}:
+        drawn = f"{room}/" if (ROOT / "hpccoll" / room).is_dir() else f"{room}.py"
+        assert re.search(rf"^\s+.*{re.escape(drawn)}.*\s{FLOORS[room]}\s", picture, re.MULTILINE), drawn
+
+
+PLANTED = [
+    ("hpccoll/plan/a.py", "from hpccoll.collectives.ring import all_reduce", "of floor 2 from floor 1"),
+    ("hpccoll/plan/a.py", "import hpccoll.runtime.arrays", "of floor 3 from floor 1"),
+    ("hpccoll/plan/a.py", "from ..collectives import ring", "of floor 2 from floor 1"),
+    ("hpccoll/plan/a.py", "from .. import communicator", "of floor 4 from floor 1"),
+    ("hpccoll/plan/a.py", "def _f():\n    import time", "without clock or I/O"),
+    ("hpccoll/plan/a.py", "import scipy.stats", "pure Python and NumPy"),
+    ("hpccoll/units.py", "from hpccoll.plan.step import Op", "of floor 1 from floor 0"),
+    ("hpccoll/communicator.py", "from hpccoll.measure import record", "of floor 5 from floor 4"),
+    ("hpccoll/collectives/a.py", "from mpi4py import MPI", "pure Python and NumPy"),
+    ("hpccoll/collectives/a.py", "import click", "pure Python and NumPy"),
+    ("hpccoll/runtime/a.py", "from hpccoll import Communicator", "of floor 4 from floor 3"),
+    ("hpccoll/runtime/a.py", "import hpccoll", "of floor 7 from floor 3"),
+    ("hpccoll/measure/a.py", "from mpi4py import MPI", "only runtime may"),
+    ("hpccoll/measure/a.py", "import importlib\ntorch = importlib.import_module('torch')", "only runtime may"),
+    ("hpccoll/measure/a.py", "from hpccoll.cli import main", "of floor 6 from floor 5"),
+    ("hpccoll/communicator.py", "import torch.distributed", "only runtime may"),
+    ("hpccoll/plan/utils.py", "", "says nothing"),
+    ("hpccoll/attic.py", "", "has no floor"),
+    ("hpccoll/cli/a.py", "import hpccoll.attic", "has no floor"),
+    ("hpccoll/plan/a.py", "_X = 1\n" * 298, "300 lines"),
+    ("hpccoll/plan/a.py", "def _f():\n" + "    _ = 1\n" * 39, "_f has 40 lines"),
+    ("hpccoll/plan/a.py", "class _C:\n    def f(self):\n" + "        _ = 1\n" * 39, "f has 40 lines"),
+    ("hpccoll/plan/a.py", "def f():\n    pass", "public f has no docstring"),
+    ("hpccoll/plan/a.py", "class C:\n    pass", "public C has no docstring"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "message"), PLANTED)
+def test_planted_violation_is_caught(path, source, message):
+    planted = f'"""A file."""\n{source}\n'
+    found = violations(path, planted)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_lawful_imports_pass():
+    source = """\"\"\"A file.\"\"\"
+from typing import TYPE_CHECKING
+import numpy as np
+from hpccoll import __version__
+from hpccoll.plan.plan import Plan
+from .ring import all_reduce
+"""
+    assert violations("hpccoll/collectives/a.py", source) == []
+    assert violations("hpccoll/cli/a.py", source.replace("numpy as np", "click, hpccoll.measure")) == []
+    assert violations("hpccoll/runtime/a.py", source.replace("numpy as np", "torch, cupy, mpi4py")) == []
+    typed = source + "if TYPE_CHECKING:\n    from mpi4py import MPI\n"
+    assert violations("hpccoll/measure/a.py", typed) == []
+
+
+@pytest.mark.parametrize("module", ["hpccoll.plan.check", "hpccoll.plan.replay", "hpccoll.collectives"])
+def test_plans_load_without_mpi_or_devices(module):
+    code = f"import sys, {module}; print(*sorted({DEVICES!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == []

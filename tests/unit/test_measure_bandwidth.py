@@ -1,0 +1,92 @@
+"""Bandwidths against nccl-tests' table."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpccoll.errors import UnknownNameError
+from hpccoll.measure.bandwidth import SEND_RECV, algbw, bus_factor, busbw, count_for, message_bytes, timed_named
+from hpccoll.plan.operation import Operation
+
+# operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
+TABLE = {
+    "all_reduce": (lambda n: Fraction(2 * (n - 1), n), lambda count, size, n: count * size),
+    "reduce_scatter": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * size * n),
+    "all_gather": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * size * n),
+    "all_to_all": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * n * size),
+    "broadcast": (lambda n: Fraction(1), lambda count, size, n: count * size),
+    "reduce": (lambda n: Fraction(1), lambda count, size, n: count * size),
+    "gather": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * n * size),
+    "scatter": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * n * size),
+    "send_recv": (lambda n: Fraction(1), lambda count, size, n: count * size),
+    "barrier": (lambda n: Fraction(0), lambda count, size, n: 0),
+}
+each_row = pytest.mark.parametrize("name", TABLE)
+
+
+def test_the_table_is_complete():
+    assert set(TABLE) == {operation.value for operation in Operation} | {SEND_RECV}
+
+
+@each_row
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 24_576])
+def test_factors_and_messages_are_those_of_the_table(name, n):
+    factor, message = TABLE[name]
+    op = timed_named(name)
+    assert bus_factor(op, n) == pytest.approx(float(factor(n)))
+    assert message_bytes(op, 1000, 4, n) == message(1000, 4, n)
+    assert busbw(op, 10**9, 0.5, n) == pytest.approx(float(2 * factor(n)))
+
+
+def test_a_gigabyte_has_a_thousand_million_bytes():
+    assert algbw(2**30, 1.0) == pytest.approx(1.073741824)
+    assert busbw(Operation.ALL_REDUCE, 4 * 10**9, 2.0, 4) == pytest.approx(3.0)
+
+
+def test_one_rank_moves_nothing_in_a_collective_but_all_in_a_broadcast():
+    assert busbw(Operation.ALL_REDUCE, 10**9, 1.0, 1) == 0
+    assert busbw(Operation.BROADCAST, 10**9, 1.0, 1) == pytest.approx(1.0)
+
+
+def test_no_time_at_all_is_still_a_number():
+    assert algbw(1, 0.0) == pytest.approx(1.0)  # a byte in a nanosecond
+
+
+@each_row
+@given(count=st.integers(0, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
+def test_counts_come_back_from_their_message(name, count, size, n):
+    op = timed_named(name)
+    expected = 0 if name == "barrier" else count
+    assert count_for(op, message_bytes(op, count, size, n), size, n) == expected
+
+
+@each_row
+@given(nbytes=st.integers(1, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
+def test_sizes_that_are_not_divisible_are_rounded_down_but_never_to_nothing(name, nbytes, size, n):
+    op = timed_named(name)
+    count = count_for(op, nbytes, size, n)
+    if name == "barrier":
+        assert count == 0
+        return
+    assert count >= 1
+    assert message_bytes(op, count, size, n) <= nbytes or count == 1
+    assert message_bytes(op, count + 1, size, n) > nbytes
+
+
+@each_row
+def test_no_bytes_are_no_elements(name):
+    assert count_for(timed_named(name), 0, 4, 4) == 0
+
+
+def test_eight_bytes_of_floats_gathered_by_four_ranks_are_sixteen():
+    assert count_for(Operation.ALL_GATHER, 8, 4, 4) == 1
+    assert message_bytes(Operation.ALL_GATHER, 1, 4, 4) == 16
+
+
+def test_an_unknown_name_lists_the_valid_ones():
+    with pytest.raises(UnknownNameError, match="send_recv"):
+        timed_named("allreduce")
