@@ -10,21 +10,22 @@ first call on a buffer lowers the plan, the second binds it, later ones only run
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job, messaging, shared
-from hpccoll.runtime.arrays import ArrayModule, Buffer
+from hpccoll.runtime.arrays import ArrayModule, Buffer, is_torch
 from hpccoll.runtime.cuda_probe import takes_device_memory
 from hpccoll.runtime.engine import Engine, Job
 from hpccoll.runtime.execute import Executable
 from hpccoll.runtime.reductions import Reduction
 from hpccoll.runtime.shapes import Shaped, shape
 from hpccoll.runtime.work import Work, collective
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _SUM = Reduction("sum")
 _MOST_QUICK = 512
@@ -35,18 +36,18 @@ class Communicator:
 
     Args:
         comm: the MPI communicator to duplicate; MPI.COMM_WORLD where it is None. Creating is collective over it.
+        adopt: take `comm` over instead of duplicating it; `close` frees it.
 
     Raises:
         UnavailableError: there is no MPI here.
         LauncherError: the launcher and the MPI library do not belong together.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        self._own(job.world().Dup() if comm is None else comm.Dup())
-
-    def _own(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
+        given = job.world() if comm is None else comm
+        comm = given if adopt else given.Dup()
         self._comm, self._pairs = comm, comm.Dup()
-        self._pairs.Set_errhandler(MPI.ERRORS_RETURN)
+        self._pairs.Set_errhandler(job.mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, takes_device_memory)
         self._debug = agreement.Agreement(comm) if agreement.wanted() else None
@@ -54,11 +55,13 @@ class Communicator:
         self._quick: dict[tuple[object, ...], _Quick] = {}
         self._release = weakref.finalize(self, _release, self._engine)
 
-    def __enter__(self) -> Communicator:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: object, *_: object) -> None:
+        # Closing is collective: after an error on one rank it would wait for the others for ever.
+        if error is None:
+            self.close()
 
     def close(self) -> None:
         """Give everything back to MPI; collective. Without it requests are freed at exit, message spaces are not."""
@@ -170,8 +173,7 @@ class Communicator:
         if self.rank not in ranks:
             return None
         group = self._comm.group.Incl(ranks)
-        made = Communicator.__new__(Communicator)
-        made._own(self._comm.Create_group(group))
+        made = Communicator(self._comm.Create_group(group), adopt=True)
         group.Free()
         return made
 
@@ -242,11 +244,11 @@ class Communicator:
         """Let the next call with the very same arrays go straight to the executable."""
         if len(self._quick) >= _MOST_QUICK:
             self._quick.clear()
-        arrays = (x,) if out is None else (x, out)
+        arrays: tuple[Any, ...] = (x,) if out is None else (x, out)
         self._quick[key] = _Quick(
             executable,
             tuple(weakref.ref(array) for array in arrays),
-            tuple(array.data_ptr() if hasattr(array, "data_ptr") else None for array in arrays),
+            tuple(array.data_ptr() if is_torch(array) else None for array in arrays),
         )
 
 
@@ -268,5 +270,5 @@ class _Quick(NamedTuple):
 
 
 def _release(engine: Engine) -> None:
-    if not MPI.Is_finalized():
+    if not job.mpi().Is_finalized():
         engine.free()

@@ -43,7 +43,7 @@ def parse_range(text: str) -> range:
         raise UsageError(f"{text!r} is not a range of ranks; write one number or FIRST:LAST, such as 2:128")
     first, last = int(match[1]), int(match[2] or match[1])
     if not 1 <= first <= last:
-        raise UsageError(f"range of ranks {text!r} is empty or starts below 1; write FIRST:LAST with 1 <= FIRST <= LAST")
+        raise UsageError(f"range of ranks {text!r} is empty or starts below 1; need 1 <= FIRST <= LAST")
     return range(first, last + 1)
 
 

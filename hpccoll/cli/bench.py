@@ -94,10 +94,8 @@ def bench(**given: Any) -> int:
 def _run(options: Options) -> int:
     from hpccoll.runtime import job
 
-    world = job.world().Dup()  # first of all: a foreign launcher must not look like wrong usage
-    with ExitStack() as stack:
-        stack.callback(world.Free)
-        session = stack.enter_context(_session(options, world))
+    world = job.world()  # first of all: a foreign launcher must not look like wrong usage
+    with _session(options, world.Dup()) as session, ExitStack() as stack:
         run = _run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
         wrong = 0
@@ -109,7 +107,7 @@ def _run(options: Options) -> int:
 
 
 def _suite(options: Options, nodes: int) -> Suite:
-    from hpccoll.collectives import names, registered
+    from hpccoll.collectives import names
     from hpccoll.measure.benchmark import Method
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
@@ -142,9 +140,9 @@ def _suite(options: Options, nodes: int) -> Suite:
 def _session(options: Options, world: Any) -> Iterator[Session]:
     """Start the engines that were asked for (or all that are here) on every rank."""
     from hpccoll.communicator import Communicator
+    from hpccoll.measure.memory import buffers_in
     from hpccoll.measure.suite import Session
     from hpccoll.runtime import job, peers
-    from hpccoll.measure.memory import buffers_in
 
     suite = _suite(options, job.layout(world).nodes)
     if not 0 <= options.root < world.size:
@@ -153,17 +151,18 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
     for name in asked:
         if name not in (OWN, *peers.NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.NAMES])
-    with ExitStack() as stack:
-        comm = stack.enter_context(Communicator(world))
-        module = buffers_in(options.buffer, comm, suite.most_bytes(world.size))
-        found = peers.available(world, [name for name in asked if name != OWN])
-        started: list[Peer] = [peer for peer in found.values() if not isinstance(peer, str)]
-        for peer in started:
-            stack.callback(peer.close)
-        missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
-        if missing and options.engine:
-            raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
-        yield Session(suite, world, comm, started, module, OWN in asked)
+    comm = Communicator(world)
+    module = buffers_in(options.buffer, comm, suite.most_bytes(world.size))
+    found = peers.available(world, [name for name in asked if name != OWN])
+    started: list[Peer] = [peer for peer in found.values() if not isinstance(peer, str)]
+    missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
+    if missing and options.engine:
+        raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
+    yield Session(suite, world, comm, started, module, OWN in asked)
+    # Closing is collective: after an error on one rank it would wait for the others, so then the job is aborted.
+    for peer in started:
+        peer.close()
+    comm.close()
 
 
 class _Outputs:

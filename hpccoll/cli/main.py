@@ -41,6 +41,7 @@ class Lazy:
 
 COMMANDS = {
     "bench": Lazy("hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."),
+    "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
 }
 
@@ -60,6 +61,12 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             ctx.fail(f"unknown command {args[0]!r}; choose one of: {', '.join(self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # before click sees it, who would end with 1: our word for a wrong result
+            return _closed_pipe()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section(gettext("Commands")):
@@ -99,10 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(INTERRUPTED, "interrupted; finished records are kept")
     except BrokenPipeError:
         return _closed_pipe()
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # click says 1 then, which is our word for a wrong result
-            return _closed_pipe()
-        raise
     except HpccollError as error:
         return _end(error.exit_status, f"Error: {error}")
     except Exception:

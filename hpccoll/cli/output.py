@@ -14,7 +14,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from hpccoll.errors import UsageError
+from hpccoll.measure.output import unwritable
 
 SCHEMA = "hpccoll/1"
 STDOUT = "-"
@@ -40,7 +40,8 @@ class JsonLines:
     """Writes records, one a line, each flushed: a run that is cut short leaves every finished one readable."""
 
     stream: IO[str] | None
-    name: str
+    target: str
+    option: str
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write `record` as one line (nothing at all where no file was asked for).
@@ -54,15 +55,9 @@ class JsonLines:
             self.stream.write(json.dumps(record, allow_nan=False) + "\n")
             self.stream.flush()
         except BrokenPipeError:
-            raise
+            raise  # not a file that cannot be written, but a reader that has seen enough
         except OSError as error:
-            raise _unwritable(self.name, error) from error
-
-
-def _unwritable(name: str, error: OSError) -> UsageError:
-    return UsageError(
-        f"cannot write {name}: {error.strerror}; name a file in a directory that exists and may be written"
-    )
+            raise unwritable(self.target, self.option, error) from error
 
 
 @contextmanager
@@ -77,18 +72,17 @@ def json_lines(target: str | None, option: str = "--json", mode: str = "w") -> I
     Raises:
         UsageError: the file cannot be written; the message names option and path.
     """
-    name = f"{option} {target}"
     if target is None or not prints():
-        yield JsonLines(None, name)
+        yield JsonLines(None, "", option)
     elif target == STDOUT:
-        yield JsonLines(sys.stdout, name)
+        yield JsonLines(sys.stdout, target, option)
     else:
         try:
             stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - an error of the body is not its own
         except OSError as error:
-            raise _unwritable(name, error) from error
+            raise unwritable(target, option, error) from error
         try:
-            yield JsonLines(stream, name)
+            yield JsonLines(stream, target, option)
         finally:
             with suppress(OSError):  # every line was flushed: what may be left is one that has failed already
                 stream.close()
@@ -99,22 +93,23 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
     Args:
         title: what the table shows.
-        columns: the headings.
+        columns: the headings; the last is a remark, left out where the terminal is too narrow for it.
         rows: cells as text.
         numbers: the columns that are aligned to the right.
     """
     if not prints():
         return
-    if sys.stdout.isatty():
-        table = Table(title=title, title_justify="left")
-        for column in columns:
-            table.add_column(column, justify="right" if column in numbers else "left")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        return
     lines = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    if sys.stdout.isatty():
+        console, table = Console(), Table(title=title, title_justify="left")
+        shown = len(columns) - (sum(widths) + 3 * len(widths) + 1 > console.width)
+        for column in columns[:shown]:
+            table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row[:shown])
+        console.print(table)
+        return
     print(title)
     for line in lines:
         cells = (

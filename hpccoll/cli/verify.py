@@ -11,20 +11,23 @@ and `seconds`.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import numpy as np
 
+from hpccoll import __version__
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
+from hpccoll.cli.progress import progress
 from hpccoll.collectives import Algorithm, named, registered
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan.check import Proof, check
@@ -141,7 +144,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
 
 
 def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
-    columns = ("algorithm", "proven", "ranks", "steps", "sent mean", "most", "cpu s", "stated cost")
+    columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for each in algorithms:
         mine = [v for v in verdicts if (v.op, v.algorithm) == (each.operation.value, each.name)]
@@ -153,9 +156,28 @@ def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
         found = (f"{value:.6g}" if value is not None else "-" for value in (last.steps, last.sent_mean, last.sent_most))
         proven, seconds = f"{plans - wrong}/{plans}", f"{sum(v.seconds for v in mine):.2f}"
         formula = (each.cost.__doc__ or "").split("\n", 1)[0]
-        rows.append((each.full_name, proven, str(last.ranks), *found, seconds, formula))
-    title = "Plans proven; steps, and what a rank sends in multiples of S (mean and most), at the largest rank count"
-    print_table(title, columns, rows, numbers=columns[1:7])
+        rows.append((each.full_name, proven, *found, seconds, formula))
+    most = max((verdict.ranks for verdict in verdicts), default=0)
+    title = f"Plans proven; steps, and what a rank sends (mean and most, in multiples of S), on {most} ranks"
+    print_table(title, columns, rows, numbers=columns[1:6])
+
+
+def _run_record() -> dict[str, Any]:
+    """Return the record of kind `run`, without loading MPI, which takes no part in proofs."""
+    from hpccoll.measure.record import RunRecord
+
+    return RunRecord(
+        command=" ".join(["hpccoll", *sys.argv[1:]]),
+        versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        hosts=(platform.node(),),
+        cores=(len(os.sched_getaffinity(0)),),
+        ranks=1,
+        nodes=1,
+        devices=(),
+        oversubscribed=False,
+        commit=None,
+        start_time=datetime.now(UTC),
+    ).as_dict()
 
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
@@ -172,18 +194,14 @@ def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     if not prints():
         return
     verdicts: list[Verdict] = []
-    console = Console(stderr=True)
-    columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        json_lines(target) as lines,
-        Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress,
-    ):
-        bar = progress.add_task("", total=len(algorithms) * len(counts))
+    with json_lines(target) as lines, progress("proven", len(algorithms) * len(counts)) as advance:
+        if target is not None:
+            lines.write(_run_record())
 
         def done(verdict: Verdict) -> None:
             verdicts.append(verdict)
             lines.write(verdict.record())
-            progress.advance(bar)
+            advance(f"{verdict.op}/{verdict.algorithm}")
 
         prove_all(algorithms, counts, done)
     if target != STDOUT:

@@ -39,7 +39,7 @@ def predicted_s(algorithm: Algorithm, n: int, chunks: int, nbytes: int, link: Li
 
 
 @lru_cache(maxsize=4096)
-def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) -> int:  # noqa: B008 - frozen
+def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) -> int:
     """Return the chunk count, a power of two, that the model favours; 1 where the algorithm does not pipeline."""
     if "chunks" not in algorithm.takes:
         return 1
@@ -48,7 +48,7 @@ def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) 
 
 
 @lru_cache(maxsize=4096)
-def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link()) -> Algorithm:  # noqa: B008 - frozen
+def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link()) -> Algorithm:
     """Return the algorithm that the model favours for `nbytes` on n ranks."""
     known = [named(operation, name) for name in names(operation)]
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
@@ -20,13 +19,14 @@ Make = Callable[..., Rounds]
 class Algorithm:
     """A named way to carry out an operation: `make(rank, n, ...)` writes its rounds, `cost(n, ...)` states its cost.
 
-    `takes` holds what else both need: `root`, and `chunks` where the message is cut up and pipelined.
+    `cost` is None where nothing is stated. `takes` holds what else both need: `root`, and `chunks` where the message is
+    cut up and pipelined.
     """
 
     operation: Operation
     name: str
     make: Make
-    cost: Callable[..., Cost]
+    cost: Callable[..., Cost] | None
     takes: frozenset[str]
 
     @property
@@ -51,14 +51,17 @@ class Algorithm:
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
         given = {name: value for name, value in (("root", root), ("chunks", chunks)) if name in self.takes}
-        stated = {name: value for name, value in given.items() if name in inspect.signature(self.cost).parameters}
+        cost = None
+        if self.cost is not None:
+            asked = inspect.signature(self.cost).parameters
+            cost = self.cost(ranks, **{name: value for name, value in given.items() if name in asked})
         return Plan(
             self.operation,
             self.name,
             ranks,
             root if self.operation.rooted else 0,
             lambda rank: self.make(rank, ranks, **given),
-            self.cost(ranks, **stated),
+            cost,
         )
 
 
@@ -81,7 +84,7 @@ def algorithm(operation: Operation, name: str, cost: Callable[..., Cost]) -> Cal
     return register
 
 
-def describe(operation: Operation, name: str, make: Make, cost: Callable[..., Any]) -> Algorithm:
+def describe(operation: Operation, name: str, make: Make, cost: Callable[..., Cost] | None) -> Algorithm:
     """Return an algorithm that is not registered (a user's own, a variant in a test)."""
     takes = frozenset(inspect.signature(make).parameters) & {"root", "chunks"}
     return Algorithm(operation, name, make, cost, takes)

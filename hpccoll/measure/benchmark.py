@@ -136,9 +136,7 @@ class Race:
         """Decide on rank 0 whether a contender was measured enough."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
-        return self.method.rule.decide(
-            contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0)
-        )
+        return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
 
 
 def count_different(found: Array, exact: Array) -> int:

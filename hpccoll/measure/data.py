@@ -48,7 +48,7 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)
     if dtype.kind == "b":
-        period = rng.integers(0, 2, size).astype(np.bool_)
+        period: Array = rng.integers(0, 2, size).astype(np.bool_)
     elif dtype.kind == "i":
         period = rng.integers(0, 256, size * dtype.itemsize, dtype=np.uint8).view(dtype.numpy)
     else:

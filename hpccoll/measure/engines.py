@@ -12,10 +12,10 @@ from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.benchmark import Contender
 from hpccoll.measure.data import Array, combiner
+from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.reductions import Reduction
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -30,10 +30,10 @@ def own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
         x, out = out, None
-    elif out is x:
+    elif out is x and task.operation is not Operation.ALL_TO_ALL:
         out = None
     executable = comm.prepare(task.operation, x, out=out, op=task.redop, root=task.root, algorithm=algorithm)
-    staging = None
+    staging: Staging | None = None
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)

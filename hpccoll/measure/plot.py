@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # 7 and 9: 63 pairs before one comes again
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 and 10: 70 pairs before one comes again
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
 # Each has the colour and marker of its position; others follow behind.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
@@ -198,7 +198,7 @@ def _finish(axes: Axes, setting: Setting) -> None:
 
 def _plain(value: float, _: int) -> str:
     """A tick's number in full: 0.001, 20, 100,000."""
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+    return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
 
 
 def _legend(margin: Axes, looks: Sequence[Look], *, both: bool) -> None:

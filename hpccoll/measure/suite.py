@@ -50,9 +50,10 @@ class Suite:
 
     def most_bytes(self, ranks: int) -> int:
         """What input and output of the largest race take together on a rank."""
-        return max(
-            message_bytes(task.operation, task.count, task.dtype.itemsize, ranks) for task in self.tasks(0, ranks)
-        ) * 2
+        return (
+            max(message_bytes(task.operation, task.count, task.dtype.itemsize, ranks) for task in self.tasks(0, ranks))
+            * 2
+        )
 
     def tasks(self, rank: int, ranks: int) -> list[Task]:
         """The races of the run, small messages first."""
@@ -90,7 +91,9 @@ class Session:
     def run(self, finished: Collection[RowKey]) -> Iterator[CollectiveRecord]:
         """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
         for task in self.tasks:
-            algorithms = [name for name in self._algorithms(task) if self._row(task, "hpccoll", name).key not in finished]
+            algorithms = [
+                name for name in self._algorithms(task) if self._row(task, "hpccoll", name).key not in finished
+            ]
             peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
             if not algorithms and not peers:
                 continue
@@ -106,6 +109,9 @@ class Session:
 
     def _algorithms(self, task: Task) -> list[str]:
         return self.suite.algorithms_of(task.operation) if self.own else []
+
+    def _key(self, task: Task, engine: str, algorithm: str | None) -> RowKey:
+        return self._row(task, engine, algorithm).key
 
     def _row(self, task: Task, engine: str, algorithm: str | None) -> Row:
         operation = task.operation

@@ -102,7 +102,8 @@ def ratio_cells(ratio: Interval | None) -> tuple[str, str]:
     """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`."""
     if ratio is None:
         return "-", "-"
-    return f"{ratio.value:.2f}x", f"[{ratio.low:.2f},{ratio.high:.2f}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
+    value, low, high = (f"{x:.2f}" if x >= 0.1 else f"{x:.2g}" for x in (ratio.value, ratio.low, ratio.high))
+    return f"{value}x", f"[{low},{high}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
 
 
 def _extra_cells(record: CollectiveRecord | None, case: Case) -> list[str]:

@@ -62,35 +62,32 @@ def check_program(
 
     Args:
         program: for each rank its actions in order.
-        operation: what the ranks must hold in the end; without it only the messages are checked.
-        root: the operation's root.
+        operation: what the ranks must hold in the end, from `root`; without it only the messages are checked.
         chunks: chunks a rank (default: as many as are named).
         counts: element counts whose layouts both ends must agree on (with an operation).
         held: without an operation, which chunks are written at the start, shape (n, C); default all.
 
-    Returns:
-        How many messages were received.
+    Returns: how many messages were received.
 
     Raises:
         DeadlockError: some ranks cannot go on; `stuck` and the message name their steps and what they wait for.
         PlanError: a message that is never received, a chunk read before it was written or that does not fit its
             receive, a peer or chunk that does not exist, an operation not achieved.
     """
+    n = len(program)
     if chunks is None:
         chunks = 1 + max((action.chunk for actions in program for action in actions), default=-1)
     _refuse_wild(program, chunks)
+    if operation is None:
+        return _Machine(program, chunks, None, counts, held).run()
+    operation.validate(n, chunks)
 
-    def run(weights: Weights) -> tuple[Ledger | None, int]:
-        ledger = None if operation is None else Ledger(operation, len(program), chunks, root, weights)
-        machine = _Machine(program, chunks, ledger, counts, held)
-        return ledger, machine.run()
+    def run(weights: Weights) -> tuple[Ledger, int]:
+        ledger = Ledger(operation, n, chunks, root, weights)
+        return ledger, _Machine(program, chunks, ledger, counts, None).run()
 
-    if operation is not None:
-        operation.validate(len(program), chunks)
-    ledger, messages = run(random_weights(len(program), chunks))
-    if ledger is not None and operation is not None:
-        name = f"free program of {operation.value} on {len(program)} ranks"
-        prove_goal(ledger, name, lambda weights: run(weights)[0] or ledger)
+    ledger, messages = run(random_weights(n, chunks))
+    prove_goal(ledger, f"free program of {operation.value} on {n} ranks", lambda weights: run(weights)[0])
     return messages
 
 

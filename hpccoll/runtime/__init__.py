@@ -1,0 +1,1 @@
+"""Runs plans on MPI; the only room that imports mpi4py, CuPy or torch."""

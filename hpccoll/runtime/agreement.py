@@ -54,7 +54,9 @@ class Agreement:
         first = calls[0]
         for rank, (operation, refusal, facts) in enumerate(calls):
             if refusal:
-                raise MismatchError(f"collective {self._calls}: rank {rank} did not take part in {operation}: {refusal}")
+                raise MismatchError(
+                    f"collective {self._calls}: rank {rank} did not take part in {operation}: {refusal}"
+                )
             if operation != first[0]:
                 raise MismatchError(
                     f"collective {self._calls}: rank 0 called {first[0]} and rank {rank} called {operation}; "
@@ -62,5 +64,7 @@ class Agreement:
                 )
             differ = [name for name in facts if facts[name] != first[2].get(name)]
             if differ:
-                values = ", ".join(f"{name} {first[2].get(name)} on rank 0, {facts[name]} on rank {rank}" for name in differ)
+                values = ", ".join(
+                    f"{name} {first[2].get(name)} on rank 0, {facts[name]} on rank {rank}" for name in differ
+                )
                 raise MismatchError(f"collective {self._calls} ({operation}): ranks differ: {values}")

@@ -37,8 +37,11 @@ class ArrayModule(Protocol):
     def copy(self, out: Flat, source: Flat) -> Step:
         """Bind out = source."""
 
-    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
-        """Bind out = source * factor."""
+    def borrow(self, flat: Flat) -> Flat:
+        """The same memory, which is not kept alive by this."""
+
+    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
+        """Bind out = source * factor, where `factor` is a number or broadcasts against the array's `shape`."""
 
     def divide(self, out: Flat, divisor: int) -> Step:
         """Bind out = out / divisor."""
@@ -59,6 +62,13 @@ class ArrayModule(Protocol):
         """Bind a copy of pinned host memory into device memory."""
 
 
+class Borrowed:
+    """Bytes at an address, as NumPy's and CuPy's array interfaces describe them; owns nothing."""
+
+    def __init__(self, interface: str, address: int, nbytes: int) -> None:
+        setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
+
+
 class NumPyModule:
     """Host memory."""
 
@@ -71,14 +81,24 @@ class NumPyModule:
         if function in ("minimum", "maximum"):  # which take `out` by keyword only, a little slower
             return _quiet(partial(getattr(np, function), left, right, out=out))
         if function == "multiply":
-            return self.scale(out, left, right)
+            return self._multiply(out, left, right)
         return _quiet(partial(getattr(np, function), left, right, out))
 
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(np.copyto, out, source)
 
-    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
-        factor = np.asarray(factor, out.dtype)
+    def borrow(self, flat: Flat) -> Flat:
+        return np.asarray(Borrowed("__array_interface__", flat.__array_interface__["data"][0], flat.nbytes)).view(
+            flat.dtype
+        )
+
+    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
+        factor = np.asarray(
+            adopt(factor, "factor", writable=False).flat.reshape(factor.shape) if is_torch(factor) else factor
+        )
+        return self._multiply(out, source, _flattened(factor.astype(out.dtype), shape))
+
+    def _multiply(self, out: Flat, source: Flat, factor: Flat) -> Step:
         if out.dtype.kind == "c" and len(out) == 1:
             # NumPy multiplies one complex number in place without fused operations: other bits than anywhere else.
             return _quiet(partial(_multiply_apart, source, factor, out))
@@ -113,6 +133,10 @@ def _quiet(step: Step) -> Step:
     NumPy keeps its error state in the context (since 2.0); a context of its own costs a step 0.01 us, np.errstate 0.5.
     """
     return partial(_QUIET.copy().run, step)
+
+
+def _flattened(factor: Flat, shape: tuple[int, ...]) -> Flat:
+    return np.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
 
 
 def _multiply_apart(left: Flat, right: Flat, out: Flat) -> None:
@@ -199,7 +223,9 @@ def _adopt_torch(tensor: Any, role: str, writable: bool) -> Buffer:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
         if writable:
-            raise BufferError(f"{role} is a lazily conjugated or negated view; pass tensor.resolve_conj().resolve_neg()")
+            raise BufferError(
+                f"{role} is a lazily conjugated or negated view; pass tensor.resolve_conj().resolve_neg()"
+            )
     shape = tuple(tensor.shape)
     if writable:
         require_dense(tensor.is_contiguous(), role, shape, "tensor.contiguous()")
@@ -221,5 +247,7 @@ def module_named(name: str) -> ArrayModule:
 
     module = cupy_module()
     if module is None:
-        raise UnavailableError("no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host")
+        raise UnavailableError(
+            "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
+        )
     return module

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays import ArrayModule, Buffer, Flat, Step, require_dense
+from hpccoll.runtime.arrays import ArrayModule, Borrowed, Buffer, Flat, Step, require_dense
 from hpccoll.runtime.dtypes import DType, dtype_of
 
 
@@ -28,8 +28,14 @@ class CupyModule:
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(self._cupy.copyto, out, source)
 
-    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
-        return partial(self._cupy.multiply, source, self._cupy.asarray(factor, out.dtype), out)
+    def borrow(self, flat: Flat) -> Flat:
+        memory = self._cupy.cuda.UnownedMemory(flat.data.ptr, flat.nbytes, None)
+        return self._cupy.ndarray(flat.shape, flat.dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
+        factor = self._cupy.asarray(factor, out.dtype)
+        factor = self._cupy.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
+        return partial(self._cupy.multiply, source, factor, out)
 
     def divide(self, out: Flat, divisor: int) -> Step:
         return partial(self._cupy.divide, out, out.dtype.type(divisor), out)
@@ -68,8 +74,15 @@ class TorchCudaModule:
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(out.copy_, source)
 
-    def scale(self, out: Flat, source: Flat, factor: Any) -> Step:
+    def borrow(self, flat: Flat) -> Flat:
+        if not flat.numel():  # there is no memory to point to
+            return flat
+        memory = Borrowed("__cuda_array_interface__", flat.data_ptr(), flat.numel() * flat.element_size())
+        return self._torch.as_tensor(memory, device=self._device).view(flat.dtype)
+
+    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
         factor = self._torch.as_tensor(factor, dtype=out.dtype, device=self._device)
+        factor = factor.expand(shape).reshape(-1) if factor.dim() else factor
         return partial(self._torch.multiply, source, factor, out=out)
 
     def divide(self, out: Flat, divisor: int) -> Step:

@@ -109,9 +109,7 @@ def _ask(operation: str, module: str, limit_s: float) -> Evidence:
     environ = launcher.without_launcher(os.environ)
     try:
         # S603: the command is this module under this interpreter, and both words come from constants above.
-        done = subprocess.run(  # noqa: S603
-            command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return Evidence(operation, False, f"no answer within {limit_s:g} s")
     return verdict(operation, done.returncode, done.stdout, done.stderr)

@@ -95,7 +95,7 @@ class Engine:
         key = self._key(job)
         executable = None if self._active else self.executables.get(key)
         if executable is None and not self._active and self._seen.get(key):
-            executable = self.bind(job)
+            executable = self.bind(borrowed(job))
             self.executables.put(key, executable)
         if executable is not None:
             executable()
@@ -128,13 +128,15 @@ class Engine:
     def prepare(self, job: Job) -> Executable:
         """Bind a job to be run many times; freed with the engine."""
         executable = self.bind(job)
-        self._prepared.append(executable)
+        self._prepared = [*(known for known in self._prepared if known.live), executable]
         return executable
 
     def bind(self, job: Job) -> Executable:
         """Make the persistent requests of a job."""
         prepared = self._prepare(job, BLOCKING_TAG, self._scratch)
-        return Executable(prepared.program, prepared.setting, prepared.before, prepared.after)
+        return Executable(
+            prepared.program, prepared.setting, prepared.before, prepared.after, self._active, self.progress
+        )
 
     def free(self) -> None:
         """Give all persistent requests back to MPI (it must not have ended)."""
@@ -203,12 +205,24 @@ class Engine:
         """premul_sum: scale into the output where it holds the whole vector, else into memory of its own."""
         whole = job.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and job.result is not None
         target = job.result.flat if whole and job.result else job.module.empty(source.count, job.dtype)
-        step = job.module.scale(target, source.flat, job.reduction.factor)
+        step = job.module.scale(target, source.flat, job.reduction.factor, source.shape)
         return replace(job, source=replace(source, flat=target)), (step,), whole
 
     def _snapshot(self, job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...]]:
         target = job.module.empty(source.count, job.dtype)
         return replace(job, source=replace(source, flat=target)), (job.module.copy(target, source.flat),)
+
+
+def borrowed(job: Job) -> Job:
+    """Return the job on the same memory without keeping it alive.
+
+    What is cached must not hold on to buffers that their owner has let go of. It is run only for buffers that lie
+    where these lay, so the memory is there whenever it runs.
+    """
+    source, result = (
+        buffer and replace(buffer, flat=buffer.module.borrow(buffer.flat)) for buffer in (job.source, job.result)
+    )
+    return replace(job, source=source, result=result)
 
 
 def shares_memory(job: Job, rank: int) -> bool:

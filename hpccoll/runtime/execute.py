@@ -12,12 +12,13 @@ memory, which is reused as soon as no message is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, Flat, Step
 from hpccoll.runtime.program import Copy, Join, Place, Program, Receive, Send, Wait
 
@@ -137,31 +138,56 @@ def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tupl
 
 
 class Executable:
-    """A program bound to buffers: call it as often as you like; free it before MPI ends."""
+    """A program bound to buffers: call it as often as you like; free it before MPI ends.
 
-    __slots__ = ("_memories", "_requests", "live", "steps")
+    `others` are the operations under way on the communicator, and `progress` carries them on: while there are any,
+    waiting for a message here must not let them stand still, since another rank may wait for them first.
+    """
 
-    def __init__(self, program: Program, setting: Setting, before: tuple[Step, ...], after: tuple[Step, ...]) -> None:
+    __slots__ = ("_memories", "_others", "_progress", "_waits", "live", "steps")
+
+    def __init__(
+        self,
+        program: Program,
+        setting: Setting,
+        before: tuple[Step, ...],
+        after: tuple[Step, ...],
+        others: Sized,
+        progress: Step,
+    ) -> None:
         bound = list(steps(program, setting, Persistent(setting.comm, setting.tag)))
-        self._requests = [request for _, request in bound if request is not None]
         self.steps = (*before, *(step for step, _ in bound), *after)
+        self._waits = {i: request for i, (_, request) in enumerate(bound, len(before)) if request is not None}
         self._memories: tuple[Flat, ...] = setting.memories  # kept alive: requests know only addresses
+        self._others, self._progress = others, progress
         self.live = True
 
     def __call__(self) -> None:
         """Run once; blocks until this rank's part is done."""
+        if self._others:
+            self._run_beside()
+            return
         for step in self.steps:
             step()
+
+    def _run_beside(self) -> None:
+        for i, step in enumerate(self.steps):
+            request = self._waits.get(i)
+            if request is None:
+                step()
+            else:
+                while not request.Test():
+                    self._progress()
 
     def free(self) -> None:
         """Give the requests back to MPI; the executable cannot run after."""
         self.steps, self.live, self._memories = (_freed,), False, ()
-        while self._requests:
-            self._requests.pop().Free()
+        while self._waits:
+            self._waits.popitem()[1].Free()
 
 
 def _freed() -> None:
-    raise RuntimeError("this prepared operation was freed with its communicator; prepare it again")
+    raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")
 
 
 class Run:

@@ -65,7 +65,7 @@ class _Lowering:
         sizes = plan.operation.sizes(count, plan.ranks, self.rounds.chunks)
         used = np.zeros(len(sizes), np.bool_)
         self.moves = [[self.own(move, used) for move in moves] for moves in self.rounds]
-        self.places = Placement(plan.operation, rank, plan.ranks, plan.root, sizes, used, in_place)
+        self.places = Placement(plan, rank, sizes, used, in_place)
         self.steps: list[Instruction] = []
         self.landing = self.cursor = 0
 
@@ -229,7 +229,7 @@ class _Lowering:
 
 def _ids(region: Region) -> IntArray:
     ids = region.ids(1)[0]
-    return ids[ids != NOBODY]
+    return np.asarray(ids[ids != NOBODY], np.int64)
 
 
 def _within(side: list[Place], begin: int, end: int) -> list[Place]:

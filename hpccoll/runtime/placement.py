@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.program import Memory, Place
 
@@ -18,12 +18,9 @@ from hpccoll.runtime.program import Memory, Place
 class Placement:
     """The places of one rank's chunks, changing as the plan goes on."""
 
-    def __init__(
-        self, operation: Operation, rank: int, n: int, root: int, sizes: IntArray, used: NDArray[np.bool_], in_place: bool
-    ) -> None:
-        chunks, me = len(sizes), np.array([rank])
-        self.held = operation.held(me, n, chunks, root)[0]
-        self.wanted = operation.wanted(me, n, chunks, root)[0]
+    def __init__(self, plan: Plan, rank: int, sizes: IntArray, used: NDArray[np.bool_], in_place: bool) -> None:
+        of = (np.array([rank]), plan.ranks, len(sizes), plan.root)
+        self.held, self.wanted = plan.operation.held(*of)[0], plan.operation.wanted(*of)[0]
         scratch = used & ~self.wanted
         self.sizes = sizes
         self.work = int(sizes[scratch].sum())
@@ -46,7 +43,7 @@ class Placement:
 
     def strays(self, chunks: IntArray) -> IntArray:
         """Return those of the chunks that are not at home."""
-        return chunks[self._now[chunks] != self._home[chunks]]
+        return np.asarray(chunks[self._now[chunks] != self._home[chunks]], np.int64)
 
     def settle(self, chunks: IntArray) -> None:
         """Record that these chunks are at home from now on."""
@@ -66,9 +63,7 @@ class Placement:
         stops = starts + sizes
         cuts = np.nonzero((memory[1:] != memory[:-1]) | (starts[1:] != stops[:-1]))[0] + 1
         first, last = [0, *cuts.tolist()], [*(cuts - 1).tolist(), len(chunks) - 1]
-        return [
-            Place(Memory(int(memory[a])), int(starts[a]), int(stops[b])) for a, b in zip(first, last, strict=True)
-        ]
+        return [Place(Memory(int(memory[a])), int(starts[a]), int(stops[b])) for a, b in zip(first, last, strict=True)]
 
 
 def aligned(*sides: list[Place]) -> list[tuple[Place, ...]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 
 class Memory(IntEnum):
@@ -19,7 +19,8 @@ class Memory(IntEnum):
     LANDING = 3  # messages on their way into a reduction, or packed together
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Elements start to stop (exclusive) of one memory."""
 
     memory: Memory

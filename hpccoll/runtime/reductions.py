@@ -67,13 +67,16 @@ class Reduction:
     def require(self, dtype: DType) -> None:
         """Raise ReductionError where this reduction is not defined for `dtype`."""
         if dtype.kind not in _KINDS[self.name]:
-            raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {_REMEDY[dtype.kind]}")
+            why = _REMEDY[dtype.kind]
+            raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {why}")
         if self.name != "premul_sum":
             return
         if self.factor is None:
             raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")
         if dtype.kind == "i" and isinstance(self.factor, float):
-            raise ReductionError(f"premul_sum by {self.factor} would truncate dtype {dtype.name}: cast to a floating dtype")
+            raise ReductionError(
+                f"premul_sum by {self.factor} would truncate dtype {dtype.name}: cast to a floating dtype"
+            )
 
 
 def premul_sum(factor: Any) -> Reduction:

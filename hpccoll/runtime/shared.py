@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -30,16 +31,16 @@ class Windows:
         if any(extent < 0 for extent in extents):
             raise UsageError(f"shape {extents} has a negative extent")
         kind = dtype_named(dtype)
-        if self._node is None:
-            self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        node = self._node = self._node or cast("MPI.Intracomm", self._comm.Split_type(MPI.COMM_TYPE_SHARED))
         info = MPI.Info.Create()
         info.Set("alloc_shared_noncontig", "true")  # each rank's part on pages of its own, near its cores
         count = math.prod(extents)
-        window = MPI.Win.Allocate_shared(count * kind.itemsize, kind.itemsize, info=info, comm=self._node)
+        window = MPI.Win.Allocate_shared(count * kind.itemsize, kind.itemsize, info=info, comm=node)
         info.Free()
         self._windows.append(window)
-        memory, _ = window.Shared_query(self._node.rank)
-        return np.frombuffer(memory, np.uint8, count * kind.itemsize).view(kind.numpy).reshape(extents)
+        memory, _ = window.Shared_query(node.rank)
+        flat = np.frombuffer(cast("Any", memory), np.uint8, count * kind.itemsize)
+        return np.asarray(flat.view(kind.numpy).reshape(extents))
 
     def free(self) -> None:
         """Give all windows back; collective. Arrays in them must not be touched any more."""

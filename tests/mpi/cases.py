@@ -10,7 +10,7 @@ buffer must stay as they were.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -162,7 +162,7 @@ class Case:
         return results
 
     def wrong(self, rank: int, n: int, found: Array) -> int:
-        """Elements that are not right by arithmetic, whatever the plan; finite inputs only."""
+        """Elements that are not right by arithmetic, whatever the plan; for finite inputs."""
         op = "avg" if self.op == "avg" else self.base_op
         wanted = expect(self.operation, [self.scaled(r, n) for r in range(n)], op, rank, self.root)
         return 0 if wanted is None else wanted.wrong(found)
@@ -311,15 +311,30 @@ class Call:
         return None if held is None else held.copy()
 
 
-def check(comm: Communicator, raw: Any, case: Case) -> None:
-    """Run a case and hold every result against replay, arithmetic and the other ranks."""
-    call = Call(comm, case)
+def check(comm: Communicator, raw: Any, cases: Sequence[Case]) -> None:
+    """Run cases and hold every result against replay, arithmetic and the other ranks.
+
+    The ranks share out the replays, each making those of every n-th case for all ranks.
+    """
+    n = comm.size
+    shares = [oracle(case, comm) for case in cases[comm.rank :: n]]
+    mine = raw.alltoall([[share[rank] for share in shares] for rank in range(n)])
+    for i, case in enumerate(cases):
+        wanted = mine[i % n][i // n]
+        for found in Call(comm, case).results():
+            if found is not None:
+                assert bits(found) == wanted, (case, comm.rank, found, np.frombuffer(wanted, found.dtype))
+            if case.operation is Operation.ALL_REDUCE and found is not None:
+                assert len(set(raw.allgather(crc32(bits(found))))) == 1, (case, "ranks differ")
+
+
+def oracle(case: Case, comm: Communicator) -> list[bytes]:
+    """Return the bits that every rank must hold; replay itself must be right by arithmetic."""
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
-    job = Job(case.operation, case.algorithm, case.root, Reduction("sum"), None, adopt(np.empty(0, case.kind.numpy), "x", writable=False), case.count)
-    wanted = case.replayed(comm.size, comm._engine.choose(job)[1])[comm.rank]
-    for found in call.results():
-        if found is not None:
-            assert bits(found) == bits(wanted), (case, comm.rank, found, wanted)
-            assert case.special or not case.wrong(comm.rank, comm.size, found), (case, comm.rank, found)
-        if case.operation is Operation.ALL_REDUCE and found is not None:
-            assert len(set(raw.allgather(crc32(bits(found))))) == 1, (case, "ranks differ")
+    sample = adopt(np.empty(0, case.kind.numpy), "x", writable=False)
+    job = Job(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
+    results = case.replayed(comm.size, comm._engine.choose(job)[1])
+    if not case.special:
+        wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]
+        assert not any(wrong), (case, "replay itself is wrong", wrong)
+    return [bits(values) for values in results]

@@ -151,14 +151,14 @@ def fault_of(script: Script, plan: Plan) -> str | None:
                     if any(sizes[chunk] != sizes[place] for sizes in layouts):
                         return "sizes that differ"
                     landed.append(((to, place), ends.op[to], before[rank, chunk]))
-        times = Counter(place for place, _, _ in landed)
-        for place, op, value in landed:
+        times = Counter(at for at, _, _ in landed)
+        for at, op, value in landed:
             if op and not plan.operation.reduces:
                 return "a reduction where nothing is to be reduced"
-            if op == Op.COPY and times[place] > 1:
+            if op == Op.COPY and times[at] > 1:
                 return "overwritten"
-            pair = {0: value, 1: ("+", state.get(place), value), 2: ("+", value, state.get(place))}
-            state[place] = pair[op]
+            pair = {0: value, 1: ("+", state.get(at), value), 2: ("+", value, state.get(at))}
+            state[at] = pair[op]
     if plan.operation is Operation.BARRIER:
         return None if all(len(ranks) == n for ranks in heard) else "left too early"
     return unfulfilled(state, required(plan, chunks))

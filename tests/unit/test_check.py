@@ -11,7 +11,7 @@ import pytest
 from hpccoll.collectives import named
 from hpccoll.errors import PlanError
 from hpccoll.plan.check import check
-from hpccoll.plan.operation import Operation
+from hpccoll.plan.operation import _BRINGS, Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import SIGNAL, Move, Op, Picks, Span
@@ -106,6 +106,14 @@ def test_sends_read_what_stood_at_the_start_of_the_round():
     assert "round 0: rank 1 sends chunk 0 before it was written" in complaint(plan_of([onwards], ranks=3))
 
 
+def test_reducing_into_what_was_never_written(monkeypatch):
+    # No operation that reduces has work space yet; one that had would begin with chunks that hold nothing.
+    monkeypatch.setitem(_BRINGS, Operation.REDUCE, "own")
+    swap = Move(array(-1, 0), array(1, -1), Span(1, 1, 2), Span(1, 1, 2), Op.OWN_FIRST)
+    plan = plan_of([swap], operation=Operation.REDUCE, chunks=2)
+    assert "round 0: rank 0 reduces into chunk 1, which was never written" in complaint(plan, counts=())
+
+
 def test_a_round_names_the_first_fault_of_many_ranks():
     shift = Move(np.arange(1, 7) % 6, np.full(6, -1), ONE, ONE)
     assert "round 0: rank 0 (and 5 more) sends to 1, who receives from -1" in complaint(plan_of([shift], ranks=6))
@@ -183,10 +191,19 @@ def test_a_barrier_that_lets_a_rank_leave_early():
 
 
 def test_a_barrier_hears_nothing_of_its_own_round():
-    onwards = Move(array(1, 2, 0), array(2, 0, 1), SIGNAL, SIGNAL)
-    assert "rank 0 may leave before rank 1" in complaint(
-        plan_of([onwards], operation=Operation.BARRIER, ranks=3, chunks=0)
-    )
+    # 0 tells 1, 1 tells 2, 2 tells 0, 0 tells 1: enough one after the other, but this is one round.
+    signals = [
+        Move(
+            array(*(b if rank == a else -1 for rank in range(3))),
+            array(*(a if rank == b else -1 for rank in range(3))),
+            SIGNAL,
+            SIGNAL,
+        )
+        for a, b in ((0, 1), (1, 2), (2, 0), (0, 1))
+    ]
+    check(plan_of(*([signal] for signal in signals), operation=Operation.BARRIER, ranks=3, chunks=0))
+    at_once = plan_of(signals, operation=Operation.BARRIER, ranks=3, chunks=0)
+    assert "rank 0 may leave before rank 1 arrived" in complaint(at_once)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hpccoll.measure.statistics import median_interval, median_ranks, ratio_of_m
 
 def covered_exactly(n: int, rank: int) -> float:
     """P(rank-th smallest <= median <= rank-th largest), counted."""
-    return sum(comb(n, k) for k in range(rank, n - rank + 1)) / 2**n
+    return float(sum(comb(n, k) for k in range(rank, n - rank + 1)) / 2**n)
 
 
 def test_a_summary_of_known_samples():

@@ -26,12 +26,12 @@ from tests.unit.faults import FAULTS, NoRoom, site
 from tests.unit.referee import acted, fault_of, written
 
 RANKS = (2, 3, 4, 5, 8)
-# Kinds of fault that leave some plans right and as cheap as stated: why, and which plans. The referee has computed every
+# Kinds of fault that leave some plans right and as cheap as stated: why, and which plans. The referee has computed each
 # wanted chunk of each as an expression, replay as numbers (below); no survivor is believed because it stands here.
 EQUIVALENT: dict[str, tuple[str, set[str]]] = {
     "crossed_peers": (
-        "two children of a tree, alike in all that they hold then, change parents: another tree of the same height, and "
-        "one rank, its root, still computes every bit",
+        "two children of a tree, alike in all that they hold then, change parents: another tree of the same height, "
+        "and one rank, its root, still computes every bit",
         {"all_reduce/double_tree", "all_reduce/tree", "barrier/tree", "broadcast/tree", "reduce/tree"},
     ),
     "delayed_message": (
@@ -59,8 +59,8 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
         },
     ),
     "swapped_rounds": (
-        "the two rounds commute: each leaves alone what the other reads, or both run over the same distances in another "
-        "order, by which the operands group differently, but alike on all ranks",
+        "the two rounds commute: each leaves alone what the other reads, or both run over the same distances in "
+        "another order, by which the operands group differently, but alike on all ranks",
         {
             *("all_gather/bruck", "all_reduce/recursive_doubling", "all_reduce/tree", "all_to_all/pairwise"),
             *("barrier/dissemination", "barrier/tree", "broadcast/chain", "reduce/tree", "reduce_scatter/bruck"),

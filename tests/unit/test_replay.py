@@ -32,13 +32,14 @@ def plainly(plan: Plan, data: Arrays, count: int) -> Arrays:
     n, nothing = plan.ranks, np.empty(0, np.int64)
     ranks = range(n)
     block = [slice(r * count, (r + 1) * count) for r in ranks]
+    total = np.asarray(sum(data)) if plan.operation.reduces else nothing
     match plan.operation:
         case Operation.ALL_REDUCE:
-            return [np.sum(data, axis=0, dtype=np.int64)] * n
+            return [total] * n
         case Operation.REDUCE:
-            return [np.sum(data, axis=0, dtype=np.int64) if r == plan.root else nothing for r in ranks]
+            return [total if r == plan.root else nothing for r in ranks]
         case Operation.REDUCE_SCATTER:
-            return [np.sum(data, axis=0, dtype=np.int64)[block[r]] for r in ranks]
+            return [total[block[r]] for r in ranks]
         case Operation.ALL_GATHER:
             return [np.concatenate(data)] * n
         case Operation.GATHER:

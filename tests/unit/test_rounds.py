@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,8 +31,8 @@ def messages(rounds: Rounds, n: int) -> list[list[Message]]:
             for rank in np.nonzero(move.frm >= 0)[0].tolist():
                 peer = int(move.frm[rank])
                 assert move.to[peer] == rank
-                rows = (tuple(c for c in row.tolist() if c >= 0) for row in (out[peer], into[rank]))
-                here.append((peer, rank, *rows, int(ops[rank])))
+                there, kept = (tuple(c for c in row.tolist() if c >= 0) for row in (out[peer], into[rank]))
+                here.append((peer, rank, there, kept, int(ops[rank])))
         found.append(sorted(here))
     return found
 
@@ -121,10 +123,9 @@ def test_reversed_turns_every_message_around(n):
 def test_gather_backwards_is_scatter_and_reduce_backwards_broadcast():
     for n in (1, 2, 5, 8):
         for root in {0, n - 1}:
-            gather = named(Operation.GATHER, "tree").plan(n, root).make
-            reduce = named(Operation.REDUCE, "tree").plan(n, root).make
-            check(Plan(Operation.SCATTER, "mine", n, root, lambda rank, make=gather: make(rank).reversed()))
-            check(Plan(Operation.BROADCAST, "mine", n, root, lambda rank, make=reduce: make(rank).reversed()))
+            for there, back in ((Operation.GATHER, Operation.SCATTER), (Operation.REDUCE, Operation.BROADCAST)):
+                turned = named(there, "tree").plan(n, root).whole().reversed()
+                check(Plan(back, "mine", n, root, partial(lambda rounds, _: rounds, turned)))
 
 
 def test_scaled_and_shifted_plans_carry_finer_and_other_chunks():

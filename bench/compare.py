@@ -1,0 +1,209 @@
+"""What the comparisons of this folder share: sides of a case raced against each other, and what is written down.
+
+A case is one thing to do (a message size, say), and its sides are ways to do it, all on the same buffers. The first
+side is the baseline, the second is the baseline made once more: their ratio is the noise (the A/A row). A round times
+every side once, in a new random order; a sample is the time of `batch` calls back to back after a barrier, divided by
+`batch`, the maximum over the ranks. No sample is left out.
+
+A ratio is median(baseline) / median(side): above 1 the side is faster. A side counts as slower only where the whole
+95 % interval of its ratio lies below 1 and below the interval of the A/A row.
+
+Other programs falsify a comparison. So every case records how many cores they kept busy while it was raced
+(`others_cores`: all CPU time of the machine less that of the ranks), and `--patience N` races a case anew, up to N
+times, while that is more than QUIET cores; it keeps the quietest race, whatever came out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from hpccoll.measure.record import SCHEMA
+from hpccoll.measure.statistics import Interval, ratio_of_medians, summarize
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+Floats = NDArray[np.float32]
+FEWEST, MOST = 15, 2000  # rounds of a race
+PILOT, WARM_UP = 3, 5
+QUIET = 0.1  # cores that others may keep busy
+
+
+@dataclass(frozen=True, slots=True)
+class Must:
+    """What a side must hold: to be no slower than `against`; or to differ from it by no more than `share` or `us`."""
+
+    text: str
+    against: str
+    share: float = 0.0
+    us: float = 0.0
+
+
+@dataclass(slots=True)
+class Side:
+    """One way to do it. `seconds` is for sides that time themselves; it returns this rank's seconds of one call.
+
+    Sides that only move memory compute nothing that could be `checked`.
+    """
+
+    name: str
+    call: Callable[[], object]
+    musts: tuple[Must, ...] = ()
+    checked: bool = True
+    seconds: Callable[[], float] | None = None
+    samples_us: list[float] = field(default_factory=list)
+    wrong: int | None = None
+
+
+@dataclass(slots=True)
+class Case:
+    """Sides on one workload.
+
+    `check` runs a side on known data and returns how many elements came out wrong on this rank; `late` names a side
+    whose timed results were validated too, and says how many were wrong.
+    """
+
+    name: str
+    nbytes: int
+    batch: int
+    sides: list[Side]
+    check: Callable[[Callable[[], object]], int] | None = None
+    late: Callable[[], tuple[str, int]] | None = None
+    others_cores: float = float("inf")
+
+    def side(self, name: str) -> Side:
+        """Return the side of that name."""
+        return next(side for side in self.sides if side.name == name)
+
+    def ratio(self, side: Side, against: str | None = None) -> Interval:
+        """Return median(baseline, or `against`) / median(side) with its interval."""
+        return ratio_of_medians(self.side(against or self.sides[0].name).samples_us, side.samples_us)
+
+    def holds(self, side: Side, must: Must) -> bool:
+        """Whether the side does what it must."""
+        if must.share or must.us:
+            median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
+            return bool(abs(median - other) <= max(must.share * other, must.us))
+        return self.ratio(side, must.against).high >= min(1.0, self.ratio(self.sides[1]).low)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a script is given: the ranks, hpccoll's communicator on them, and how long to measure."""
+
+    script: str
+    comm: MPI.Intracomm
+    own: Communicator
+    sizes: tuple[int, ...]
+    seconds: float
+    patience: int
+    seed: int
+
+    def run(self, case: Case) -> Case:
+        """Check every side, then race them; on every rank alike. Collective."""
+        for side in case.sides:
+            if case.check is not None and side.checked:
+                side.wrong = self.comm.allreduce(case.check(side.call))
+        for _ in range(1 + self.patience):
+            samples, others = self._race(case)
+            if others < case.others_cores:
+                case.others_cores = others
+                for side, column in zip(case.sides, samples.T, strict=True):
+                    side.samples_us = [round(float(sample) * 1e6, 3) for sample in column]
+            if case.others_cores <= QUIET:
+                break
+        if case.late is not None:
+            name, wrong = case.late()
+            case.side(name).wrong = self.comm.allreduce(wrong)
+        return case
+
+    def _race(self, case: Case) -> tuple[NDArray[np.float64], float]:
+        """Return seconds a call, shape (rounds, sides), and the cores that others kept busy."""
+        order = random.Random(self.seed)  # noqa: S311 - the same order on every rank, not a secret
+        for _ in range(WARM_UP):
+            for side in case.sides:
+                side.call()
+        begin = time.perf_counter()
+        self._rounds(case, PILOT, order)
+        each = (time.perf_counter() - begin) / PILOT
+        count = self.comm.bcast(int(min(max(self.seconds / each, FEWEST), MOST)))
+        busy, begin = self._busy_s(), time.perf_counter()
+        samples = self._rounds(case, count, order)
+        others = (self._busy_s() - busy) / (time.perf_counter() - begin)
+        return samples, max(0.0, round(self.comm.bcast(others), 3))
+
+    def _rounds(self, case: Case, count: int, order: random.Random) -> NDArray[np.float64]:
+        taken = np.empty((count, len(case.sides)))
+        for row in taken:
+            for at in order.sample(range(len(case.sides)), len(case.sides)):
+                side = case.sides[at]
+                row[at] = side.seconds() if side.seconds else self._timed(side.call, case.batch)
+        self.comm.Allreduce(MPI.IN_PLACE, taken, MPI.MAX)
+        return taken
+
+    def _timed(self, call: Callable[[], object], batch: int) -> float:
+        turns = itertools.repeat(None, batch)
+        self.comm.Barrier()
+        begin = time.perf_counter()
+        for _ in turns:
+            call()
+        return (time.perf_counter() - begin) / batch
+
+    def _busy_s(self) -> float:
+        """CPU seconds that others have spent on this machine: all of them less those of the ranks."""
+        mine = psutil.Process().cpu_times()
+        ranks = self.comm.allreduce(mine.user + mine.system)
+        spent = psutil.cpu_times()
+        return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
+
+    def records(self, case: Case) -> list[dict[str, Any]]:
+        """Return what is written of a case: a record of kind `comparison` for each side (see README.md)."""
+        head = {"schema": SCHEMA, "kind": "comparison", "script": self.script, "case": case.name}
+        workload = {"ranks": self.comm.size, "nbytes": case.nbytes, "batch": case.batch}
+        return [head | {"side": side.name} | workload | _found(case, side) for side in case.sides]
+
+
+def _found(case: Case, side: Side) -> dict[str, Any]:
+    musts = [
+        {"text": must.text, "ratio": asdict(case.ratio(side, must.against)), "holds": case.holds(side, must)}
+        for must in side.musts
+    ]
+    return {
+        "iterations": len(side.samples_us),
+        "time_us": asdict(summarize(side.samples_us)),
+        "baseline": case.sides[0].name,
+        "ratio": None if side is case.sides[0] else asdict(case.ratio(side)),
+        "musts": musts,
+        "wrong": side.wrong,
+        "others_cores": case.others_cores,
+        "samples_us": side.samples_us,
+    }
+
+
+def all_reduce_check(comm: MPI.Intracomm, x: Floats) -> Callable[[Callable[[], object]], int]:
+    """Return the check of an in-place sum of `x`, which leaves zeros: they stay zeros however often they are summed."""
+    pattern = np.arange(len(x), dtype=np.float32) % 7
+
+    def check(call: Callable[[], object]) -> int:
+        np.add(pattern, comm.rank, out=x)
+        call()
+        wrong = int(np.count_nonzero(x != comm.size * pattern + comm.size * (comm.size - 1) / 2))
+        x[:] = 0
+        return wrong
+
+    return check
+
+
+def summary_of(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Return the summary of timings given in seconds, in microseconds."""
+    return asdict(summarize([round(each * 1e6, 3) for each in seconds]))

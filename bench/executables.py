@@ -1,0 +1,257 @@
+"""hpccoll's executables against hand-written mpi4py loops of the same algorithms, and the MPI library's own.
+
+The loops are what a careful user writes: views, buffer specifications and scratch made once, Sendrecv and np.add(out=).
+Also: what a step costs, what lowering and binding cost, and how far 64 MiB are from what the memory allows.
+
+    mpirun -n 2 python bench/executables.py --json executables.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Floats, Must, Side, all_reduce_check, summary_of
+from mpi4py import MPI
+from script import Result, main
+
+from hpccoll.collectives.registry import describe, named
+from hpccoll.collectives.ring import all_gather
+from hpccoll.measure.record import SCHEMA
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.step import IntArray
+from hpccoll.runtime.lower import lower
+from hpccoll.units import KiB, MiB, format_size
+
+Call = Callable[[], None]
+Loop = Callable[[MPI.Intracomm, Floats], Call]
+
+BATCHED_BELOW, BATCH = 64 * KiB, 100
+BINDINGS = 25
+COMPILED_WITHIN_MS = 20.0
+EXCHANGES = 100
+LARGE = 64 * MiB
+
+
+def ring_loop(comm: MPI.Intracomm, x: Floats) -> Call:
+    """Return a ring all-reduce of x, written by hand."""
+    n, rank = comm.size, comm.rank
+    to, frm = (rank + 1) % n, (rank - 1) % n
+    chunks = [x[len(x) * c // n : len(x) * (c + 1) // n] for c in range(n)]
+    scratch = np.zeros(max(len(chunk) for chunk in chunks), np.float32)
+    reduce_steps, gather_steps = [], []
+    for s in range(n - 1):
+        out, into = chunks[(rank - s - 1) % n], chunks[(rank - s - 2) % n]
+        landing = scratch[: len(into)]
+        reduce_steps.append(([out, MPI.FLOAT], [landing, MPI.FLOAT], landing, into))
+        out, into = chunks[(rank - s) % n], chunks[(rank - s - 1) % n]
+        gather_steps.append(([out, MPI.FLOAT], [into, MPI.FLOAT]))
+
+    def loop() -> None:
+        for send, receive, landing, into in reduce_steps:
+            comm.Sendrecv(send, to, 0, receive, frm, 0)
+            np.add(into, landing, out=into)
+        for send, receive in gather_steps:
+            comm.Sendrecv(send, to, 0, receive, frm, 0)
+
+    return loop
+
+
+def doubling_loop(comm: MPI.Intracomm, x: Floats) -> Call:
+    """Return a recursive-doubling all-reduce of x, written by hand for a power of two ranks."""
+    scratch = np.zeros_like(x)
+    send, receive = [x, MPI.FLOAT], [scratch, MPI.FLOAT]
+    peers = [comm.rank ^ (1 << bit) for bit in range(comm.size.bit_length() - 1)]
+
+    def loop() -> None:
+        for peer in peers:
+            comm.Sendrecv(send, peer, 0, receive, peer, 0)
+            np.add(x, scratch, out=x)
+
+    return loop
+
+
+def algorithms(ranks: int) -> dict[str, Loop]:
+    """Return the hand-written loops for so many ranks."""
+    loops: dict[str, Loop] = {"ring": ring_loop, "recursive_doubling": doubling_loop}
+    return loops if ranks & (ranks - 1) == 0 else {"ring": ring_loop}
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield all cases and records of this script."""
+    for nbytes in bench.sizes:
+        x = np.zeros(max(nbytes // 4, 1), np.float32)
+        for name, loop in algorithms(bench.comm.size).items():
+            yield compiled(bench, name, len(x))
+            executable = bench.own.all_reduce_init(x, algorithm=name)
+            for batch in (1, BATCH) if nbytes <= BATCHED_BELOW else (1,):
+                case = all_reduce_case(bench, name, (loop(bench.comm, x), loop(bench.comm, x)), x, executable)
+                case.batch = batch
+                yield bench.run(case)
+                if name == "ring" and nbytes >= LARGE:
+                    yield floor(bench, case)
+            executable.free()
+    if bench.comm.size > 1:
+        case, requests = steps_case(bench)
+        yield bench.run(case)
+        for request in requests:
+            request.Free()
+
+
+def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
+    """Race the loop, the loop once more, the executable and the MPI library on x; in the large ring also the memory."""
+    comm = bench.comm
+    musts = [Must("no slower than the loop", "loop")]
+    sides = [
+        Side("loop", loops[0]),
+        Side("loop again (A/A)", loops[1]),
+        Side("MPI library", partial(comm.Allreduce, MPI.IN_PLACE, [x, MPI.FLOAT], MPI.SUM)),
+    ]
+    if name == "ring" and x.nbytes >= LARGE:
+        sides += [Side(f"memory, {copies} a message", memory(x, comm.size, copies), checked=False) for copies in (1, 2)]
+        musts += [Must("as fast as the library", "MPI library")] * (comm.size == 2)
+    sides.append(Side("hpccoll executable", executable, tuple(musts)))
+    return Case(name, x.nbytes, 1, sides, all_reduce_check(comm, x))
+
+
+def memory(x: Floats, n: int, copies: int) -> Call:
+    """Return what a rank of a ring of n does in its memory alone: every message copied so often, half of them added."""
+    chunk = max(len(x) // n, 1)
+    mine, other = x[:chunk], np.zeros(chunk, np.float32)
+
+    def move() -> None:
+        for _ in range(n - 1):
+            for _ in range(2 * copies):
+                np.copyto(other, mine)
+            np.add(mine, other, out=mine)
+
+    return move
+
+
+def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
+    """Time lowering the plan and binding the program on this rank; the record is of the slowest rank."""
+    rank, ranks = bench.comm.rank, bench.comm.size
+    x = np.zeros(count, np.float32)
+    lowered, bound = [], []
+    program = lower(named(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+    for _ in range(BINDINGS):
+        begin = time.perf_counter()
+        lower(named(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+        lowered.append(time.perf_counter() - begin)
+    for _ in range(BINDINGS + 1):
+        begin = time.perf_counter()
+        executable = bench.own.all_reduce_init(x, algorithm=name)
+        bound.append(time.perf_counter() - begin)
+        executable.free()
+    worst = np.array([lowered, bound[1:]])  # the first binding lowers too, where nothing was kept
+    bench.comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
+    lower_us, bind_us = summary_of(worst[0]), summary_of(worst[1])
+    total_ms = ((lower_us["p50"] or 0) + (bind_us["p50"] or 0)) / 1e3
+    return {
+        "schema": SCHEMA,
+        "kind": "compile",
+        "script": bench.script,
+        "case": name,
+        "ranks": ranks,
+        "nbytes": x.nbytes,
+        "steps": len(program.instructions),
+        "messages": program.messages,
+        "lower_us": lower_us,
+        "bind_us": bind_us,
+        "musts": [{"text": f"compiled within {COMPILED_WITHIN_MS:.0f} ms", "holds": total_ms <= COMPILED_WITHIN_MS}],
+        "line": f"{format_size(x.nbytes):>8}        {name:<22} compiled: {len(program.instructions)} instructions, "
+        f"{program.messages} messages; lowered in {lower_us['p50']:.0f} us, bound in {bind_us['p50']:.0f} us "
+        f"(within {COMPILED_WITHIN_MS:.0f} ms: {'holds' if total_ms <= COMPILED_WITHIN_MS else 'MISSED'})",
+    }
+
+
+def floor(bench: Bench, case: Case) -> dict[str, Any]:
+    """Hold the ring against the memory, whose sides ran in the same race on all ranks at once.
+
+    Whatever carries the messages, in each of n - 1 steps a rank takes a chunk from its neighbour's memory (one copy)
+    and adds it, and in n - 1 more it takes one. A transport through shared memory copies in and out: two copies.
+    """
+    n, chunk = bench.comm.size, case.nbytes // bench.comm.size
+    moved = {copies: (n - 1) * (2 * copies * 2 + 3) * chunk for copies in (1, 2)}  # a copy moves 2 bytes, an add 3
+    took = {copies: float(np.median(case.side(f"memory, {copies} a message").samples_us)) for copies in moved}
+    measured = float(np.median(case.side("hpccoll executable").samples_us))
+    said = "; ".join(
+        f"with {copies} a message {moved[copies] / MiB:.0f} MiB in {took[copies]:.0f} us "
+        f"({moved[copies] / took[copies] / 1e3:.1f} GB/s a rank), the ring takes {measured / took[copies]:.2f}x that"
+        for copies in moved
+    )
+    return {
+        "schema": SCHEMA,
+        "kind": "floor",
+        "script": bench.script,
+        "case": case.name,
+        "ranks": n,
+        "nbytes": case.nbytes,
+        "measured_us": measured,
+        "floors": [{"copies": copies, "moved": moved[copies], "us": took[copies]} for copies in moved],
+        "line": f"{format_size(case.nbytes):>8}        {case.name:<22} a rank moves through memory: {said}",
+    }
+
+
+def repeated_gather(rank: IntArray, n: int) -> Rounds:
+    """A ring all-gather, over and over: EXCHANGES rounds in which a rank sends one chunk and receives one."""
+    once = all_gather(rank, n)
+    turns = -(-EXCHANGES // len(once))
+    return Rounds(turns * len(once), once.chunks, lambda t: once.at(t % len(once)))
+
+
+def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
+    """Race EXCHANGES exchanges of 8 bytes with the neighbours, for the cost of one; free the requests after."""
+    comm, n = bench.comm, bench.comm.size
+    to, frm = (comm.rank + 1) % n, (comm.rank - 1) % n
+    out, into = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    receive, send = comm.Recv_init([into, MPI.FLOAT], frm, 7), comm.Send_init([out, MPI.FLOAT], to, 7)
+    specs = [out, MPI.FLOAT], [into, MPI.FLOAT]
+
+    def persistent() -> None:
+        receive.Start()
+        send.Start()
+        receive.Wait()
+        send.Wait()
+
+    def sendrecv() -> None:
+        comm.Sendrecv(specs[0], to, 7, specs[1], frm, 7)
+
+    algorithm = describe(Operation.ALL_GATHER, "repeated", repeated_gather, None)
+    whole = np.zeros((n, 2), np.float32)
+    executable = bench.own.prepare(Operation.ALL_GATHER, whole[comm.rank], out=whole, algorithm=algorithm)
+    exchanges = len(repeated_gather(np.array([comm.rank]), n))
+
+    def times(call: Call) -> Call:
+        def loop() -> None:
+            for _ in range(exchanges):
+                call()
+
+        return loop
+
+    sides = [
+        Side("Start, Start, Wait, Wait", times(persistent)),
+        Side("Start, Start, Wait, Wait (A/A)", times(persistent)),
+        Side("Sendrecv", times(sendrecv)),
+        Side("hpccoll executable", executable, (Must("no slower than raw requests", "Start, Start, Wait, Wait"),)),
+    ]
+    for side in sides:
+        side.seconds = partial(per_exchange, comm, side.call, exchanges)
+    return Case("one exchange", out.nbytes, exchanges, sides), [receive, send]
+
+
+def per_exchange(comm: MPI.Intracomm, call: Callable[[], object], exchanges: int) -> float:
+    """Return this rank's seconds of one of the exchanges that `call` makes."""
+    comm.Barrier()
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) / exchanges
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "8,64K,1M,64M", measure))

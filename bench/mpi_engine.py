@@ -1,0 +1,90 @@
+"""The `mpi` engine of `hpccoll bench` against an mpi4py loop written by hand: what does the bench itself add?
+
+The engine's side is timed by the bench's own code, validation of every result included; the loop is plain mpi4py
+around time.perf_counter. Both find the same bytes in the same buffers before each call.
+
+    mpirun -n 2 python bench/mpi_engine.py --json mpi_engine.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Must, Side
+from mpi4py import MPI
+from script import Result, main
+
+from hpccoll.measure.benchmark import Method, Race
+from hpccoll.measure.engines import other
+from hpccoll.measure.stopping import StoppingRule
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import NUMPY
+from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.peers import MpiPeer
+
+ENGINE = "mpi engine of hpccoll bench"
+MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0)
+METHOD = Method(StoppingRule(5, 2000, 0.025, 1.0), warmup=1, check=True, seed=0)
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case for each size, out of place and in place."""
+    for nbytes in bench.sizes:
+        for in_place in (False, True):
+            yield bench.run(engine_case(bench, max(nbytes // 4, 1), in_place))
+
+
+def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
+    """Race the engine in the bench's hands against the loop, on the same buffers."""
+    comm = bench.comm
+    task = Task(Operation.ALL_REDUCE, count, dtype_named("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    workload = Workload(task, NUMPY)
+    contender = other(MpiPeer(comm), workload)
+    race = Race(comm, workload, [contender], METHOD)
+    race.warm_up(contender)
+    loops = [by_hand(comm, workload, in_place) for _ in range(2)]
+    sides = [
+        Side("loop", loops[0][0], seconds=loops[0][1]),
+        Side("loop again (A/A)", loops[1][0], seconds=loops[1][1]),
+        Side(ENGINE, contender.call, (MUST,), seconds=lambda: race.once(contender)),
+    ]
+
+    def check(call: Callable[[], object]) -> int:
+        workload.reset()
+        call()
+        return workload.wrong("loop")
+
+    name = "in place" if in_place else "out of place"
+    return Case(name, count * 4, 1, sides, check, late=lambda: (ENGINE, contender.wrong or 0))
+
+
+def by_hand(comm: MPI.Intracomm, workload: Workload, in_place: bool) -> tuple[Callable[[], None], Callable[[], float]]:
+    """Return an all-reduce as anyone would write it, and a loop body that times it."""
+    x: Any = workload.source
+    out: Any = workload.result
+    data = np.array(workload.inputs[comm.rank])
+
+    def call() -> None:
+        if in_place:
+            comm.Allreduce(MPI.IN_PLACE, [x, MPI.FLOAT])
+        else:
+            comm.Allreduce([x, MPI.FLOAT], [out, MPI.FLOAT])
+
+    def seconds() -> float:
+        out[:] = 0
+        x[:] = data
+        comm.Barrier()
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    return call, seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "8,1K,64K,1M,16M", measure))

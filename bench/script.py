@@ -1,0 +1,155 @@
+"""The frame of a script: its options, its result file, its table and its exit status.
+
+Exit status: 0 measured and right; 1 a result was wrong or, with --require, something missed what it must; 2 usage;
+3 something that was asked for is not here; 4 the communication failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compare import Bench, Case
+
+from hpccoll.communicator import Communicator
+from hpccoll.errors import HpccollError
+from hpccoll.measure.journal import Journal
+from hpccoll.measure.record import RunRecord
+from hpccoll.measure.statistics import CONFIDENCE
+from hpccoll.runtime import job
+from hpccoll.units import format_size, parse_size
+
+Result = Case | dict[str, Any]  # a dict is a record of another kind; its `line` is what the table shows
+HEAD = f"{'size':>8} {'calls':>5}  {'case':<22} {'side':<34} {'us a call':>10} {'95 %':<22} {'ratio':>6} 95 %"
+
+
+def main(doc: str, sizes: str, measure: Callable[[Bench], Iterator[Result]]) -> int:
+    """Run a script on every rank and return its exit status.
+
+    Args:
+        doc: the script's docstring.
+        sizes: message sizes by default, joined by commas.
+        measure: yields what is found, on every rank alike.
+    """
+    options = _options(doc, sizes)
+    try:
+        return _run(options, measure)
+    except HpccollError as error:
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+        job.abort(error.exit_status)
+        return error.exit_status
+
+
+def _options(doc: str, sizes: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output")
+    parser.add_argument("--sizes", default=sizes, help="joined by commas; default %(default)s")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each race; default %(default)s")
+    parser.add_argument("--patience", type=int, default=0, help="race anew, so often, while others keep cores busy")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
+    parser.add_argument("--require", action="store_true", help="exit 1 where something misses what it must")
+    return parser.parse_args()
+
+
+def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result]]) -> int:
+    world = job.world()
+    sizes = tuple(parse_size(size) for size in options.sizes.split(","))
+    wrong = missed = 0
+    with ExitStack() as stack:
+        own = stack.enter_context(Communicator(world))
+        comm = world.Dup()
+        stack.callback(comm.Free)
+        name = Path(sys.argv[0]).stem
+        bench = Bench(name, comm, own, sizes, options.seconds, options.patience, options.seed)
+        run = _run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
+        show: Callable[[str], object] = print if comm.rank == 0 and options.json != "-" else _silent
+        journal = stack.enter_context(Journal(options.json)) if comm.rank == 0 and options.json else None
+        keep: Callable[[Mapping[str, Any]], object] = journal.write if journal else _silent
+        keep(run)
+        show(_header(run))
+        for result in measure(bench):
+            for record in bench.records(result) if isinstance(result, Case) else [result]:
+                wrong += record.get("wrong") or 0
+                missed += sum(not must["holds"] for must in record.get("musts", ()))
+                keep(record)
+                show(line(record))
+        show(f"# {missed} of what must hold was missed" if missed else "# all that must hold holds")
+    return 1 if wrong or (options.require and missed) else 0
+
+
+def _silent(_: object) -> None:
+    """Other ranks print and write nothing."""
+
+
+def _run_record(comm: Any, command: str) -> dict[str, Any]:
+    """The run record of `hpccoll bench`, and what the machine was and did just before; collective."""
+    where = job.layout(comm)
+    run = RunRecord(
+        command=command,
+        versions=job.versions(),
+        hosts=where.hosts,
+        cores=where.cores,
+        ranks=where.ranks,
+        nodes=where.nodes,
+        devices=(),
+        oversubscribed=where.oversubscribed,
+        commit=job.commit(),
+        start_time=datetime.now(UTC),
+    )
+    return run.as_dict() | {"processor": _processor(), "load_average": [round(each, 2) for each in os.getloadavg()]}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _header(run: Mapping[str, Any]) -> str:
+    versions, cores = run["versions"], max(run["cores"])
+    crowded = ", oversubscribed" if run["oversubscribed"] else ""
+    load = " ".join(f"{each:.2f}" for each in run["load_average"])
+    return (
+        f"# {run['command']}\n"
+        f"# {run['processor']}, {cores} cores; {run['ranks']} ranks{crowded}; {versions['mpi']}, "
+        f"mpi4py {versions['mpi4py']}, NumPy {versions['numpy']}, Python {versions['python']}\n"
+        f"# load average before the run: {load}\n{HEAD}"
+    )
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """Return a row of the table: a ratio above 1x is faster than the baseline, the first row of a case."""
+    if record["kind"] != "comparison":
+        return str(record["line"])
+    times, ratio = record["time_us"], record["ratio"]
+    cells = [
+        f"{format_size(record['nbytes']):>8} {record['batch']:>5}  {record['case']:<22} {record['side']:<34}",
+        f"{times['p50']:>10.2f} {_interval(times['p50_low'], times['p50_high']):<22}",
+        " baseline" if ratio is None else f"{ratio['value']:>5.2f}x {_interval(ratio['low'], ratio['high'])}",
+    ]
+    if ratio is not None and ratio["coverage"] < CONFIDENCE:
+        cells.append("?")
+    cells += [
+        f" {must['text']}: {must['ratio']['value']:.2f}x, {'holds' if must['holds'] else 'MISSED'}"
+        for must in record["musts"]
+    ]
+    if record["wrong"]:
+        cells.append(f" {record['wrong']} WRONG")
+    if ratio is None:
+        cells.append(f" (others used {record['others_cores']:.2f} cores)")
+    return " ".join(cells)
+
+
+def _interval(low: float, high: float) -> str:
+    digits = 2 if high < 1e4 else 0
+    return f"[{low:.{digits}f},{high:.{digits}f}]"

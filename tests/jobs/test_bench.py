@@ -1,0 +1,142 @@
+"""`mpirun -n N hpccoll bench`, run for real: what it writes, resumes, refuses, and leaves when it dies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hpccoll.collectives import names
+from hpccoll.measure.schema import schema
+from hpccoll.plan.operation import Operation
+from tests.jobs.launch import command, environment, hpccoll
+
+QUICK = ("-n", "3", "-b", "8", "-e", "512", "-f", "64")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def measured(path: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(path) if row["kind"] == "collective"]
+
+
+def test_default_operation_is_measured_by_every_engine_that_is_here(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "bench", *QUICK, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    run, *found = rows(out)
+    assert run["kind"] == "run"
+    assert run["ranks"] == 2
+    assert {row["engine"] for row in found} >= {"mpi", "hpccoll"}
+    algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
+    assert algorithms == set(names(Operation.ALL_REDUCE))
+    assert {(row["nbytes"], row["in_place"]) for row in found} == {(8, False), (8, True), (512, False), (512, True)}
+    assert all(row["wrong"] == 0 and row["iterations"] == 3 and row["stop"] == "iterations" for row in found)
+    for row in (run, *found):
+        jsonschema.validate(row, schema())
+    assert "busbw" in done.stdout
+    assert "recursive_doubling" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["int16", "bfloat16"])
+def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None:
+    out = tmp_path / "out.jsonl"
+    every = [operation.value for operation in Operation]
+    done = hpccoll(3, "bench", *every, *QUICK, "-d", dtype, "-r", "1", "--engine", "mpi,hpccoll", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    found = measured(out)
+    for operation in Operation:
+        seen = {row["algorithm"] for row in found if row["op"] == operation.value and row["engine"] == "hpccoll"}
+        assert seen == set(names(operation))
+    assert all(row["wrong"] == 0 for row in found)
+    assert {row["root"] for row in found} == {None, 1}
+
+
+def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("bench", *QUICK, "--engine", "hpccoll", "--algorithm", "ring,tree", "--in-place")
+    assert hpccoll(2, *words, "--resume", str(out)).returncode == 0
+    lines = out.read_text().splitlines()
+    assert len(lines) == 1 + 4
+    out.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40])  # the last record torn, as by a kill
+    done = hpccoll(2, *words, "--resume", str(out))
+    assert done.returncode == 0, done.stderr
+    again = measured(out)
+    assert len(again) == 4
+    assert len({(row["nbytes"], row["algorithm"]) for row in again}) == 4
+    assert again[:3] == [json.loads(line) for line in lines[1:-1]]
+
+
+def test_killed_run_leaves_finished_rows(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = command(2, "bench", "--budget", "30", "-b", "8", "-e", "16M", "-n", "100", "--json", str(out))
+    job = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and len(out.read_text().splitlines()) > 3) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert job.poll() is None, "the run ended before it could be killed"
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    complete = out.read_bytes().split(b"\n")[:-1]
+    assert len([json.loads(line) for line in complete]) > 3
+
+
+def test_sheet_and_plot(tmp_path: Path) -> None:
+    sheet, plot = tmp_path / "out.csv", tmp_path / "out.svg"
+    done = hpccoll(2, "bench", *QUICK, "--engine", "mpi,hpccoll", "--csv", str(sheet), "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    with sheet.open() as stream:
+        assert len(list(csv.DictReader(stream))) == 2 * 2 * (1 + len(names(Operation.ALL_REDUCE)))
+    assert plot.read_text().rstrip().endswith("</svg>")
+
+
+def test_one_rank_and_standard_output() -> None:
+    done = hpccoll(1, "bench", *QUICK, "--engine", "mpi,hpccoll", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert all(json.loads(line)["schema"] == "hpccoll/1" for line in done.stdout.splitlines())
+
+
+def test_symmetric_buffers() -> None:
+    done = hpccoll(3, "bench", "all_reduce", "all_gather", *QUICK, "--engine", "hpccoll", "--buffer", "symmetric")
+    assert done.returncode == 0, done.stderr
+    assert "symmetric" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["all_reduse"], 2, "all_reduce"),
+        (["--algorithm", "rign"], 2, "recursive_doubling"),
+        (["--engine", "mpi,magic"], 2, "gloo"),
+        (["-d", "float31"], 2, "float32"),
+        (["-o", "median"], 2, "prod"),
+        (["-o", "band"], 2, "float32"),
+        (["-r", "7"], 2, "--root 7"),
+        (["-b", "1M", "-e", "8"], 2, "--min-bytes"),
+        (["-b", "12Q"], 2, "12Q"),
+        (["-n", "0"], 2, "--iterations"),
+        (["--buffer", "tape"], 2, "symmetric"),
+        (["--json", "/nowhere/out.jsonl"], 2, "/nowhere/out.jsonl"),
+        (["--plot", "plot.bmp"], 2, ".png"),
+        (["--engine", "nccl"], 3, "nccl"),
+        (["--buffer", "cuda"], 3, "cuda"),
+    ],
+)
+def test_what_cannot_be_done_is_said_once_with_its_status(words: list[str], status: int, told: str) -> None:
+    done = hpccoll(2, "bench", *words)
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(said) == 1

@@ -1,0 +1,75 @@
+"""What the README shows is what happens: its Python runs, its make targets and options exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpccoll.collectives import names
+from hpccoll.plan.operation import Operation
+from tests.jobs.launch import BIN, LIMIT_S, environment
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_runs(tmp_path: Path, code: str, ranks: int) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    words = [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_own_algorithm_runs(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    check = "comm = hpccoll.Communicator()\nrows = comm.all_gather(np.full(3, comm.rank), algorithm=mine)\n"
+    right = "assert (rows == np.arange(comm.size)[:, None]).all(), rows\n"
+    script.write_text(blocks("python")[1] + "import hpccoll\n" + check + right)
+    words = [str(BIN / "mpirun"), "-n", "3", sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    asked = re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert asked
+    assert set(asked) <= set(targets)
+
+
+def test_commands_take_the_options_shown() -> None:
+    for line in "\n".join(blocks("sh")).splitlines():
+        words = line.split("#")[0].split()
+        if "hpccoll" not in words:
+            continue
+        command = words[words.index("hpccoll") + 1]
+        told = subprocess.run(
+            [str(BIN / "hpccoll"), command, "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+        ).stdout
+        for word in words:
+            if re.fullmatch(r"--?[a-z][a-z-]*", word) and words.index(word) > words.index("hpccoll"):
+                assert re.search(rf"(^|[ ,]){re.escape(word)}\b", told, re.MULTILINE), (line, word)
+
+
+def test_table_of_algorithms_is_the_registry() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|$", README, re.MULTILINE)
+    shown = {name: cells for ops, cells in rows for name in re.findall(r"`(\w+)`", ops)}
+    for operation in Operation:
+        assert set(shown[operation.value].split(", ")) == set(names(operation))
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)(.*?)\)", README):
+        assert (ROOT / target).exists(), target

@@ -1,0 +1,243 @@
+"""Tables and sheets: what is side by side, what a parser finds in a line, what fits on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.record import CollectiveRecord, Row
+from hpccoll.measure.sheet import COLUMNS, write_csv
+from hpccoll.measure.side_by_side import side_by_side
+from hpccoll.measure.stopping import Stop
+from hpccoll.measure.table import Stream, columns, plain_table, show
+
+ROW = Row("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
+NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2]
+
+
+def record(engine="mpi", algorithm=None, us=100.0, wrong=0, iterations=20, **row):
+    """A row all of whose iterations took about `us` microseconds."""
+    samples = tuple(us * (1 + 0.001 * (at % 5 - 2)) for at in range(iterations))
+    return CollectiveRecord(replace(ROW, engine=engine, algorithm=algorithm, **row), samples, Stop.CONVERGED, wrong)
+
+
+def both(engine="mpi", algorithm=None, us=100.0, **row):
+    """The same row out of place and in place, where it takes half the time."""
+    return [record(engine, algorithm, us / (1 + place), in_place=bool(place), **row) for place in (0, 1)]
+
+
+RACE = [*both("hpccoll", "ring", 50.0), *both(), *both("gloo", None, 400.0), *both("hpccoll", "bruck", 120.0)]
+
+
+def data(text):
+    """The lines that are not comments, as parsers split them."""
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def on_terminal(records, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    show(records, stream)
+    return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+
+
+def test_rows_of_one_size_stand_side_by_side_in_a_fixed_order():
+    cases = side_by_side([record(nbytes=8), *RACE, record(op="reduce", root=0)])
+    assert [(case.setting.op, case.nbytes) for case in cases] == [
+        *[("all_reduce", 8), ("all_reduce", 1_048_576), ("reduce", 1_048_576)],
+    ]
+    names = [(entry.engine, entry.algorithm) for entry in cases[1].entries]
+    assert names == [("mpi", None), ("gloo", None), ("hpccoll", "bruck"), ("hpccoll", "ring")]
+
+
+@pytest.mark.parametrize("other", [{"dtype": "int8"}, {"buffer": "cuda"}, {"ranks": 2}, {"root": 1}, {"redop": "max"}])
+def test_only_like_is_compared_with_like(other):
+    first, second = record(), record("hpccoll", "ring", **other)
+    cases = side_by_side([first, second])
+    assert len(cases) == 2
+    assert cases[1].ratio(second) is None
+
+
+def test_ratios_are_to_mpi_in_the_same_place_and_above_one_where_faster():
+    case = side_by_side(RACE)[0]
+    for entry in case.entries:
+        for each in entry.records:
+            ratio = case.ratio(each)
+            if entry.engine == "mpi":
+                assert ratio is None
+                continue
+            assert ratio is not None
+            expected = {"ring": 2.0, "bruck": 100 / 120, None: 0.25}[entry.algorithm]
+            assert ratio.value == pytest.approx(expected, rel=0.001)
+            assert ratio.low < expected < ratio.high
+    lone = record("hpccoll", "ring", in_place=True)
+    assert side_by_side([record(), lone])[0].ratio(lone) is None
+
+
+def best(records):
+    """The algorithm of the best of a single case."""
+    (case,) = side_by_side(records)
+    return case.best.algorithm if case.best else None
+
+
+def test_the_best_is_the_fastest_whose_results_were_right():
+    assert best(RACE) == "ring"
+    fast = record("hpccoll", "swift", 1.0, wrong=3)
+    assert best([*RACE, fast]) == "ring"
+    assert best([*RACE, replace(fast, wrong=None)]) == "swift"
+    assert best([fast]) is None
+
+
+def test_of_a_row_that_was_measured_twice_the_last_counts():
+    last = record(us=5.0)
+    case = side_by_side([record(us=1.0), last])[0]
+    assert [entry.records for entry in case.entries] == [(last,)]
+
+
+@pytest.mark.parametrize("places", [(False,), (True,), (False, True)])
+def test_the_first_columns_are_those_of_nccl_tests(places):
+    names = [column.name for column in columns(places)]
+    assert names[:13] == NCCL_TESTS
+    assert names[13:15] == ["engine", "algorithm"]
+    assert names[15:-1] == ["time95", "ratio", "ratio95"] * len(places)
+
+
+def test_every_line_splits_into_the_columns():
+    lines = data(plain_table(RACE))
+    assert len(lines) == 4
+    shape = columns((False, True))
+    assert [len(line) for line in lines] == [len(shape) - 1] * 3 + [len(shape)]  # the best ends in its mark
+    ring = lines[3]
+    assert ring[:5] == ["1048576", "262144", "float32", "sum", "-1"]
+    assert [float(cell) for cell in ring[5:13]] == pytest.approx([50, 20.972, 31.457, 0, 25, 41.943, 62.915, 0], 1e-3)
+    assert ring[13:18] == ["hpccoll", "ring", "[49.95,50.05]", "2.00x", "[2.00,2.00]"]
+    assert ring[-1] == "*"
+
+
+def test_a_place_that_was_not_measured_is_not_available():
+    (line,) = data(plain_table([record(wrong=None)]))
+    assert line[5:13] == ["100.00", "10.486", "15.729", "N/A", "N/A", "N/A", "N/A", "N/A"]
+    (line,) = data(plain_table([record(in_place=True, wrong=2, root=3)]))
+    assert line[4:13] == ["3", "N/A", "N/A", "N/A", "N/A", "100.00", "10.486", "15.729", "2"]
+
+
+def test_columns_are_aligned_under_their_headings():
+    lines = plain_table([*RACE, *both(us=250_000.0, nbytes=2**30, count=2**28)]).splitlines()
+    heading = next(line for line in lines if " size " in line)
+    rows = [line for line in lines if line.strip() and not line.startswith("#")]
+    for at in (heading.index(name) + len(name) for name in ("size", "count", "type", "redop", "root")):
+        assert {row[at] for row in rows} == {" "}
+        assert " " not in {row[at - 1] for row in rows}
+    above = next(line for line in lines if "out-of-place" in line)
+    assert above.index("out-of-place") == heading.index("root") + len("root") + 3
+    assert above.index("in-place") == heading.index("#wrong") + len("#wrong") + 3
+    assert len(above) == len(heading.removesuffix(" *"))
+    start = heading.index("engine")
+    assert {row[start - 1] for row in rows} == {" "}
+    assert {row[start : start + 3] for row in rows} == {"mpi", "glo", "hpc"}
+
+
+def test_a_ratio_far_below_one_is_not_zero():
+    line = data(plain_table([record(), record("gloo", None, 250_000.0)]))[1]
+    assert line[16:18] == ["0.0004x", "[0.0004,0.0004]"]
+
+
+def test_sizes_stand_apart_and_settings_have_headings():
+    text = plain_table([*RACE, *both(nbytes=8), record(op="reduce", root=1)])
+    assert text.count("# all_reduce, float32, sum, 4 ranks on 1 node, host memory") == 1
+    assert text.count("# reduce, float32, sum, root 1, 4 ranks on 1 node, host memory") == 1
+    blocks = [block for block in text.split("\n\n") if data(block)]
+    assert [len(data(block)) for block in blocks] == [1, 4, 1]
+
+
+@pytest.mark.parametrize(("iterations", "times", "ratios"), [(5, True, True), (6, False, True), (7, False, False)])
+def test_intervals_of_too_few_iterations_are_marked(iterations, times, ratios):
+    few = [record(iterations=iterations), record("hpccoll", "ring", iterations=iterations)]
+    text = plain_table(few)
+    line = data(text)[1]
+    assert line[15].endswith("?") == times
+    assert line[17].endswith("?") == ratios
+    assert ("too few" in text) == (times or ratios)
+
+
+def test_rows_stream_in_columns_that_hold_still():
+    stream = Stream((False, True))
+    known: list[CollectiveRecord] = []
+    lines = []
+    for each in [*RACE, *both("hpccoll", "recursive_doubling", 123_456.7, nbytes=64 * 2**20, count=2**24)]:
+        lines.append(stream.line(each, known))
+        known.append(each)
+    heading = stream.heading().splitlines()[1]
+    engine, algorithm = heading.index("engine"), heading.index("algorithm")
+    for line, each in zip(lines, known, strict=True):
+        assert line[engine:].split()[0] == each.row.engine
+        assert line[algorithm:].split()[0] == (each.row.algorithm or "-")
+    assert lines[0].split()[5] == "50.00"
+    assert lines[0].split()[9] == "N/A"  # in place comes later
+    assert lines[1].split()[5:10:4] == ["50.00", "25.00"]
+    assert lines[5].split()[16:18] == ["0.25x", "[0.25,0.25]"]  # mpi is known by then
+    assert lines[0].split()[16] == "-"
+    assert not any(line.endswith("*") for line in lines)
+
+
+def test_without_a_terminal_the_table_is_plain():
+    stream = io.StringIO()
+    show(RACE, stream)
+    assert stream.getvalue() == plain_table(RACE) + "\n"
+
+
+def test_a_wide_terminal_shows_both_places_in_one_table(monkeypatch):
+    text = on_terminal(RACE, 220, monkeypatch)
+    assert text.count("all_reduce, float32, sum, 4 ranks on 1 node, host memory") == 1
+    for word in (*NCCL_TESTS, "ratio95", "hpccoll", "ring", "2.00x", "[2.00,2.00]", "in-place", "out-of-place"):
+        assert word in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 160, 220])
+def test_on_any_terminal_nothing_is_cut_off(width, monkeypatch):
+    text = on_terminal(RACE, width, monkeypatch)
+    assert "…" not in text
+    assert max(map(len, text.splitlines()[:-1])) <= width
+    for word in ("1048576", "hpccoll", "ring", "bruck", "50.00", "25.00", "2.00x", "busbw"):
+        assert word in text
+
+
+def test_a_narrow_terminal_has_a_table_for_each_place(monkeypatch):
+    text = on_terminal(RACE, 130, monkeypatch)
+    assert text.count("host memory, out-of-place") == 1
+    assert text.count("host memory, in-place") == 1
+
+
+def test_a_sheet_has_one_line_a_record(tmp_path):
+    path = tmp_path / "rows.csv"
+    write_csv(RACE, path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == len(RACE)
+    assert set(rows[0]) == set(COLUMNS)
+    ring = next(row for row in rows if row["algorithm"] == "ring" and row["in_place"] == "True")
+    assert float(ring["p50_us"]) == pytest.approx(25)
+    assert float(ring["busbw_GBps"]) == pytest.approx(62.915, rel=1e-3)
+    assert float(ring["ratio_to_mpi"]) == pytest.approx(2)
+    assert float(ring["ratio_to_mpi_low"]) < 2 < float(ring["ratio_to_mpi_high"])
+    assert (ring["stop"], ring["iterations"], ring["wrong"]) == ("converged", "20", "0")
+    mpi = rows[0]
+    assert (mpi["engine"], mpi["algorithm"], mpi["root"], mpi["p99_us"], mpi["ratio_to_mpi"]) == ("mpi", *[""] * 4)
+
+
+def test_a_sheet_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"--csv .*missing"):
+        write_csv(RACE, tmp_path / "missing" / "rows.csv")
