@@ -6,7 +6,7 @@ every side once, in a new random order; a sample is the time of `batch` calls ba
 `batch`, the maximum over the ranks. No sample is left out.
 
 A ratio is median(baseline) / median(side): above 1 the side is faster. A side counts as slower only where the whole
-95 % interval of its ratio lies below 1 and below the interval of the A/A row.
+95 % interval of its ratio lies below 1 and below what the A/A row's interval shows to be noise, either way round.
 
 Other programs falsify a comparison. So every case records how many cores they kept busy while it was raced
 (`others_cores`: all CPU time of the machine less that of the ranks), and `--patience N` races a case anew, up to N
@@ -94,7 +94,8 @@ class Case:
         if must.share or must.us:
             median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
             return bool(abs(median - other) <= max(must.share * other, must.us))
-        return self.ratio(side, must.against).high >= min(1.0, self.ratio(self.sides[1]).low)
+        noise = self.ratio(self.sides[1])
+        return self.ratio(side, must.against).high >= min(1.0, noise.low, 1 / noise.high)
 
 
 @dataclass(frozen=True, slots=True)

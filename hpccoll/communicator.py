@@ -18,7 +18,7 @@ from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job, messaging, shared
 from hpccoll.runtime.arrays import ArrayModule, Buffer, is_torch
 from hpccoll.runtime.cuda_probe import takes_device_memory
-from hpccoll.runtime.engine import Engine, Job
+from hpccoll.runtime.engine import Engine, Job, shares_memory
 from hpccoll.runtime.execute import Executable
 from hpccoll.runtime.reductions import Reduction
 from hpccoll.runtime.shapes import Shaped, shape
@@ -66,6 +66,8 @@ class Communicator:
     def close(self) -> None:
         """Give everything back to MPI; collective. Without it requests are freed at exit, message spaces are not."""
         if self._release.alive:
+            while self._engine.busy:
+                self._engine.progress()
             self._release()
             self._windows.free()
             if self._debug is not None:
@@ -142,9 +144,7 @@ class Communicator:
         algorithm: str | Algorithm = "auto",
     ) -> Executable:
         """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
-        reduction = Reduction.parse(op)
-        shaped = self._agreed(operation, x, out, root, reduction)
-        return self._engine.prepare(self._job(operation, shaped, root, reduction, algorithm))
+        return self._engine.prepare(self._agreed(operation, x, out, op, root, algorithm, "prepare")[0])
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
@@ -156,10 +156,12 @@ class Communicator:
 
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
         """Start sending `x`; it must not change until the Work is done."""
+        self._require_open()
         return messaging.isend(self._engine, self._pairs, x, dest, tag)
 
     def irecv(self, x: Any, source: int, tag: int = 0) -> Work:
         """Start receiving into `x`; it must not be touched until the Work is done."""
+        self._require_open()
         return messaging.irecv(self._engine, self._pairs, x, source, tag)
 
     def new_group(self, ranks: list[int]) -> Communicator | None:
@@ -168,6 +170,7 @@ class Communicator:
         Raises:
             UsageError: a rank that is not in this communicator, or one named twice.
         """
+        self._require_open()
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks) or not ranks:
             raise UsageError(f"ranks {ranks} are not distinct ranks of 0..{self.size - 1}; name each member once")
         if self.rank not in ranks:
@@ -182,6 +185,7 @@ class Communicator:
 
         It lives until the communicator is closed. Collectives take it as any other array.
         """
+        self._require_open()
         return self._windows.empty(shape, dtype)
 
     def stages(self, module: ArrayModule) -> bool:
@@ -204,9 +208,7 @@ class Communicator:
         if quick is not None and not async_op and not self._engine.busy and quick.fits(x, out):
             quick.executable()
             return x if out is None else out
-        reduction = Reduction.parse(op)
-        shaped = self._agreed(operation, x, out, root, reduction)
-        made = self._job(operation, shaped, root, reduction, algorithm)
+        made, shaped = self._agreed(operation, x, out, op, root, algorithm, "async" if async_op else "blocking")
         if async_op:
             return collective(self._engine, self._engine.start(made), shaped.value, (x, out))
         executable = self._engine.run(made)
@@ -214,31 +216,43 @@ class Communicator:
             self._remember(key, executable, x, out)
         return shaped.value
 
-    def _job(
-        self, operation: Operation, shaped: Shaped, root: int, reduction: Reduction, algorithm: str | Algorithm
-    ) -> Job:
+    def _require_open(self) -> None:
+        if not self._release.alive:
+            raise UsageError("this communicator was closed; use one that is open, or close it later")
+
+    def _checked(
+        self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm
+    ) -> tuple[Job, Shaped]:
+        """Turn the arguments of a call into a job; everything that is wrong with them on this rank alone shows here."""
+        reduction = Reduction.parse(op)
+        if not 0 <= root < self.size:
+            raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
         chosen = algorithm if isinstance(algorithm, Algorithm) else None
         if isinstance(algorithm, str) and algorithm != "auto":
             chosen = named(operation, algorithm)
-        return Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count)
-
-    def _shaped(self, operation: Operation, x: Any, out: Any, root: int, reduction: Reduction) -> Shaped:
-        if not 0 <= root < self.size:
-            raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
+        if chosen is not None and chosen.operation is not operation:
+            raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
         shaped = shape(operation, x, out, self.rank, self.size, root)
-        buffer: Buffer | None = shaped.result or shaped.source
+        buffer: Buffer | None = shaped.source or shaped.result
         if operation.reduces and buffer is not None:
-            reduction.require(buffer.dtype)
-        return shaped
+            reduction.require(buffer.dtype, buffer.shape)
+        made = Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count)
+        shares_memory(made, self.rank)
+        return made, shaped
 
-    def _agreed(self, operation: Operation, x: Any, out: Any, root: int, reduction: Reduction) -> Shaped:
+    def _agreed(
+        self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm, way: str
+    ) -> tuple[Job, Shaped]:
         """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
+        self._require_open()
         if self._debug is None:
-            return self._shaped(operation, x, out, root, reduction)
-        with self._debug.round(operation) as facts:
-            shaped = self._shaped(operation, x, out, root, reduction)
-            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=reduction.name, root=root)
-        return shaped
+            return self._checked(operation, x, out, op, root, algorithm)
+        with self._debug.round(operation, self._engine.progress) as facts:
+            made, shaped = self._checked(operation, x, out, op, root, algorithm)
+            chosen = made.algorithm.full_name if made.algorithm else "auto"
+            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=root)
+            facts.update(algorithm=chosen, call=way)
+        return made, shaped
 
     def _remember(self, key: tuple[object, ...], executable: Executable, x: Any, out: Any) -> None:
         """Let the next call with the very same arrays go straight to the executable."""
@@ -248,6 +262,7 @@ class Communicator:
         self._quick[key] = _Quick(
             executable,
             tuple(weakref.ref(array) for array in arrays),
+            tuple((array.dtype, array.nbytes) for array in arrays),
             tuple(array.data_ptr() if is_torch(array) else None for array in arrays),
         )
 
@@ -257,14 +272,17 @@ class _Quick(NamedTuple):
 
     executable: Executable
     arrays: tuple[weakref.ref[Any], ...]
+    kinds: tuple[tuple[Any, int], ...]  # dtype and bytes, which can be changed in place
     addresses: tuple[int | None, ...]  # of torch tensors, which can change their storage under the same name
 
     def fits(self, *arrays: Any) -> bool:
         """Whether the executable still stands for these arrays."""
         if not self.executable.live:
             return False
-        for array, known, address in zip(arrays, self.arrays, self.addresses, strict=False):
-            if known() is not array or (address is not None and address != array.data_ptr()):
+        for array, known, kind, address in zip(arrays, self.arrays, self.kinds, self.addresses, strict=False):
+            if known() is not array or kind != (array.dtype, array.nbytes):
+                return False
+            if address is not None and address != array.data_ptr():
                 return False
         return True
 

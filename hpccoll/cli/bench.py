@@ -180,13 +180,23 @@ class _Outputs:
             output.require_writable(options.csv, "--csv")
         self.journal: Journal | None = None
         if options.resume:
-            self.records += journal.read(options.resume).collectives() if Path(options.resume).exists() else []
+            self._resume(options.resume)
         if target:
             option = "--resume" if options.resume else "--json"
             self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
             self.journal.write(run.as_dict())
         self.progress = stack.enter_context(progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
+
+    def _resume(self, path: str) -> None:
+        from hpccoll.measure import journal
+
+        if not Path(path).exists():  # so that a job that may be requeued can always ask to resume
+            return
+        known = journal.read(path)
+        self.records += known.collectives()
+        if known.torn:
+            click.echo(f"# {known.torn}", err=True)
 
     @property
     def finished(self) -> set[RowKey]:

@@ -7,7 +7,7 @@ to the others, so that nobody waits for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ def wanted() -> bool:
     return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
 
 
+Call = tuple[str, str, dict[str, Any]]  # operation, why it was refused, facts
+
+
 class Agreement:
     """Compares the calls of all ranks of a communicator."""
 
@@ -34,8 +37,8 @@ class Agreement:
         self._comm.Free()
 
     @contextmanager
-    def round(self, operation: Operation) -> Iterator[dict[str, Any]]:
-        """Collect this rank's facts in the body, then compare them.
+    def round(self, operation: Operation, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
+        """Collect this rank's facts in the body, then compare them; `progress` carries on what is under way meanwhile.
 
         Raises:
             MismatchError: ranks differ; names the first that differs from rank 0, and both values.
@@ -45,12 +48,18 @@ class Agreement:
         try:
             yield facts
         except HpccollError as error:
-            self._comm.allgather((operation.value, f"refused: {error}", {}))
+            self._exchange((operation.value, f"refused: {error}", {}), progress)
             raise
-        calls = self._comm.allgather((operation.value, "", facts))
+        calls = self._exchange((operation.value, "", facts), progress)
         self._compare(calls)
 
-    def _compare(self, calls: list[tuple[str, str, dict[str, Any]]]) -> None:
+    def _exchange(self, call: Call, progress: Callable[[], object]) -> list[Call]:
+        all_here = self._comm.Ibarrier()  # a rank may come here only after something that is under way has ended
+        while not all_here.Test():
+            progress()
+        return self._comm.allgather(call)
+
+    def _compare(self, calls: list[Call]) -> None:
         first = calls[0]
         for rank, (operation, refusal, facts) in enumerate(calls):
             if refusal:

@@ -24,7 +24,7 @@ def isend(engine: Engine, comm: MPI.Intracomm, x: Any, dest: int, tag: int) -> W
     buffer.module.synchronize()  # the stream may still be writing x, or copying it to the host
     payload = buffer.module.message(buffer.flat) if host is None else host
     requests = [comm.Isend([part, MPI.BYTE], dest, tag) for part in _parts(buffer, payload)]
-    return messages(engine, requests, None, (x, payload), [])
+    return messages(engine, f"sending to rank {dest}", requests, None, (x, payload), [])
 
 
 def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) -> Work:
@@ -34,9 +34,11 @@ def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) ->
     host = _bytes(engine, buffer)
     buffer.module.synchronize()  # a queued kernel may still read x
     payload = buffer.module.message(buffer.flat) if host is None else host
-    requests = [comm.Irecv([part, MPI.BYTE], source, tag) for part in _parts(buffer, payload)]
+    parts = _parts(buffer, payload)
+    requests = [comm.Irecv([part, MPI.BYTE], source, tag) for part in parts]
     last: list[Step] = [] if host is None else [buffer.module.deliver(buffer.flat, host)]
-    return messages(engine, requests, x, (x, payload), last)
+    sizes = [part.nbytes for part in parts]
+    return messages(engine, f"receiving from rank {source}", requests, x, (x, payload), last, sizes)
 
 
 def _bytes(engine: Engine, buffer: Buffer) -> Any:

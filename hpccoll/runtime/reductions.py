@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hpccoll.errors import ReductionError, UnknownNameError
-from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.dtypes import DTYPES, DType
 
 # How each reduction combines two operands: NumPy's, CuPy's and torch's common function names.
 FUNCTIONS = {
@@ -35,6 +37,7 @@ _KINDS = {
     "bor": "bi",
     "bxor": "bi",
 }
+_FITS = {"i": "bi", "f": "bif", "c": "bifc"}  # factors that each kind of elements can be scaled by
 _REMEDY = {
     "b": "use bor (any), band (all) or bxor, or cast to an integer dtype",
     "i": "sum and divide, or cast to a floating dtype",
@@ -64,8 +67,8 @@ class Reduction:
         """The binary function that combines two operands."""
         return FUNCTIONS[self.name]
 
-    def require(self, dtype: DType) -> None:
-        """Raise ReductionError where this reduction is not defined for `dtype`."""
+    def require(self, dtype: DType, shape: tuple[int, ...] = ()) -> None:
+        """Raise ReductionError where this reduction is not defined for an array of this dtype and shape."""
         if dtype.kind not in _KINDS[self.name]:
             why = _REMEDY[dtype.kind]
             raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {why}")
@@ -73,10 +76,27 @@ class Reduction:
             return
         if self.factor is None:
             raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")
-        if dtype.kind == "i" and isinstance(self.factor, float):
+        factor = self.factor if hasattr(self.factor, "dtype") else np.asarray(self.factor)
+        kind = _kind(str(factor.dtype).removeprefix("torch."))
+        if kind not in _FITS[dtype.kind]:
             raise ReductionError(
-                f"premul_sum by {self.factor} would truncate dtype {dtype.name}: cast to a floating dtype"
+                f"premul_sum by a factor of dtype {factor.dtype} does not fit dtype {dtype.name}: cast one of them"
             )
+        if factor.shape and not _broadcasts(tuple(factor.shape), shape):
+            raise ReductionError(
+                f"premul_sum: a factor of shape {tuple(factor.shape)} does not broadcast against x of shape {shape}"
+            )
+
+
+def _kind(name: str) -> str:
+    return DTYPES[name].kind if name in DTYPES else "none"
+
+
+def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(factor, shape) == shape
+    except ValueError:
+        return False
 
 
 def premul_sum(factor: Any) -> Reduction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -59,14 +59,43 @@ def collective(engine: Engine, run: Run, result: Any, keep: tuple[Any, ...]) -> 
     return Work(engine, run.advance, result, keep)
 
 
-def messages(engine: Engine, requests: list[MPI.Request], result: Any, keep: tuple[Any, ...], last: list[Step]) -> Work:
-    """Return the handle of messages between two ranks; `last` runs once when all have come."""
+def messages(
+    engine: Engine,
+    what: str,
+    requests: list[MPI.Request],
+    result: Any,
+    keep: tuple[Any, ...],
+    last: list[Step],
+    sizes: Sequence[int] = (),
+) -> Work:
+    """Return the handle of messages between two ranks.
+
+    Args:
+        engine: whose other operations go on meanwhile.
+        what: what is being done, for messages.
+        requests: all parts, in order.
+        result: what `wait` returns.
+        keep: memory that MPI uses until then.
+        last: runs once when all parts are through.
+        sizes: of receives, the bytes that each part must have.
+    """
+    status = MPI.Status()
+    awaited = list(sizes)
 
     def advance() -> bool:
         while requests:
-            if not requests[0].Test():
-                return False
+            try:
+                if not requests[0].Test(status):
+                    return False
+            except MPI.Exception as error:
+                raise CommunicationError(f"rank {engine.rank}: {what} failed: {error}; do both ends' sizes agree?") from error
             requests.pop(0)
+            if awaited and status.Get_count(MPI.BYTE) != (size := awaited.pop(0)):
+                found = status.Get_count(MPI.BYTE)
+                raise CommunicationError(
+                    f"rank {engine.rank}: {what}: a message of {found} bytes came, but the array has {size}; "
+                    "pass an array as large as what is sent"
+                )
         while last:
             last.pop(0)()
         return True

@@ -173,23 +173,9 @@ def test_help_and_proofs_load_nothing_heavy():
 
 
 def test_the_module_runs_as_a_program():
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "hpccoll.cli.main",
-            "verify",
-            "reduce_scatter/bruck",
-            "all_gather/bruck",
-            "--ranks",
-            "1:30",
-        ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command_line = [sys.executable, "-m", "hpccoll.cli.main", "verify", "reduce_scatter", "--ranks", "1:30"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command_line, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 

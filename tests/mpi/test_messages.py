@@ -1,0 +1,162 @@
+"""Messages between two ranks: every dtype, any size, beside collectives that are under way."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpccoll
+from hpccoll.errors import CommunicationError
+from hpccoll.measure.data import make_input
+from hpccoll.runtime import messaging
+from hpccoll.runtime.dtypes import DTYPES
+
+
+@pytest.fixture(scope="module")
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+def around(hpc, x, y, tag=0):
+    """Send x to the next rank, receive y from the one before; a ring, closed by a rank alone with itself."""
+    sent = hpc.isend(x, (hpc.rank + 1) % hpc.size, tag)
+    got = hpc.irecv(y, (hpc.rank - 1) % hpc.size, tag)
+    assert got.wait() is y
+    assert sent.wait() is None
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_goes_around_the_ring(hpc, name):
+    for count in (0, 1, 77):
+        x = make_input(DTYPES[name], 3, hpc.rank, count)
+        y = np.zeros_like(x)
+        around(hpc, x, y)
+        assert y.tobytes() == make_input(DTYPES[name], 3, (hpc.rank - 1) % hpc.size, count).tobytes()
+
+
+@settings(max_examples=10)
+@given(count=st.integers(0, 5000), tag=st.integers(0, 2**15 - 1))
+def test_any_size_and_tag(hpc, count, tag):
+    y = np.zeros(count, np.int32)
+    around(hpc, np.full(count, hpc.rank, np.int32), y, tag)
+    assert y.tolist() == [(hpc.rank - 1) % hpc.size] * count
+
+
+def test_send_and_receive_block_pair_by_pair(hpc):
+    for giver in range(hpc.size):
+        for taker in range(hpc.size):
+            if giver == taker:
+                continue
+            if hpc.rank == giver:
+                hpc.send(np.array([giver, taker]), taker)
+            elif hpc.rank == taker:
+                assert hpc.recv(np.zeros(2, np.int64), giver).tolist() == [giver, taker]
+
+
+def test_a_rank_sends_to_itself(hpc):
+    work = hpc.isend(np.array([1.5, 2.5]), hpc.rank)
+    assert hpc.recv(np.zeros(2), hpc.rank).tolist() == [1.5, 2.5]
+    work.wait()
+
+
+def test_a_tag_finds_its_message_whatever_came_first(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    sent = [hpc.isend(np.array([hpc.rank, tag]), there, tag) for tag in (5, 6, 7)]
+    for tag in (7, 5, 6):
+        assert hpc.recv(np.zeros(2, np.int64), back, tag).tolist() == [back, tag]
+    for work in sent:
+        work.wait()
+
+
+def test_messages_of_one_tag_keep_their_order(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    sent = [hpc.isend(np.array([i]), there) for i in range(50)]
+    got = [hpc.irecv(np.zeros(1, np.int64), back) for _ in range(50)]
+    assert [int(work.wait()[0]) for work in got] == list(range(50))
+    for work in sent:
+        work.wait()
+
+
+def test_a_message_does_not_meet_a_collective_of_the_same_tag(hpc):
+    """Collectives use small tags of their own: on another message space than these."""
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    early = [hpc.isend(np.array([-1.0, tag]), there, tag) for tag in range(5)]
+    x = np.array([1.0, hpc.rank])
+    hpc.all_reduce(x, algorithm="ring")
+    under_way = hpc.all_reduce(np.array([2.0, hpc.rank]), algorithm="ring", async_op=True)
+    total = hpc.size * (hpc.size - 1) / 2
+    assert x.tolist() == [hpc.size, total]
+    assert under_way.wait().tolist() == [2 * hpc.size, total]
+    for tag in reversed(range(5)):
+        assert hpc.recv(np.zeros(2), back, tag).tolist() == [-1.0, tag]
+    for work in early:
+        work.wait()
+
+
+def test_waiting_for_a_message_carries_collectives_on(hpc):
+    """Rank r waits for a message that r - 1 sends only after a collective in which r takes part."""
+    if hpc.size == 1:
+        pytest.skip("needs two ranks")
+    x = np.full(1000, hpc.rank, np.float64)
+    work = hpc.all_reduce(x, algorithm="ring", async_op=True)
+    if hpc.rank == 0:
+        work.wait()
+        hpc.send(np.array([7]), 1)
+    elif hpc.rank == 1:
+        assert hpc.recv(np.zeros(1, np.int64), 0).tolist() == [7]
+    assert set(work.wait()) == {hpc.size * (hpc.size - 1) / 2}
+
+
+@pytest.mark.parametrize("most", [1, 8, 100])
+@pytest.mark.parametrize("dtype", ["int8", "complex128"])
+def test_large_messages_are_cut_into_parts(hpc, monkeypatch, most, dtype):
+    monkeypatch.setattr(messaging, "MOST_BYTES", most)
+    x = make_input(DTYPES[dtype], 1, hpc.rank, 61)
+    y = np.zeros_like(x)
+    around(hpc, x, y)
+    assert y.tobytes() == make_input(DTYPES[dtype], 1, (hpc.rank - 1) % hpc.size, 61).tobytes()
+
+
+def test_what_is_sent_may_be_strided_read_only_or_let_go_of(hpc):
+    x = np.arange(40).reshape(8, 5)[::2, 1:4] + hpc.rank
+    strided = np.arange(80).reshape(8, 10)[::2, 1:4]
+    strided.flags.writeable = False
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    works = [hpc.isend(strided, there), hpc.isend(x + 1, there)]
+    got = hpc.recv(np.zeros((4, 3), np.int64), back)
+    assert got.tolist() == strided.tolist()
+    assert hpc.recv(np.zeros((4, 3), np.int64), back).tolist() == (x - hpc.rank + back + 1).tolist()
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.parametrize(("sent", "room"), [(5, 3), (3, 5)])
+def test_a_message_of_another_size_is_told(hpc, sent, room):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    work = hpc.isend(np.ones(sent), there)
+    with pytest.raises(CommunicationError, match=f"rank {hpc.rank}: receiving from rank {back}"):
+        hpc.recv(np.ones(room), back)
+    work.wait()
+
+
+def test_many_messages_in_random_order_beside_collectives(hpc):
+    shared, own = random.Random(3), random.Random(hpc.rank)
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    for _ in range(20):
+        sizes = [shared.randrange(2000) for _ in range(8)]
+        sent = [hpc.isend(np.full(size, hpc.rank), there, tag) for tag, size in enumerate(sizes)]
+        work = hpc.all_reduce(np.ones(300), async_op=True)
+        tags = list(range(8))
+        own.shuffle(tags)
+        got = {tag: hpc.irecv(np.zeros(sizes[tag], np.int64), back, tag) for tag in tags}
+        own.shuffle(tags)
+        for tag in tags:
+            assert got[tag].wait().tolist() == [back] * sizes[tag]
+        assert set(work.wait()) == {hpc.size}
+        for each in sent:
+            each.wait()
