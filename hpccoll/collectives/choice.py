@@ -16,26 +16,30 @@ import numpy as np
 from hpccoll.collectives.registry import Algorithm, named, names
 from hpccoll.plan.operation import Operation
 
-MOST_CHUNKS = 128
+MOST_CHUNKS = 16  # more cost more in waiting than they hide, with as many ranks as cores (measured)
+LEAST_CHUNK_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """What a step and a byte cost; the defaults are of ranks on one host, driven from Python."""
 
-    alpha_s: float = 4e-6
+    alpha_s: float = 8e-6
     beta_s_per_byte: float = 1 / 4e9
 
 
 def predicted_s(algorithm: Algorithm, n: int, chunks: int, nbytes: int, link: Link) -> float:
     """Return the seconds that the model gives for a message of `nbytes` (nccl-tests' S)."""
-    plan = algorithm.plan(n, 0, chunks)
-    if plan.cost is None:
+    cost = algorithm.plan(n, 0, chunks).cost
+    if cost is None:
         return float("inf")
-    steps, most = plan.cost.steps, float(plan.cost.most)
-    pieces = max(plan.make(np.zeros(1, np.int64)).chunks, 1)
-    moved = most * steps / chunks if "chunks" in algorithm.takes else max(most, steps / pieces)
+    steps, most = cost.steps, float(cost.most)
+    moved = most * steps / chunks if "chunks" in algorithm.takes else max(most, steps / _pieces(algorithm, n))
     return steps * link.alpha_s + moved * nbytes * link.beta_s_per_byte
+
+
+def _pieces(algorithm: Algorithm, n: int) -> int:
+    return max(algorithm.plan(n).make(np.zeros(1, np.int64)).chunks, 1)
 
 
 @lru_cache(maxsize=4096)
@@ -43,16 +47,21 @@ def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) 
     """Return the chunk count, a power of two, that the model favours; 1 where the algorithm does not pipeline."""
     if "chunks" not in algorithm.takes:
         return 1
-    candidates = [1 << k for k in range(MOST_CHUNKS.bit_length())]
+    most = min(MOST_CHUNKS, max(nbytes // LEAST_CHUNK_BYTES, 1))
+    candidates = [1 << k for k in range(most.bit_length())]
     return min(candidates, key=lambda chunks: predicted_s(algorithm, n, chunks, nbytes, link))
 
 
 @lru_cache(maxsize=4096)
 def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link()) -> Algorithm:
-    """Return the algorithm that the model favours for `nbytes` on n ranks."""
+    """Return the algorithm that the model favours for `nbytes` on n ranks.
+
+    Of those that it cannot tell apart, the one that cuts the message finest: it also has the least to reduce.
+    """
     known = [named(operation, name) for name in names(operation)]
 
-    def seconds(each: Algorithm) -> float:
-        return predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
+    def rank(each: Algorithm) -> tuple[float, int]:
+        seconds = predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
+        return float(f"{seconds:.2g}"), -_pieces(each, n)
 
-    return min(known, key=seconds)
+    return min(known, key=rank)
