@@ -148,6 +148,8 @@ class Communicator:
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
+        if dest == self.rank:
+            raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
