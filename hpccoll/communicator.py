@@ -22,7 +22,7 @@ from hpccoll.runtime.engine import Engine, Job, shares_memory
 from hpccoll.runtime.execute import Executable
 from hpccoll.runtime.reductions import Reduction
 from hpccoll.runtime.shapes import Shaped, shape
-from hpccoll.runtime.work import Work, collective
+from hpccoll.runtime.work import Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -212,7 +212,7 @@ class Communicator:
             return x if out is None else out
         made, shaped = self._agreed(operation, x, out, op, root, algorithm, "async" if async_op else "blocking")
         if async_op:
-            return collective(self._engine, self._engine.start(made), shaped.value, (x, out))
+            return Work(self._engine, self._engine.start(made).advance, shaped.value, (x, out))
         executable = self._engine.run(made)
         if executable is not None and self._debug is None and shaped.given:
             self._remember(key, executable, x, out)
@@ -243,7 +243,14 @@ class Communicator:
         return made, shaped
 
     def _agreed(
-        self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm, way: str
+        self,
+        operation: Operation,
+        x: Any,
+        out: Any,
+        op: str | Reduction,
+        root: int,
+        algorithm: str | Algorithm,
+        way: str,
     ) -> tuple[Job, Shaped]:
         """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
         self._require_open()
@@ -282,7 +289,8 @@ class _Quick(NamedTuple):
         if not self.executable.live:
             return False
         for array, known, kind, address in zip(arrays, self.arrays, self.kinds, self.addresses, strict=False):
-            if known() is not array or kind != (array.dtype, array.nbytes):
+            same = known() is array
+            if not same or kind != (array.dtype, array.nbytes):
                 return False
             if address is not None and address != array.data_ptr():
                 return False

@@ -42,7 +42,6 @@ class Lazy:
 COMMANDS = {
     "bench": Lazy("hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
-    "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
 }
 

@@ -1,4 +1,4 @@
-"""HPCCOLL_DEBUG=1: ranks that call a collective differently are told within a second, on every rank, never left hanging."""
+"""HPCCOLL_DEBUG=1: ranks that call a collective differently are told within a second, every one of them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_every_rank_is_told_who_differs_and_both_values(what):
 
 REFUSED = {
     "a bad op": ("comm.all_reduce(np.ones(3), op='mean' if rank == 1 else 'sum')", "unknown reduction 'mean'"),
-    "a bad algorithm": ("comm.all_reduce(np.ones(3), algorithm='x' if rank == 1 else 'ring')", "algorithm for all_reduce 'x'"),
+    "a bad algorithm": (
+        "comm.all_reduce(np.ones(3), algorithm='x' if rank == 1 else 'ring')", "algorithm for all_reduce 'x'"
+    ),
     "a bad array": ("comm.all_reduce([1.0] if rank == 1 else np.ones(1))", "x is a list"),
     "a strided output": ("comm.all_reduce(np.ones(6)[::2] if rank == 1 else np.ones(3))", "not C-contiguous"),
     "a bad root": ("comm.broadcast(np.ones(3), root=7 if rank == 1 else 0)", "root 7 is not a rank"),

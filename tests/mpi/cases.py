@@ -1,4 +1,4 @@
-"""One collective with everything that it can vary in: its inputs, how it is called, and what every rank must hold after.
+"""One collective with all that it can vary in: its inputs, how it is called, and what every rank must hold after.
 
 Legend: n ranks; a blocked operation moves n blocks of `count` elements, the others one vector of `count` elements.
 
@@ -56,9 +56,7 @@ def with_chunks(algorithm: Algorithm, chunks: int) -> Algorithm:
         return make(rank, n, chunks=chunks)
 
     takes_root = "root" in inspect.signature(make).parameters
-    return describe(
-        algorithm.operation, algorithm.name, rooted if takes_root else rootless, lambda n: algorithm.plan(n, 0, chunks).cost
-    )
+    return describe(algorithm.operation, algorithm.name, rooted if takes_root else rootless, None)
 
 
 def legal(operation: Operation, dtype: str, op: str) -> bool:
@@ -302,7 +300,7 @@ class Call:
     def result(self) -> Array | None:
         """A copy of what this rank got; checks that nothing else changed."""
         assert all(guarded.intact() for guarded in self.guards), "elements beside a buffer were written"
-        reads_only = self.out is not None and not self.case.in_place or not self.case.wants(self.rank)
+        reads_only = (self.out is not None and not self.case.in_place) or not self.case.wants(self.rank)
         if reads_only and self.given is not None and self.x is not None:
             assert self.x.tobytes() == self.given.tobytes(), "the input was changed"
         if not self.case.wants(self.rank):

@@ -115,7 +115,7 @@ def test_lanes_are_used_again(hpc, monkeypatch):
 
 
 def test_starting_and_testing_return_at_once_however_late_the_others_are(hpc, comm):
-    """The last rank comes only when the others have started all and tested: had one of those blocked, none would go on."""
+    """The last rank comes when the others have started all and tested: had one blocked, none would go on."""
     late = hpc.rank == hpc.size - 1
     if late:
         comm.Barrier()
@@ -182,7 +182,10 @@ def test_thousands_of_mixed_operations_with_ranks_running_at_different_speeds(hp
     buffers = {count: np.empty(count, np.int64) for count in (1, 3, 64, 1000)}
     under_way: list[tuple[hpccoll.runtime.work.Work, list[int]]] = []
     for turn in range(rounds):
-        kind, root = shared.choice(["all", "async", "async", "broadcast", "barrier", "gather", "drain"]), shared.randrange(n)
+        kind, root = (
+            shared.choice(["all", "async", "async", "broadcast", "barrier", "gather", "drain"]),
+            shared.randrange(n),
+        )
         count = shared.choice(list(buffers))
         if own.random() < 0.05:
             time.sleep(own.random() * 0.002)

@@ -1,10 +1,11 @@
-"""Executables come with the second sight of a buffer, go when there are too many, and never run on memory that is gone."""
+"""Executables come with the second sight of a buffer, go when there are too many, never run on memory that is gone."""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
 import weakref
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ from hpccoll import communicator
 from hpccoll.collectives import names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import engine, execute, launcher
+from hpccoll.runtime import engine, execute
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def few(comm, monkeypatch):
 
 
 def total(hpc) -> int:
-    return hpc.size * (hpc.size - 1) // 2
+    return int(hpc.size * (hpc.size - 1) // 2)
 
 
 def reduce(hpc, x, **how):
@@ -85,8 +86,13 @@ def test_everything_that_differs_makes_another_executable(hpc):
 
 def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
     made, bind = [], engine.Engine.bind
+
+    def noted(self, job):
+        made.append(bind(self, job))
+        return made[-1]
+
     monkeypatch.setattr(engine, "EXECUTABLES", 3)
-    monkeypatch.setattr(engine.Engine, "bind", lambda self, job: made.append(bind(self, job)) or made[-1])
+    monkeypatch.setattr(engine.Engine, "bind", noted)
     hpc = hpccoll.Communicator(comm)
     arrays = [np.zeros(8 + i, np.int64) for i in range(10)]
     for _ in range(6):
@@ -131,13 +137,13 @@ def test_ranks_may_bind_at_different_times(hpc):
 
 def test_a_new_array_with_the_identity_of_an_old_one_is_a_new_array(hpc):
     identities = set()
-    for turn in range(200):
+    for turn in range(80):
         x = np.zeros(3 + turn % 5, (np.int64, np.float32, np.int8)[turn % 3])
         identities.add(id(x))
         for _ in range(3):
             reduce(hpc, x)
         del x
-    assert len(identities) < 200, "no identity came twice: this tested nothing"
+    assert len(identities) < 80, "no identity came twice: this tested nothing"
 
 
 def test_new_memory_at_an_old_address_is_run_right(hpc):
@@ -151,7 +157,7 @@ def test_new_memory_at_an_old_address_is_run_right(hpc):
 
 
 def test_an_array_that_changes_its_dtype_in_place_is_not_mistaken(hpc):
-    x = np.zeros(4, np.int32)
+    x: Any = np.zeros(4, np.int32)
     for _ in range(3):
         reduce(hpc, x)
     y = x.view(np.float32)
@@ -188,12 +194,12 @@ def test_large_new_buffers_leave_memory_flat(hpc):
     """The allocator gives freed blocks out again, so addresses come again while no buffer does."""
     size = 4 * 2**20
     before = 0
-    for turn in range(120):
+    for turn in range(60):
         if turn == 20:
             before = psutil.Process().memory_info().rss
         reduce(hpc, np.zeros(size // 8 + 8 * (turn % 3), np.int64))
     grown = psutil.Process().memory_info().rss - before
-    assert grown < 10 * size, f"grew by {grown / 2**20:.0f} MiB over 100 buffers of {size / 2**20:.0f} MiB"
+    assert grown < 8 * size, f"grew by {grown / 2**20:.0f} MiB over 40 buffers of {size / 2**20:.0f} MiB"
 
 
 def test_many_small_new_buffers_leave_memory_flat(comm, monkeypatch):
@@ -213,16 +219,16 @@ def test_many_small_new_buffers_leave_memory_flat(comm, monkeypatch):
 
     tracemalloc.start()
     try:
-        work(400)
+        work(800 // comm.size)
         gc.collect()
         start = tracemalloc.get_traced_memory()[0]
-        work(800)
+        work(1600 // comm.size)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - start
     finally:
         tracemalloc.stop()
     hpc.close()
-    assert grown < 80_000, f"{grown} bytes more after 800 turns"  # 100 bytes a turn would show
+    assert grown < 160_000 // comm.size, f"{grown} bytes more"  # 100 bytes a turn would show
 
 
 def test_a_strided_input_is_read_anew_in_every_call(hpc):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import psutil
 import pytest
@@ -25,9 +27,13 @@ def hpc(comm):
         yield made
 
 
+def filled_period(rank: int) -> Any:
+    return ((np.arange(PERIOD) * 7 + rank * 13) % 251).astype(np.uint8)
+
+
 def filled(rank: int) -> np.ndarray:
     """COUNT bytes that repeat with a prime period, so that no two parts look alike."""
-    return np.resize(((np.arange(PERIOD) * 7 + rank * 13) % 251).astype(np.uint8), COUNT)
+    return np.resize(filled_period(rank), COUNT)
 
 
 def same(found: np.ndarray, period: np.ndarray) -> bool:
@@ -41,13 +47,9 @@ def same(found: np.ndarray, period: np.ndarray) -> bool:
 
 def test_all_reduce(hpc):
     x = filled(hpc.rank)
-    total = np.sum([filled_period(rank) for rank in range(hpc.size)], axis=0, dtype=np.uint8)
+    total: Any = np.sum([filled_period(rank) for rank in range(hpc.size)], axis=0, dtype=np.uint8)
     hpc.all_reduce(x, algorithm="ring")
     assert same(x, total)
-
-
-def filled_period(rank: int) -> np.ndarray:
-    return ((np.arange(PERIOD) * 7 + rank * 13) % 251).astype(np.uint8)
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "chain"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ class Stream(NumPyModule):
     name, on_device = "stream", True
 
     def __init__(self) -> None:
-        self.queue: deque = deque()
+        self.queue: deque[Any] = deque()
         self.log: list[str] = []
 
     def later(self, name, step):
@@ -115,7 +116,7 @@ def job(stream, algorithm, root, op, x, out, count) -> Job:
     return Job(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
 
 
-def wanted(eng, made, inputs) -> list:
+def wanted(eng, made, inputs) -> list[Any]:
     plan = made.algorithm.plan(eng.size, made.root, eng.choose(made)[1])
     return replay(plan, made.count, inputs, combiner("sum") if made.operation.reduces else None)
 
@@ -191,6 +192,31 @@ def test_asynchronous_ones_share_the_stream(eng, stream):
         assert x.tobytes() == wanted(eng, made, [data(r, 100 + i) for r in range(n)])[rank].tobytes()
 
 
+class Watched:
+    """A posting that notes how much is queued whenever a message starts."""
+
+    def __init__(self, posting, stream, queued):
+        self.posting, self.stream, self.queued = posting, stream, queued
+
+    def watch(self, started):
+        request, start = started
+        if start is None:
+            self.queued.append(len(self.stream.queue))
+            return request, None
+
+        def begin():
+            self.queued.append(len(self.stream.queue))
+            start()
+
+        return request, begin
+
+    def send(self, message, peer):
+        return self.watch(self.posting.send(message, peer))
+
+    def receive(self, message, peer):
+        return self.watch(self.posting.receive(message, peer))
+
+
 @pytest.mark.parametrize("posting", [Persistent, Immediate])
 def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
     """The order of every step: between what is queued and the next start there is a synchronisation."""
@@ -198,28 +224,13 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
         pytest.skip("a rank alone sends nothing")
     queued: list[int] = []
 
-    class Watched(posting):
-        def watch(self, started):
-            request, start = started
-            if start is None:
-                queued.append(len(stream.queue))
-                return request, None
-            return request, lambda: (queued.append(len(stream.queue)), start())
-
-        def send(self, message, peer):
-            return self.watch(super().send(message, peer))
-
-        def receive(self, message, peer):
-            return self.watch(super().receive(message, peer))
-
     x = stream.empty(700, FLOAT)
     made = job(stream, named(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
     prepared = eng._prepare(made, 1, eng._scratch)
     setting = prepared.setting
     stream.later("mine", partial(np.copyto, x, data(eng.rank, 700)))()
-    for step, _ in list(steps(prepared.program, setting, Watched(setting.comm, 1))) if posting is Persistent else steps(
-        prepared.program, setting, Watched(setting.comm, 1)
-    ):
+    taken = steps(prepared.program, setting, Watched(posting(setting.comm, 1), stream, queued))
+    for step, _ in list(taken) if posting is Persistent else taken:
         step()
     stream.synchronize()
     assert queued
@@ -228,10 +239,15 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
 
 
 def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
-    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", *[stream.empty(40_000, FLOAT)] * 2, 40_000)
+    x = stream.empty(40_000, FLOAT)
+    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 40_000)
     sizes: list[int] = []
-    pinned = stream.pinned
-    stream.pinned = lambda nbytes: (sizes.append(nbytes), pinned(nbytes))[1]
+
+    def noted(nbytes):
+        sizes.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    stream.pinned = noted
     eng.run(made)
     message = -(-40_000 // eng.size) * 4
     assert max(sizes, default=0) <= (0 if takes else 2 * 4 * message)

@@ -54,8 +54,9 @@ def test_every_dtype_reduces_to_the_bits_that_numpy_gets(hpc, torch, name, algor
         out = torch.zeros_like(x)
         assert hpc.all_reduce(x, out=out, op=op, algorithm=algorithm) is out
         assert bits(out) == y.tobytes()
+        z = torch.empty_like(x)
         for _ in range(3):  # first seen, bound, remembered
-            z = x.clone() if _ == 0 else z.copy_(x)
+            z.copy_(x)
             assert hpc.all_reduce(z, op=op, algorithm=algorithm) is z
             assert bits(z) == y.tobytes()
 

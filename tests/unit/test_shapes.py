@@ -39,6 +39,7 @@ def test_every_rank_gets_what_its_input_says(operation, x, count, out):
     assert shaped.given is (operation is Operation.ALL_REDUCE)
     given = ones(*out)
     shaped = shape(operation, array, given, RANK, N, ROOT)
+    assert shaped.result is not None
     assert shaped.value is given
     assert shaped.given
     assert shaped.result.flat.size == given.size
@@ -50,6 +51,7 @@ def test_a_broadcast_reads_at_the_root_and_writes_elsewhere(rank):
     shaped = shape(Operation.BROADCAST, x, None, rank, N, ROOT)
     assert shaped.value is x
     assert (shaped.source is None) is (rank != ROOT)
+    assert shaped.result is not None
     assert shaped.result.address == x.__array_interface__["data"][0]
 
 
