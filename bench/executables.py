@@ -125,7 +125,7 @@ def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats
 def memory(x: Floats, n: int) -> Call:
     """Return what a rank of a ring of n cannot but do in memory: to each message it adds, and each other it stores."""
     chunk = max(len(x) // n, 1)
-    mine, other = x[:chunk], np.zeros(chunk, np.float32)
+    mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # np.zeros would all be one page until it is written
 
     def move() -> None:
         for _ in range(n - 1):

@@ -144,7 +144,7 @@ class Communicator:
         algorithm: str | Algorithm = "auto",
     ) -> Executable:
         """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
-        return self._engine.prepare(self._agreed(operation, x, out, op, root, algorithm, "prepare")[0])
+        return self._engine.prepare(self._agreed("prepare", operation, x, out, op, root, algorithm)[0])
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
@@ -210,7 +210,7 @@ class Communicator:
         if quick is not None and not async_op and not self._engine.busy and quick.fits(x, out):
             quick.executable()
             return x if out is None else out
-        made, shaped = self._agreed(operation, x, out, op, root, algorithm, "async" if async_op else "blocking")
+        made, shaped = self._agreed("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
             return Work(self._engine, self._engine.start(made).advance, shaped.value, (x, out))
         executable = self._engine.run(made)
@@ -242,24 +242,15 @@ class Communicator:
         shares_memory(made, self.rank)
         return made, shaped
 
-    def _agreed(
-        self,
-        operation: Operation,
-        x: Any,
-        out: Any,
-        op: str | Reduction,
-        root: int,
-        algorithm: str | Algorithm,
-        way: str,
-    ) -> tuple[Job, Shaped]:
+    def _agreed(self, way: str, operation: Operation, *arguments: Any) -> tuple[Job, Shaped]:
         """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
         self._require_open()
         if self._debug is None:
-            return self._checked(operation, x, out, op, root, algorithm)
+            return self._checked(operation, *arguments)
         with self._debug.round(operation, self._engine.progress) as facts:
-            made, shaped = self._checked(operation, x, out, op, root, algorithm)
+            made, shaped = self._checked(operation, *arguments)
             chosen = made.algorithm.full_name if made.algorithm else "auto"
-            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=root)
+            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=made.root)
             facts.update(algorithm=chosen, call=way)
         return made, shaped
 

@@ -20,6 +20,7 @@ SCRIPTS = {
     "executables": "8,1K,16K",
     "call_overhead": "8",
 }
+MOST_RANKS = 3
 NUMBER = {"type": "number"}
 RATIO = {"type": "object", "required": ["value", "low", "high", "coverage"], "additionalProperties": NUMBER}
 MUST = {"type": "object", "required": ["text", "holds"], "properties": {"holds": {"type": "boolean"}}}
@@ -45,6 +46,8 @@ COMPARISON = {
 @pytest.fixture
 def run(comm, tmp_path, monkeypatch):
     """Run a script on every rank, in this process; return its exit status and, on rank 0, the path of its records."""
+    if comm.size > MOST_RANKS:
+        pytest.skip("many more ranks than cores: batches of small messages would take minutes")
     path = tmp_path / "result.jsonl"
 
     def call(name, *options):
@@ -80,7 +83,7 @@ def test_every_script_measures_and_writes_its_records(comm, run, name):
     cases = {(record["case"], record["nbytes"], record["batch"]) for record in compared}
     for case in cases:
         sides = [r["side"] for r in compared if (r["case"], r["nbytes"], r["batch"]) == case]
-        assert "again" in sides[1], "the second side shows the noise"
+        assert "(A/A)" in sides[1], "the second side shows the noise"
         assert len(sides) == len(set(sides)) >= 3
     sizes = {record["nbytes"] for record in compared}
     assert {"8": 8, "8,1K": 1024, "8,1K,16K": 16384}[SCRIPTS[name]] in sizes
