@@ -70,7 +70,9 @@ class Options:
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
 @click.option("--engine", help="Of mpi, hpccoll, nccl, gloo, joined by commas; default all that are here.")
-@click.option("--algorithm", default="all", show_default=True, help="hpccoll's, joined by commas; all, auto.")
+@click.option(
+    "--algorithm", default="all", show_default=True, help="hpccoll's, FILE.py:FUNCTION, all, auto; joined by commas."
+)
 @click.option("--buffer", type=click.Choice(["host", "symmetric", "cuda"]), default="host", show_default=True)
 @click.option("--in-place", "place", flag_value="in", help="Only in place.")
 @click.option("--out-of-place", "place", flag_value="out", help="Only out of place.")
@@ -108,14 +110,16 @@ def _run(options: Options) -> int:
 
 def _suite(options: Options, nodes: int) -> Suite:
     from hpccoll.collectives import names
+    from hpccoll.collectives.loader import adopt
     from hpccoll.measure.benchmark import Method
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
+    from hpccoll.runtime import job
     from hpccoll.runtime.dtypes import dtype_named
     from hpccoll.runtime.reductions import Reduction
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
-    algorithms = tuple(options.algorithm.split(","))
+    algorithms = adopt(options.algorithm.split(","), operations, job.world().size, options.root)
     known = {name for operation in operations for name in names(operation)} | {"all", "auto"}
     for name in algorithms:
         if name not in known:

@@ -50,9 +50,15 @@ def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) 
 @lru_cache(maxsize=4096)
 def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link()) -> Algorithm:
     """Return the algorithm that the model favours for `nbytes` on n ranks."""
-    known = [named(operation, name) for name in names(operation)]
+    known = [each for name in names(operation) if _modelled(each := named(operation, name), n)]
 
     def seconds(each: Algorithm) -> float:
         return predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
 
     return min(known, key=seconds)
+
+
+def _modelled(algorithm: Algorithm, n: int) -> bool:
+    """Whether the model fits the algorithm: it knows no nodes, and no step of more than two messages a rank."""
+    rounds = algorithm.plan(n).make(np.zeros(1, np.int64))
+    return "nodes" not in algorithm.takes and (not rounds.count or sum(int(m.to[0] > 0) for m in rounds.at(0)) <= 2)
