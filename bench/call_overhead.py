@@ -38,7 +38,7 @@ def measure(bench: Bench) -> Iterator[Result]:
             Side("all_reduce(x), seen before", partial(own.all_reduce, x)),
             Side("all_reduce(x, async_op).wait()", waited(own, x)),
         ]
-        yield bench.run(Case("all_reduce", x.nbytes, BATCH, sides, all_reduce_check(comm, x)))
+        yield bench.run(Case("all_reduce", x.nbytes, BATCH, sides, check=all_reduce_check(comm, x)))
         prepared.free()
         yield bench.run(first_sight(bench, x))
 

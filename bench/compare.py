@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 FEWEST, MOST = 15, 2000  # rounds of a race
 PILOT, WARM_UP = 3, 5
-QUIET = 0.1  # cores that others may keep busy
+QUIET, PAUSE_S = 0.1, 5.0  # cores that others may keep busy, and how long to wait for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,15 @@ class Side:
 class Case:
     """Sides on one workload.
 
-    `check` runs a side on known data and returns how many elements came out wrong on this rank; `late` names a side
-    whose timed results were validated too, and says how many were wrong.
+    `before` runs before each sample, untimed. `check` runs a side on known data and returns how many elements came out
+    wrong on this rank; `late` names a side whose timed results were validated too, and says how many were wrong.
     """
 
     name: str
     nbytes: int
     batch: int
     sides: list[Side]
+    before: Callable[[], object] | None = None
     check: Callable[[Callable[[], object]], int] | None = None
     late: Callable[[], tuple[str, int]] | None = None
     others_cores: float = float("inf")
@@ -115,7 +116,8 @@ class Bench:
         for side in case.sides:
             if case.check is not None and side.checked:
                 side.wrong = self.comm.allreduce(case.check(side.call))
-        for _ in range(1 + self.patience):
+        for attempt in range(1 + self.patience):
+            time.sleep(PAUSE_S if attempt else 0)
             samples, others = self._race(case)
             if others < case.others_cores:
                 case.others_cores = others
@@ -148,17 +150,19 @@ class Bench:
         for row in taken:
             for at in order.sample(range(len(case.sides)), len(case.sides)):
                 side = case.sides[at]
-                row[at] = side.seconds() if side.seconds else self._timed(side.call, case.batch)
+                row[at] = side.seconds() if side.seconds else self._timed(case, side.call)
         self.comm.Allreduce(MPI.IN_PLACE, taken, MPI.MAX)
         return taken
 
-    def _timed(self, call: Callable[[], object], batch: int) -> float:
-        turns = itertools.repeat(None, batch)
+    def _timed(self, case: Case, call: Callable[[], object]) -> float:
+        turns = itertools.repeat(None, case.batch)
+        if case.before is not None:
+            case.before()
         self.comm.Barrier()
         begin = time.perf_counter()
         for _ in turns:
             call()
-        return (time.perf_counter() - begin) / batch
+        return (time.perf_counter() - begin) / case.batch
 
     def _busy_s(self) -> float:
         """CPU seconds that others have spent on this machine: all of them less those of the ranks."""

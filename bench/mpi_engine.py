@@ -60,7 +60,7 @@ def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
         return workload.wrong("loop")
 
     name = "in place" if in_place else "out of place"
-    return Case(name, count * 4, 1, sides, check, late=lambda: (ENGINE, contender.wrong or 0))
+    return Case(name, count * 4, 1, sides, check=check, late=lambda: (ENGINE, contender.wrong or 0))
 
 
 def by_hand(comm: MPI.Intracomm, workload: Workload, in_place: bool) -> tuple[Callable[[], None], Callable[[], float]]:

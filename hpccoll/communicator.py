@@ -22,7 +22,7 @@ from hpccoll.runtime.engine import Engine, Job, shares_memory
 from hpccoll.runtime.execute import Executable
 from hpccoll.runtime.reductions import Reduction
 from hpccoll.runtime.shapes import Shaped, shape
-from hpccoll.runtime.work import Work, collective
+from hpccoll.runtime.work import Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -144,10 +144,12 @@ class Communicator:
         algorithm: str | Algorithm = "auto",
     ) -> Executable:
         """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
-        return self._engine.prepare(self._agreed(operation, x, out, op, root, algorithm, "prepare")[0])
+        return self._engine.prepare(self._agreed("prepare", operation, x, out, op, root, algorithm)[0])
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
+        if dest == self.rank:
+            raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
@@ -208,9 +210,9 @@ class Communicator:
         if quick is not None and not async_op and not self._engine.busy and quick.fits(x, out):
             quick.executable()
             return x if out is None else out
-        made, shaped = self._agreed(operation, x, out, op, root, algorithm, "async" if async_op else "blocking")
+        made, shaped = self._agreed("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
-            return collective(self._engine, self._engine.start(made), shaped.value, (x, out))
+            return Work(self._engine, self._engine.start(made).advance, shaped.value, (x, out))
         executable = self._engine.run(made)
         if executable is not None and self._debug is None and shaped.given:
             self._remember(key, executable, x, out)
@@ -240,17 +242,15 @@ class Communicator:
         shares_memory(made, self.rank)
         return made, shaped
 
-    def _agreed(
-        self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm, way: str
-    ) -> tuple[Job, Shaped]:
+    def _agreed(self, way: str, operation: Operation, *arguments: Any) -> tuple[Job, Shaped]:
         """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
         self._require_open()
         if self._debug is None:
-            return self._checked(operation, x, out, op, root, algorithm)
+            return self._checked(operation, *arguments)
         with self._debug.round(operation, self._engine.progress) as facts:
-            made, shaped = self._checked(operation, x, out, op, root, algorithm)
+            made, shaped = self._checked(operation, *arguments)
             chosen = made.algorithm.full_name if made.algorithm else "auto"
-            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=root)
+            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=made.root)
             facts.update(algorithm=chosen, call=way)
         return made, shaped
 
@@ -280,7 +280,8 @@ class _Quick(NamedTuple):
         if not self.executable.live:
             return False
         for array, known, kind, address in zip(arrays, self.arrays, self.kinds, self.addresses, strict=False):
-            if known() is not array or kind != (array.dtype, array.nbytes):
+            same = known() is array
+            if not same or kind != (array.dtype, array.nbytes):
                 return False
             if address is not None and address != array.data_ptr():
                 return False

@@ -138,6 +138,7 @@ def _end(status: int, message: str) -> int:
     # Often all ranks fail alike. The lowest speaks and ends the job before the others' time has come.
     time.sleep(min(launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
+    time.sleep(GRACE_S / 2)  # the launcher forwards what it has read, not what is in the pipe when the job dies
     from hpccoll.runtime import job
 
     job.abort(status)

@@ -13,29 +13,47 @@ from functools import lru_cache
 
 import numpy as np
 
-from hpccoll.collectives.registry import Algorithm, named, names
+from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.plan.operation import Operation
 
-MOST_CHUNKS = 128
+MOST_CHUNKS = 16  # more cost more in waiting than they hide, with as many ranks as cores (measured)
+LEAST_CHUNK_BYTES = 128 * 1024
+
+# What auto takes into account while no measured table says more: plans whose messages are single pieces of memory and
+# that were held against the others on one host.
+UNTUNED = {
+    Operation.ALL_REDUCE: ("rabenseifner", "recursive_doubling", "ring", "tree"),
+    Operation.REDUCE_SCATTER: ("bruck", "ring"),
+    Operation.ALL_GATHER: ("bruck", "ring"),
+    Operation.BROADCAST: ("chain", "tree"),
+    Operation.REDUCE: ("chain", "tree"),
+    Operation.GATHER: ("tree",),
+    Operation.SCATTER: ("tree",),
+    Operation.ALL_TO_ALL: ("pairwise",),
+    Operation.BARRIER: ("dissemination",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """What a step and a byte cost; the defaults are of ranks on one host, driven from Python."""
 
-    alpha_s: float = 4e-6
+    alpha_s: float = 8e-6
     beta_s_per_byte: float = 1 / 4e9
 
 
 def predicted_s(algorithm: Algorithm, n: int, chunks: int, nbytes: int, link: Link) -> float:
     """Return the seconds that the model gives for a message of `nbytes` (nccl-tests' S)."""
-    plan = algorithm.plan(n, 0, chunks)
-    if plan.cost is None:
+    cost = algorithm.plan(n, 0, chunks).cost
+    if cost is None:
         return float("inf")
-    steps, most = plan.cost.steps, float(plan.cost.most)
-    pieces = max(plan.make(np.zeros(1, np.int64)).chunks, 1)
-    moved = most * steps / chunks if "chunks" in algorithm.takes else max(most, steps / pieces)
+    steps, most = cost.steps, float(cost.most)
+    moved = most * steps / chunks if "chunks" in algorithm.takes else max(most, steps / _pieces(algorithm, n))
     return steps * link.alpha_s + moved * nbytes * link.beta_s_per_byte
+
+
+def _pieces(algorithm: Algorithm, n: int) -> int:
+    return max(algorithm.plan(n).make(np.zeros(1, np.int64)).chunks, 1)
 
 
 @lru_cache(maxsize=4096)
@@ -43,22 +61,21 @@ def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) 
     """Return the chunk count, a power of two, that the model favours; 1 where the algorithm does not pipeline."""
     if "chunks" not in algorithm.takes:
         return 1
-    candidates = [1 << k for k in range(MOST_CHUNKS.bit_length())]
+    most = min(MOST_CHUNKS, max(nbytes // LEAST_CHUNK_BYTES, 1))
+    candidates = [1 << k for k in range(most.bit_length())]
     return min(candidates, key=lambda chunks: predicted_s(algorithm, n, chunks, nbytes, link))
 
 
 @lru_cache(maxsize=4096)
 def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link()) -> Algorithm:
-    """Return the algorithm that the model favours for `nbytes` on n ranks."""
-    known = [each for name in names(operation) if _modelled(each := named(operation, name), n)]
+    """Return the algorithm that the model favours for `nbytes` on n ranks.
 
-    def seconds(each: Algorithm) -> float:
-        return predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
+    Of those that it cannot tell apart, the one that cuts the message finest: it also has the least to reduce.
+    """
+    known = [named(operation, name) for name in UNTUNED[operation]]
 
-    return min(known, key=seconds)
+    def rank(each: Algorithm) -> tuple[float, int]:
+        seconds = predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
+        return float(f"{seconds:.2g}"), -_pieces(each, n)
 
-
-def _modelled(algorithm: Algorithm, n: int) -> bool:
-    """Whether the model fits the algorithm: it knows no nodes, and no step of more than two messages a rank."""
-    rounds = algorithm.plan(n).make(np.zeros(1, np.int64))
-    return "nodes" not in algorithm.takes and (not rounds.count or sum(int(m.to[0] > 0) for m in rounds.at(0)) <= 2)
+    return min(known, key=rank)

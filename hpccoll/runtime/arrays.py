@@ -6,6 +6,7 @@ are three modules: NumPy for host memory, CuPy and torch for CUDA memory.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextvars import Context
@@ -63,10 +64,11 @@ class ArrayModule(Protocol):
 
 
 class Borrowed:
-    """Bytes at an address, as NumPy's and CuPy's array interfaces describe them; owns nothing."""
+    """Bytes at an address, as NumPy's and CuPy's array interfaces describe them; keeps only `owner` alive."""
 
-    def __init__(self, interface: str, address: int, nbytes: int) -> None:
+    def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
         setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
+        self.owner = owner
 
 
 class NumPyModule:
@@ -156,7 +158,7 @@ class Buffer:
     @property
     def count(self) -> int:
         """Elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -235,8 +237,10 @@ def _adopt_torch(tensor: Any, role: str, writable: bool) -> Buffer:
         from hpccoll.runtime.cuda import TorchCudaModule
 
         return Buffer(flat, TorchCudaModule(torch, tensor.device), dtype, int(flat.data_ptr()), shape)
-    host = flat.view(torch.uint8).numpy().view(dtype.numpy) if dtype.name == "bfloat16" else flat.numpy()
-    return Buffer(host, NUMPY, dtype, int(flat.data_ptr()), shape)
+    # Not Tensor.numpy(): it forbids the tensor's storage ever to be resized, which FSDP does.
+    address = int(flat.data_ptr())
+    memory = Borrowed("__array_interface__", address, flat.numel() * dtype.itemsize, owner=flat)
+    return Buffer(np.asarray(memory).view(dtype.numpy), NUMPY, dtype, address, shape)
 
 
 def module_named(name: str) -> ArrayModule:

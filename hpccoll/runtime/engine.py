@@ -162,11 +162,12 @@ class Engine:
     def program(self, job: Job, in_place: bool) -> Program:
         """Return the lowered plan of a job, made once for its shape."""
         algorithm, chunks = self.choose(job)
-        key = (algorithm, chunks, job.root, job.count, job.dtype.itemsize, in_place)
+        on_device = job.module.on_device
+        key = (algorithm, chunks, job.root, job.count, job.dtype.itemsize, in_place, on_device)
         program = self._programs.get(key)
         if program is None:
             plan = algorithm.plan(self.size, job.root, chunks)
-            program = lower(plan, self.rank, job.count, job.dtype.itemsize, in_place)
+            program = lower(plan, self.rank, job.count, job.dtype.itemsize, in_place, on_device=on_device)
             self._programs.put(key, program)
         return program
 

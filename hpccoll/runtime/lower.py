@@ -3,6 +3,8 @@
 In a round everything is read as it stood at the round's start and lands at its end. Here that becomes an order: a
 message lands directly where it belongs unless this round still reads that place; otherwise it lands in scratch and is
 copied or joined after the sends that read the place are complete. A message that is not one piece of memory is packed.
+So is one of PRIVATE bytes that the round overwrites: the receiver's core has then read no cache line of the place, and
+to write it does not wait for a line at a time to come back (up to 2.4 times faster on one host, bench/README.md).
 Messages above SEGMENT are cut, and a reduction lands in WINDOW segments of scratch that are used in turn, so scratch
 stays within the cache and is bounded whatever the message. Both ends cut alike: the rule knows only the elements.
 """
@@ -20,12 +22,13 @@ from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region
 from hpccoll.runtime.placement import Placement, aligned
 from hpccoll.runtime.program import Copy, Instruction, Join, Memory, Place, Program, Receive, Send, Wait
 
-SEGMENT = 4 * 2**20  # bytes: smaller segments cost more than the cache saves (measured, bench/results)
+SEGMENT = 2**20  # bytes: what is joined is still in the cache; smaller ones gain nothing more (bench/README.md)
 MOST_SEGMENTS = 64
 WINDOW = 2
+PRIVATE = range(8 * 2**10, 2**20 + 1)  # bytes: of less, or of more, the copy costs more than it saves
 
 
-def lower(plan: Plan, rank: int, count: int, itemsize: int, in_place: bool) -> Program:
+def lower(plan: Plan, rank: int, count: int, itemsize: int, in_place: bool, *, on_device: bool = False) -> Program:
     """Return the program of `rank`.
 
     Args:
@@ -34,8 +37,9 @@ def lower(plan: Plan, rank: int, count: int, itemsize: int, in_place: bool) -> P
         count: elements of the vector, or of one block.
         itemsize: bytes an element.
         in_place: whether input and output share memory where a chunk is both brought and wanted.
+        on_device: whether the memory is a device's, which no other rank's core caches.
     """
-    return _Lowering(plan, rank, count, itemsize, in_place).program()
+    return _Lowering(plan, rank, count, itemsize, in_place, on_device).program()
 
 
 def segments(count: int, itemsize: int) -> list[tuple[int, int]]:
@@ -58,8 +62,8 @@ class _Arrival:
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, rank: int, count: int, itemsize: int, in_place: bool) -> None:
-        self.rank, self.itemsize = rank, itemsize
+    def __init__(self, plan: Plan, rank: int, count: int, itemsize: int, in_place: bool, on_device: bool) -> None:
+        self.rank, self.itemsize, self.on_device = rank, itemsize, on_device
         self.signals = plan.operation is Operation.BARRIER
         self.rounds = plan.column(rank)
         sizes = plan.operation.sizes(count, plan.ranks, self.rounds.chunks)
@@ -116,7 +120,8 @@ class _Lowering:
                 alone = senders.count(frm) == 1 and not mixes
                 arrivals.append(self.expect(frm, op, received, reads, alone))
         kept = [self.keep(sent, received, reads, arrivals) for sent, received in local]
-        sends = [start for to, _, _, sent, _ in remote if to >= 0 for start in self.send(to, sent)]
+        written = [place for arrival in arrivals for place in arrival.home]
+        sends = [start for to, _, _, sent, _ in remote if to >= 0 for start in self.send(to, sent, written)]
         for arrival in arrivals:
             self.complete(arrival, sends)
         for start in sends:
@@ -171,13 +176,13 @@ class _Lowering:
         arrival.starts.append(len(self.steps))
         self.steps.append(Receive(arrival.peer, place))
 
-    def send(self, peer: int, chunks: IntArray) -> list[int]:
-        """Start sending chunks, packed into one piece where they are many; return the starts."""
+    def send(self, peer: int, chunks: IntArray, written: list[Place]) -> list[int]:
+        """Start sending chunks, packed where they are many pieces, or one that is about to be `written`."""
         pieces = self.places.now(chunks)
         count = sum(place.count for place in pieces)
         if not count and not (self.signals and not len(chunks)):
             return []
-        if len(pieces) > 1:
+        if len(pieces) > 1 or self.private(count, pieces, written):
             packed = self.scratch(count)
             for source, out in aligned(pieces, [packed]):
                 self.steps.append(Copy(source, out))
@@ -188,6 +193,11 @@ class _Lowering:
             starts.append(len(self.steps))
             self.steps.append(Send(peer, packed.part(start, stop)))
         return starts
+
+    def private(self, count: int, pieces: list[Place], written: list[Place]) -> bool:
+        """Whether to send a copy, so that only this rank's core holds the places that are written next."""
+        pays = not self.on_device and count * self.itemsize in PRIVATE
+        return pays and any(piece.overlaps(place) for piece in pieces for place in written)
 
     def keep(
         self, sent: IntArray, received: IntArray, reads: list[Place], arrivals: list[_Arrival]

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import Buffer, Step, adopt
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.work import Work, cut, messages
+from hpccoll.runtime.work import Transfer, Work, cut
 
 MOST_BYTES = 2**30  # a message; MPI counts in 32 bits
 
@@ -24,7 +24,8 @@ def isend(engine: Engine, comm: MPI.Intracomm, x: Any, dest: int, tag: int) -> W
     buffer.module.synchronize()  # the stream may still be writing x, or copying it to the host
     payload = buffer.module.message(buffer.flat) if host is None else host
     requests = [comm.Isend([part, MPI.BYTE], dest, tag) for part in _parts(buffer, payload)]
-    return messages(engine, f"sending to rank {dest}", requests, None, (x, payload), [])
+    transfer = Transfer(f"rank {engine.rank}: sending to rank {dest}", requests, [], [])
+    return Work(engine, transfer.advance, None, (x, payload))
 
 
 def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) -> Work:
@@ -38,7 +39,8 @@ def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) ->
     requests = [comm.Irecv([part, MPI.BYTE], source, tag) for part in parts]
     last: list[Step] = [] if host is None else [buffer.module.deliver(buffer.flat, host)]
     sizes = [part.nbytes for part in parts]
-    return messages(engine, f"receiving from rank {source}", requests, x, (x, payload), last, sizes)
+    transfer = Transfer(f"rank {engine.rank}: receiving from rank {source}", requests, last, sizes)
+    return Work(engine, transfer.advance, x, (x, payload))
 
 
 def _bytes(engine: Engine, buffer: Buffer) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpi4py import MPI
@@ -11,7 +12,6 @@ from mpi4py import MPI
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.arrays import Buffer, Step
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.execute import Run
 
 _SPINS_BEFORE_YIELDING = 64
 
@@ -54,53 +54,45 @@ class Work:
         return self._result
 
 
-def collective(engine: Engine, run: Run, result: Any, keep: tuple[Any, ...]) -> Work:
-    """Return the handle of an asynchronous collective."""
-    return Work(engine, run.advance, result, keep)
-
-
-def messages(
-    engine: Engine,
-    what: str,
-    requests: list[MPI.Request],
-    result: Any,
-    keep: tuple[Any, ...],
-    last: list[Step],
-    sizes: Sequence[int] = (),
-) -> Work:
-    """Return the handle of messages between two ranks.
+@dataclass(slots=True)
+class Transfer:
+    """Messages between two ranks under way.
 
     Args:
-        engine: whose other operations go on meanwhile.
-        what: what is being done, for messages.
+        what: what is being done, and by which rank, for messages.
         requests: all parts, in order.
-        result: what `wait` returns.
-        keep: memory that MPI uses until then.
         last: runs once when all parts are through.
         sizes: of receives, the bytes that each part must have.
     """
-    status = MPI.Status()
-    awaited = list(sizes)
 
-    def advance() -> bool:
-        while requests:
+    what: str
+    requests: list[MPI.Request]
+    last: list[Step]
+    sizes: list[int]
+    _status: MPI.Status = field(default_factory=MPI.Status)
+
+    def advance(self) -> bool:
+        """Take in what has come; return whether all is done. Never blocks."""
+        while self.requests:
             try:
-                if not requests[0].Test(status):
+                if not self.requests[0].Test(self._status):
                     return False
             except MPI.Exception as error:
-                raise CommunicationError(f"rank {engine.rank}: {what} failed: {error}; do both ends' sizes agree?") from error
-            requests.pop(0)
-            if awaited and status.Get_count(MPI.BYTE) != (size := awaited.pop(0)):
-                found = status.Get_count(MPI.BYTE)
-                raise CommunicationError(
-                    f"rank {engine.rank}: {what}: a message of {found} bytes came, but the array has {size}; "
-                    "pass an array as large as what is sent"
-                )
-        while last:
-            last.pop(0)()
+                raise CommunicationError(f"{self.what} failed: {error}; do both ends' sizes agree?") from error
+            self.requests.pop(0)
+            if self.sizes:
+                self._require(self.sizes.pop(0))
+        while self.last:
+            self.last.pop(0)()
         return True
 
-    return Work(engine, advance, result, keep)
+    def _require(self, size: int) -> None:
+        found = self._status.Get_count(MPI.BYTE)
+        if found != size:
+            raise CommunicationError(
+                f"{self.what}: a message of {found} bytes came, but the array has {size}; "
+                "pass an array as large as what is sent"
+            )
 
 
 def cut(buffer: Buffer, most: int) -> list[tuple[int, int]]:

@@ -28,11 +28,11 @@ def covering(legal: Sequence[Row], free: Sequence[Sequence[Any]], seed: int) -> 
     width = len(legal[0])
     holding: dict[tuple[int, Any, int, Any], list[Row]] = {}
     single: dict[tuple[int, Any], list[Row]] = {}
-    for row in legal:
-        for pair in pairs(row):
-            holding.setdefault(pair, []).append(row)
-        for i, value in enumerate(row):
-            single.setdefault((i, value), []).append(row)
+    for known in legal:
+        for pair in pairs(known):
+            holding.setdefault(pair, []).append(known)
+        for i, value in enumerate(known):
+            single.setdefault((i, value), []).append(known)
     missing = dict.fromkeys(holding)
     for j, values in enumerate(free, width):
         missing |= dict.fromkeys((i, value, j, other) for i, value in single for other in values)
@@ -43,7 +43,7 @@ def covering(legal: Sequence[Row], free: Sequence[Sequence[Any]], seed: int) -> 
         best: tuple[int, Row] = (0, ())
         for _ in range(TRIES):
             source = holding[i, a, j, b] if j < width else single[i, a] if i < width else legal
-            row = [*rng.choice(source), *(rng.choice(values) for values in free)]
+            row: list[Any] = [*rng.choice(source), *(rng.choice(values) for values in free)]
             row[i], row[j] = a, b
             best = max(best, (len(pairs(tuple(row)).keys() & missing.keys()), tuple(row)), key=lambda found: found[0])
         rows.append(best[1])

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from tests.mpi.cases import NAMES, OPS, PATHS, Case, check, legal, variants
+from tests.mpi.calls import check
+from tests.mpi.cases import NAMES, OPS, PATHS, Case, legal, variants
 from tests.mpi.pairwise import covering, pairs
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 31, 61, 127, 257)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.runtime.program import Copy, Join, Place, Program, Receive, Send, Wait
@@ -86,9 +85,7 @@ def simulate(
 ) -> None:
     """Run all programs on their memories to the end, or fail saying who is stuck."""
     rng, wire = random.Random(seed), Wire()
-    running = {
-        rank: rank_steps(rank, program, memories[rank], wire, combine) for rank, program in enumerate(programs)
-    }
+    running = {rank: rank_steps(rank, program, memories[rank], wire, combine) for rank, program in enumerate(programs)}
     waits: dict[int, Message | None] = dict.fromkeys(running)
     eager = rng.random()
     while running:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +64,8 @@ def run(plan: Plan, count: int, in_place: bool, seed: int) -> list[Program]:
     shares = [in_place and bool(len(s) and len(r)) and plan.operation is not Operation.ALL_TO_ALL for s, r in ranks]
     programs = [lower(plan, rank, count, ITEMSIZE, shares[rank]) for rank in range(n)]
     rng = np.random.default_rng(seed)
-    memories, inputs = [], []
+    memories: list[list[Any]] = []
+    inputs: list[Any] = []
     for program, (source, result) in zip(programs, ranks, strict=True):
         result[:] = -1
         source[:] = rng.integers(-(2**62), 2**62, len(source))
@@ -145,8 +148,8 @@ def test_no_place_is_read_or_written_while_a_message_owns_it(algorithm, n, in_pl
         for index, step in enumerate(program.instructions):
             reads, writes = touched(step)
             for other in flying.values():
-                busy = isinstance(other, Receive)
-                assert not any(other.place.overlaps(place) for place in (*writes, *(reads if busy else ()))), (step, other)
+                forbidden = [*writes, *reads] if isinstance(other, Receive) else writes
+                assert not any(other.place.overlaps(place) for place in forbidden), (step, other)
             if isinstance(step, Send | Receive):
                 flying[index] = step
             elif isinstance(step, Wait):
@@ -212,7 +215,7 @@ def test_segments_cover_a_message_in_nearly_equal_parts(count, itemsize):
     cuts = segments(count, itemsize)
     assert cuts[0][0] == 0
     assert cuts[-1][1] == count
-    assert all(stop == start for (_, stop), (start, _) in zip(cuts, cuts[1:], strict=False))
+    assert all(stop == start for (_, stop), (start, _) in pairwise(cuts))
     sizes = [stop - start for start, stop in cuts]
     assert max(sizes) - min(sizes) <= 1
     assert len(cuts) <= lowering.MOST_SEGMENTS

@@ -1,0 +1,126 @@
+"""The scripts of bench/ run on real ranks and write what they promise. Nothing here depends on how fast they are."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from hpccoll.measure.journal import read
+from hpccoll.measure.schema import schema
+
+BENCH = Path(__file__).parents[2] / "bench"
+SCRIPTS = {
+    "mpi_engine": "8,1K",
+    "executables": "8,1K,16K",
+    "call_overhead": "8",
+}
+MOST_RANKS = 3
+NUMBER = {"type": "number"}
+RATIO = {"type": "object", "required": ["value", "low", "high", "coverage"], "additionalProperties": NUMBER}
+MUST = {"type": "object", "required": ["text", "holds"], "properties": {"holds": {"type": "boolean"}}}
+COMPARISON = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["time_us", "ratio", "musts", "wrong", "others_cores", "samples_us"],
+    "properties": {
+        "schema": {"const": "hpccoll/1"},
+        "kind": {"const": "comparison"},
+        **{name: {"type": "string", "minLength": 1} for name in ("script", "case", "side", "baseline")},
+        **{name: {"type": "integer", "minimum": 1} for name in ("ranks", "nbytes", "batch", "iterations")},
+        "time_us": schema()["$defs"]["collective"]["properties"]["time_us"],
+        "ratio": {"anyOf": [RATIO, {"type": "null"}]},
+        "musts": {"type": "array", "items": MUST},
+        "wrong": {"enum": [0, None]},
+        "others_cores": {"type": "number", "minimum": 0},
+        "samples_us": {"type": "array", "items": NUMBER, "minItems": 1},
+    },
+}
+
+
+@pytest.fixture
+def run(comm, tmp_path, monkeypatch):
+    """Run a script on every rank, in this process; return its exit status and, on rank 0, the path of its records."""
+    if comm.size > MOST_RANKS:
+        pytest.skip("many more ranks than cores: batches of small messages would take minutes")
+    path = tmp_path / "result.jsonl"
+
+    def call(name, *options):
+        monkeypatch.syspath_prepend(str(BENCH))
+        monkeypatch.setattr(
+            sys, "argv", [str(BENCH / f"{name}.py"), "--json", str(path), "--seconds", "0.001", *options]
+        )
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(BENCH / f"{name}.py"), run_name="__main__")
+        return ended.value.code, path if comm.rank == 0 else None
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_measures_and_writes_its_records(comm, run, name):
+    status, path = run(name, "--sizes", SCRIPTS[name])
+    assert status == 0
+    if path is None:
+        return
+    first, *records = read(path).records
+    jsonschema.validate(first, schema())
+    assert f"bench/{name}.py" in first["command"]
+    assert {"load_average", "processor"} <= set(first)
+    compared = [record for record in records if record["kind"] == "comparison"]
+    for record in compared:
+        jsonschema.validate(record, COMPARISON)
+        assert record["ranks"] == comm.size
+        assert record["iterations"] == len(record["samples_us"])
+        assert record["time_us"]["p50"] == pytest.approx(np.median(record["samples_us"]))
+        assert (record["ratio"] is None) == (record["side"] == record["baseline"])
+    cases = {(record["case"], record["nbytes"], record["batch"]) for record in compared}
+    for case in cases:
+        sides = [r["side"] for r in compared if (r["case"], r["nbytes"], r["batch"]) == case]
+        assert "(A/A)" in sides[1], "the second side shows the noise"
+        assert len(sides) == len(set(sides)) >= 3
+    sizes = {record["nbytes"] for record in compared}
+    assert {"8": 8, "8,1K": 1024, "8,1K,16K": 16384}[SCRIPTS[name]] in sizes
+
+
+@pytest.mark.slow
+def test_the_summary_shows_the_numbers_of_the_records(run, capsys, monkeypatch):
+    _, path = run("call_overhead", "--sizes", "8")
+    if path is None:
+        return
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["summary.py", str(path)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(BENCH / "summary.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    for record in map(json.loads, path.read_text().splitlines()):
+        if record["kind"] == "comparison":
+            assert f" {record['time_us']['p50']:,.2f}" in shown or record["time_us"]["p50"] >= 1e3
+
+
+def test_a_wrong_result_and_a_missed_must_are_told_apart(comm, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    from compare import Bench, Case, Must, Side, all_reduce_check  # type: ignore[import-not-found]
+
+    x = np.zeros(3, np.float32)
+    broken = Side("broken", lambda: x.fill(-1))
+    bench = Bench("test", comm, None, (12,), 0.001, 0, 0)
+    case = bench.run(Case("sum", 12, 1, [Side("a", comm.Barrier), Side("a again", comm.Barrier), broken]))
+    assert broken.wrong is None, "nothing was checked"
+    case.check = all_reduce_check(comm, x)
+    bench.run(case)
+    assert broken.wrong == 3 * comm.size
+    slow, fast = Must("as fast", "a"), Must("close", "a", share=0.05, us=1.0)
+    case.sides[0].samples_us, case.sides[1].samples_us = [10.0] * 30, [10.0] * 30
+    for seen, expected in (([10.9] * 30, (False, True)), ([11.2] * 30, (False, False)), ([5.0] * 30, (True, False))):
+        broken.samples_us = seen
+        assert (case.holds(broken, slow), case.holds(broken, fast)) == expected
+    case.sides[1].samples_us = [9.0] * 15 + [12.0] * 15  # noise that is larger than the difference
+    broken.samples_us = [11.0] * 30
+    assert case.holds(broken, slow)

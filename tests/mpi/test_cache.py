@@ -1,0 +1,263 @@
+"""Executables come with the second sight of a buffer, go when there are too many, never run on memory that is gone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import hpccoll
+from hpccoll.collectives import names
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import engine, execute
+
+
+@pytest.fixture
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+@pytest.fixture
+def few(comm, monkeypatch):
+    """A communicator with room for three executables."""
+    monkeypatch.setattr(engine, "EXECUTABLES", 3)
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+def total(hpc) -> int:
+    return int(hpc.size * (hpc.size - 1) // 2)
+
+
+def reduce(hpc, x, **how):
+    """All-reduce the rank in x, and check."""
+    x[:] = hpc.rank
+    hpc.all_reduce(x, algorithm="ring", **how)
+    assert set(x.tolist()) == {total(hpc)}
+
+
+def test_a_buffer_is_bound_when_it_comes_again(hpc):
+    x = np.zeros(10, np.int64)
+    reduce(hpc, x)
+    assert len(hpc._engine.executables) == 0
+    reduce(hpc, x)
+    assert len(hpc._engine.executables) == 1
+    for _ in range(5):
+        reduce(hpc, x)
+    assert len(hpc._engine.executables) == 1
+
+
+def test_what_was_bound_is_what_runs(hpc, monkeypatch):
+    """From the third call on nothing is lowered, prepared or posted any more."""
+    x = np.zeros(10, np.int64)
+    for _ in range(2):
+        reduce(hpc, x)
+    monkeypatch.setattr(execute, "steps", None)
+    monkeypatch.setattr(engine, "lower", None)
+    for _ in range(3):
+        reduce(hpc, x)
+
+
+def test_everything_that_differs_makes_another_executable(hpc):
+    x = np.zeros(12, np.int64)
+    calls = [
+        lambda: hpc.all_reduce(x, algorithm="ring"),
+        lambda: hpc.all_reduce(x, algorithm="tree"),
+        lambda: hpc.all_reduce(x, op="max", algorithm="ring"),
+        lambda: hpc.all_reduce(x[:5], algorithm="ring"),
+        lambda: hpc.all_reduce(x.view(np.uint64), algorithm="ring"),
+        lambda: hpc.all_reduce(x.view(np.int32), algorithm="ring"),
+        lambda: hpc.broadcast(x, root=hpc.size - 1),
+        lambda: hpc.reduce(x, root=0, algorithm="tree"),
+    ]
+    for _ in range(2):
+        for call in calls:
+            call()
+    assert len(hpc._engine.executables) == len(calls)
+
+
+def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
+    made, bind = [], engine.Engine.bind
+
+    def noted(self, job):
+        made.append(bind(self, job))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "EXECUTABLES", 3)
+    monkeypatch.setattr(engine.Engine, "bind", noted)
+    hpc = hpccoll.Communicator(comm)
+    arrays = [np.zeros(8 + i, np.int64) for i in range(10)]
+    for _ in range(6):
+        for x in arrays:
+            reduce(hpc, x)
+            assert len(hpc._engine.executables) <= 3
+    assert len(made) >= 10
+    assert sum(executable.live for executable in made) == 3
+    hpc.close()
+    for executable in made:
+        with pytest.raises(UsageError, match="prepare it again"):
+            executable()
+
+
+def test_the_least_recently_used_one_goes(few):
+    old, fresh = np.zeros(5, np.int64), [np.zeros(6 + i, np.int64) for i in range(3)]
+    for x in (old, *fresh[:2]):
+        reduce(few, x)
+        reduce(few, x)
+    kept = few._engine.executables.get(few._engine._key(job(few, old)))
+    reduce(few, fresh[2])
+    reduce(few, fresh[2])
+    assert kept.live
+    assert few._engine.executables.get(few._engine._key(job(few, fresh[0]))) is None
+
+
+def job(hpc, x):
+    return hpc._checked(Operation.ALL_REDUCE, x, None, "sum", 0, "ring")[0]
+
+
+def test_ranks_may_bind_at_different_times(hpc):
+    """One rank always brings new memory, the others the same: bound and unbound ranks meet."""
+    mine = np.zeros(1000, np.int64)
+    for turn in range(12):
+        x = np.zeros(1000, np.int64) if hpc.rank == turn % hpc.size else mine
+        reduce(hpc, x)
+        for algorithm in names(Operation.ALL_REDUCE):
+            x[:] = hpc.rank
+            hpc.all_reduce(x, algorithm=algorithm)
+            assert set(x.tolist()) == {total(hpc)}
+
+
+def test_a_new_array_with_the_identity_of_an_old_one_is_a_new_array(hpc):
+    identities = set()
+    for turn in range(80):
+        x = np.zeros(3 + turn % 5, (np.int64, np.float32, np.int8)[turn % 3])
+        identities.add(id(x))
+        for _ in range(3):
+            reduce(hpc, x)
+        del x
+    assert len(identities) < 80, "no identity came twice: this tested nothing"
+
+
+def test_new_memory_at_an_old_address_is_run_right(hpc):
+    """The same memory holds arrays of many lengths and dtypes in turn."""
+    memory = np.zeros(4096, np.uint8)
+    for turn in range(60):
+        dtype = np.dtype(("int64", "float32", "complex128", "int16")[turn % 4])
+        x = memory[: (1 + turn % 7) * 16].view(dtype)
+        for _ in range(2):
+            reduce(hpc, x)
+
+
+def test_an_array_that_changes_its_dtype_in_place_is_not_mistaken(hpc):
+    x: Any = np.zeros(4, np.int32)
+    for _ in range(3):
+        reduce(hpc, x)
+    y = x.view(np.float32)
+    for _ in range(3):
+        reduce(hpc, y)
+    x.dtype = np.float32  # the same object from now on is another array
+    for _ in range(2):
+        x[:] = 0.5
+        hpc.all_reduce(x, algorithm="ring")
+        assert x.tolist() == [0.5 * hpc.size] * 4
+
+
+def test_a_bound_array_cannot_be_resized_under_its_executable(hpc):
+    x = np.zeros(4, np.int64)
+    for _ in range(3):
+        reduce(hpc, x)
+    with pytest.raises(ValueError, match="resize"):
+        x.resize(400)
+    with pytest.raises(ValueError, match="resize"):
+        x.resize(400, refcheck=False)
+
+
+def test_buffers_are_not_kept_alive(hpc):
+    x = np.zeros(100_000)
+    for _ in range(4):
+        reduce(hpc, x)
+    gone = weakref.ref(x)
+    assert len(hpc._engine.executables) == 1
+    del x
+    assert gone() is None
+
+
+def test_large_new_buffers_leave_memory_flat(hpc):
+    """The allocator gives freed blocks out again, so addresses come again while no buffer does."""
+    size = 4 * 2**20
+    before = 0
+    for turn in range(60):
+        if turn == 20:
+            before = psutil.Process().memory_info().rss
+        reduce(hpc, np.zeros(size // 8 + 8 * (turn % 3), np.int64))
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < 8 * size, f"grew by {grown / 2**20:.0f} MiB over 40 buffers of {size / 2**20:.0f} MiB"
+
+
+def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
+    monkeypatch.setattr(engine, "EXECUTABLES", 4)  # so that much is dropped
+    hpc = hpccoll.Communicator(comm)
+
+    def work(turns: int) -> None:
+        for turn in range(turns):
+            x = np.zeros(1 + turn % 7, np.int64)
+            reduce(hpc, x)
+            if turn % 3 == 0:
+                reduce(hpc, x)
+                hpc.all_reduce(x, async_op=True).wait()
+                hpc.all_reduce_init(x).free()
+
+    def objects() -> int:
+        hpc._engine.executables.clear()
+        hpc._quick.clear()
+        gc.collect()
+        return len(gc.get_objects())
+
+    work(40)
+    before = objects()  # traced bytes would count what Python keeps of freed tuples, some thousands
+    turns = 240 if comm.size < 5 else 120
+    work(turns)
+    grown = objects() - before
+    hpc.close()
+    assert grown < turns / 6, f"{grown} objects more after {turns} turns"
+
+
+def test_a_strided_input_is_read_anew_in_every_call(hpc):
+    x, out = np.zeros((50, 2), np.int64), np.zeros(50, np.int64)
+    for turn in range(6):
+        x[:] = hpc.rank + turn
+        hpc.all_reduce(x[:, 0], out=out, algorithm="ring")
+        assert set(out.tolist()) == {total(hpc) + turn * hpc.size}
+
+
+def test_what_was_prepared_lasts_as_long_as_its_communicator(comm):
+    hpc = hpccoll.Communicator(comm)
+    x = np.zeros(5)
+    run, other = hpc.all_reduce_init(x), hpc.all_reduce_init(x, op="max")
+    other.free()
+    other.free()
+    x[:] = 1
+    run()
+    assert set(x) == {hpc.size}
+    hpc.close()
+    for each in (run, other):
+        with pytest.raises(UsageError, match="prepare it again"):
+            each()
+
+
+def test_what_was_prepared_keeps_its_buffers(hpc):
+    x, out = np.ones(1000), np.zeros(1000)
+    kept = weakref.ref(x)
+    run = hpc.all_reduce_init(x, out=out)
+    del x
+    run()
+    assert kept() is not None
+    assert set(out) == {hpc.size}
+    run.free()
+    assert kept() is None

@@ -1,0 +1,282 @@
+"""Device memory's rules, kept for real on the host: a stream that runs nothing before it is synchronised.
+
+`Stream` is a module whose kernels and copies only queue. Whatever the runtime forgets to wait for is not there when
+MPI looks: a send without a synchronisation sends what was in the buffer before, and a receive that starts too early
+is overwritten. Once with messages through pinned host memory, once with MPI taking the memory itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccoll
+from hpccoll.collectives import named, registered
+from hpccoll.measure.data import combiner, make_input
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.replay import replay
+from hpccoll.runtime import lower, messaging
+from hpccoll.runtime.arrays import Buffer, NumPyModule
+from hpccoll.runtime.dtypes import DTYPES
+from hpccoll.runtime.engine import Engine, Job
+from hpccoll.runtime.execute import Immediate, Persistent, Run, steps
+from hpccoll.runtime.reductions import Reduction
+
+FLOAT = DTYPES["float32"]
+JUNK = np.float32(-777)
+
+
+class Stream(NumPyModule):
+    """NumPy's memory behind a queue: steps happen when they are synchronised, in order, or not at all."""
+
+    name, on_device = "stream", True
+
+    def __init__(self) -> None:
+        self.queue: deque[Any] = deque()
+        self.log: list[str] = []
+
+    def later(self, name, step):
+        def queue():
+            self.log.append(name)
+            self.queue.append(step)
+
+        return queue
+
+    def empty(self, count, dtype):
+        return np.full(count, JUNK, dtype.numpy)
+
+    def combine(self, function, left, right, out):
+        return self.later("combine", super().combine(function, left, right, out))
+
+    def copy(self, out, source):
+        return self.later("copy", super().copy(out, source))
+
+    def scale(self, out, source, factor, shape):
+        return self.later("scale", super().scale(out, source, factor, shape))
+
+    def divide(self, out, divisor):
+        return self.later("divide", super().divide(out, divisor))
+
+    def fetch(self, host, flat):
+        return self.later("fetch", super().fetch(host, flat))
+
+    def deliver(self, flat, host):
+        return self.later("deliver", super().deliver(flat, host))
+
+    def synchronize(self):
+        self.log.append("synchronize")
+        while self.queue:
+            self.queue.popleft()()
+
+    def pinned(self, nbytes):
+        return np.full(nbytes, 0x77, np.uint8)
+
+
+@pytest.fixture
+def stream():
+    return Stream()
+
+
+@pytest.fixture(params=[False, True], ids=["staged", "direct"])
+def takes(request):
+    """Whether MPI takes device memory."""
+    return request.param
+
+
+@pytest.fixture
+def space(comm):
+    made = comm.Dup()
+    yield made
+    made.Free()
+
+
+@pytest.fixture
+def eng(space, takes):
+    made = Engine(space, lambda: takes)
+    yield made
+    made.free()
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch):
+    monkeypatch.setattr(lower, "SEGMENT", 400)
+
+
+def buffer(stream, flat) -> Buffer:
+    return Buffer(flat, stream, FLOAT, flat.__array_interface__["data"][0], flat.shape)
+
+
+def job(stream, algorithm, root, op, x, out, count) -> Job:
+    ends = [None if flat is None else buffer(stream, flat) for flat in (x, out)]
+    return Job(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
+
+
+def wanted(eng, made, inputs) -> list[Any]:
+    plan = made.algorithm.plan(eng.size, made.root, eng.choose(made)[1])
+    return replay(plan, made.count, inputs, combiner("sum") if made.operation.reduces else None)
+
+
+def data(rank, length):
+    return make_input(FLOAT, 5, rank, length)
+
+
+@pytest.mark.parametrize("count", [1, 333])
+@pytest.mark.parametrize("algorithm", registered(), ids=lambda known: known.full_name)
+def test_values_are_right_although_the_stream_runs_late(eng, stream, algorithm, count):
+    """The user's own kernel that writes the input is still queued when the collective is called."""
+    operation, n, rank, root = algorithm.operation, eng.size, eng.rank, eng.size - 1
+    if operation is Operation.BARRIER:
+        return
+    blocks = operation in (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
+    brings = operation not in (Operation.BROADCAST, Operation.SCATTER) or rank == root
+    takes_part = operation not in (Operation.REDUCE, Operation.GATHER) or rank == root
+    length, total = count * (n if blocks else 1), 0
+    if takes_part:
+        total = count * (n if operation in (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL) else 1)
+    x = stream.empty(length, FLOAT) if brings else None
+    out = stream.empty(total, FLOAT) if takes_part else None
+    if operation is Operation.BROADCAST:
+        x = out if brings else None
+    made = job(stream, algorithm, root, "sum", x, out, count)
+    inputs = [
+        data(r, length) if operation not in (Operation.BROADCAST, Operation.SCATTER) or r == root else None
+        for r in range(n)
+    ]
+    right = wanted(eng, made, inputs)[rank]
+    for _ in range(4):  # first seen, bound, and twice again
+        if out is not None:
+            stream.later("mine", partial(out.fill, JUNK))()
+        if x is not None:
+            stream.later("mine", partial(np.copyto, x, data(rank, length)))()
+        eng.run(made)
+        stream.synchronize()  # the user's own, before looking
+        if out is not None:
+            assert out.tobytes() == right.tobytes()
+    assert len(eng.executables) == 1
+
+
+@pytest.mark.parametrize("op", ["avg", "premul"])
+def test_scaling_is_in_the_stream_too(eng, stream, op):
+    n, rank, x = eng.size, eng.rank, stream.empty(500, FLOAT)
+    factors = [np.float32(0.5 + r) for r in range(n)]
+    reduction = Reduction("premul_sum", factors[rank]) if op == "premul" else op
+    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, reduction, x, x, 500)
+    inputs = [data(r, 500) * (factors[r] if op == "premul" else 1) for r in range(n)]
+    right = wanted(eng, made, inputs)[rank] / np.float32(n if op == "avg" else 1)
+    for _ in range(3):
+        stream.later("mine", partial(np.copyto, x, data(rank, 500)))()
+        eng.run(made)
+        stream.synchronize()
+        assert x.tobytes() == right.tobytes()
+
+
+def test_asynchronous_ones_share_the_stream(eng, stream):
+    n, rank = eng.size, eng.rank
+    arrays, runs = [stream.empty(100 + i, FLOAT) for i in range(8)], []
+    for i, x in enumerate(arrays):
+        stream.later("mine", partial(np.copyto, x, data(rank, 100 + i)))()
+        runs.append(eng.start(job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)))
+    order = list(range(8))
+    random.Random(rank).shuffle(order)
+    for i in order:
+        while not runs[i].advance():
+            eng.progress()
+    stream.synchronize()
+    for i, x in enumerate(arrays):
+        made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)
+        assert x.tobytes() == wanted(eng, made, [data(r, 100 + i) for r in range(n)])[rank].tobytes()
+
+
+class Watched:
+    """A posting that notes how much is queued whenever a message starts."""
+
+    def __init__(self, posting, stream, queued):
+        self.posting, self.stream, self.queued = posting, stream, queued
+
+    def watch(self, started):
+        request, start = started
+        if start is None:
+            self.queued.append(len(self.stream.queue))
+            return request, None
+
+        def begin():
+            self.queued.append(len(self.stream.queue))
+            start()
+
+        return request, begin
+
+    def send(self, message, peer):
+        return self.watch(self.posting.send(message, peer))
+
+    def receive(self, message, peer):
+        return self.watch(self.posting.receive(message, peer))
+
+
+@pytest.mark.parametrize("posting", [Persistent, Immediate])
+def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
+    """The order of every step: between what is queued and the next start there is a synchronisation."""
+    if eng.size == 1:
+        pytest.skip("a rank alone sends nothing")
+    queued: list[int] = []
+
+    x = stream.empty(700, FLOAT)
+    made = job(stream, named(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
+    prepared = eng._prepare(made, 1, eng._scratch)
+    setting = prepared.setting
+    stream.later("mine", partial(np.copyto, x, data(eng.rank, 700)))()
+    taken = steps(prepared.program, setting, Watched(posting(setting.comm, 1), stream, queued))
+    for step, _ in list(taken) if posting is Persistent else taken:
+        step()
+    stream.synchronize()
+    assert queued
+    assert set(queued) == {0}
+    assert x.tobytes() == wanted(eng, made, [data(r, 700) for r in range(eng.size)])[eng.rank].tobytes()
+
+
+def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
+    x = stream.empty(40_000, FLOAT)
+    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 40_000)
+    sizes: list[int] = []
+
+    def noted(nbytes):
+        sizes.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    stream.pinned = noted
+    eng.run(made)
+    message = -(-40_000 // eng.size) * 4
+    assert max(sizes, default=0) <= (0 if takes else 2 * 4 * message)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypatch, count):
+    monkeypatch.setattr(messaging, "adopt", lambda flat, role, writable: buffer(stream, flat))
+    monkeypatch.setattr(messaging, "MOST_BYTES", 1200)
+    there, back = (eng.rank + 1) % eng.size, (eng.rank - 1) % eng.size
+    for _ in range(3):
+        x, y = stream.empty(count, FLOAT), stream.empty(count, FLOAT)
+        stream.later("mine", partial(np.copyto, x, data(eng.rank, count)))()
+        got = messaging.irecv(eng, space, y, back, 3)
+        sent = messaging.isend(eng, space, x, there, 3)
+        got.wait()
+        sent.wait()
+        stream.synchronize()
+        assert y.tobytes() == data(back, count).tobytes()
+
+
+def test_host_memory_is_neither_staged_nor_synchronised(comm, monkeypatch):
+    def never(self):
+        raise AssertionError("host memory has no stream")
+
+    with hpccoll.Communicator(comm) as hpc:
+        monkeypatch.setattr(NumPyModule, "synchronize", never)
+        x = np.ones(10)
+        for _ in range(3):
+            hpc.all_reduce(x)
+        assert not hpc.stages(NumPyModule())
+        assert isinstance(hpc._engine.start(hpc._checked(Operation.BARRIER, None, None, "sum", 0, "auto")[0]), Run)
