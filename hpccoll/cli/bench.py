@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 OWN = "hpccoll"
 TIGHT = 0.025  # half the interval over the median, at which a row is known well enough
-FEWEST, MOST = 5, 2000
+FEWEST, MOST = 3, 2000
+WHOLE_BUDGET_S = 45.0  # what all rows share; the fewest iterations of the largest messages come on top
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 
 
@@ -41,7 +42,7 @@ class Options:
     redop: str
     root: int
     iterations: int | None
-    budget: float
+    budget: float | None
     warmup: int
     check: bool
     engine: str | None
@@ -64,9 +65,7 @@ class Options:
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "--iterations", type=click.IntRange(1), help="Fixed number; default until the interval is tight.")
-@click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), default=0.3, show_default=True, help="Seconds a row."
-)
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds a row; default 45 s over all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
 @click.option("--engine", help="Of mpi, hpccoll, nccl, gloo, joined by commas; default all that are here.")
@@ -136,7 +135,12 @@ def _suite(options: Options, nodes: int) -> Suite:
         algorithms,
         options.buffer,
         nodes,
-        Method(StoppingRule(few, many, TIGHT, options.budget), options.warmup, bool(options.check), options.seed),
+        Method(
+            StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S),
+            options.warmup,
+            bool(options.check),
+            options.seed,
+        ),
     )
 
 
@@ -162,7 +166,10 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
-    yield Session(suite, world, comm, started, module, OWN in asked)
+    session = Session(suite, world, comm, started, module, OWN in asked)
+    if options.budget is None:
+        session.share(WHOLE_BUDGET_S)
+    yield session
     # Closing is collective: after an error on one rank it would wait for the others, so then the job is aborted.
     for peer in started:
         peer.close()

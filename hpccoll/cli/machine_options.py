@@ -116,14 +116,25 @@ def per_byte(text: str, option: str) -> float:
 
 def _fitted(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
     """Fit the machine to a bench record, by the rows of `names` or, without any, by all."""
-    from hpccoll.measure.journal import read
     from hpccoll.predict.fit import fit
 
-    rows = [row for record in read(path, "--machine fit:").collectives() if (row := _measured(record)) is not None]
+    rows = rows_of(path, "--machine fit:")
     if names and any(row.algorithm.full_name in names for row in rows):
         rows = [row for row in rows if row.algorithm.full_name in names]
     found = fit(rows, path)
     return found.machine, (found.median_error(fitted=True), found.median_error(fitted=False))
+
+
+def rows_of(path: str, option: str) -> list[Measured]:
+    """Return the rows of a bench record that a machine can be fitted to: those of plans, on 2 ranks or more.
+
+    Raises:
+        UsageError: the file cannot be read or is no record; the message names `option`.
+    """
+    from hpccoll.measure.journal import read
+
+    found = (_measured(record) for record in read(path, option).collectives())
+    return [row for row in found if row is not None]
 
 
 def _measured(record: CollectiveRecord) -> Measured | None:

@@ -64,7 +64,7 @@ class _Arrival:
 class _Lowering:
     def __init__(self, plan: Plan, rank: int, count: int, itemsize: int, in_place: bool, on_device: bool) -> None:
         self.rank, self.itemsize, self.on_device = rank, itemsize, on_device
-        self.signals = plan.operation is Operation.BARRIER
+        self.plan, self.signals = plan, plan.operation is Operation.BARRIER
         self.rounds = plan.column(rank)
         sizes = plan.operation.sizes(count, plan.ranks, self.rounds.chunks)
         used = np.zeros(len(sizes), np.bool_)
@@ -86,7 +86,7 @@ class _Lowering:
             self.cursor = 0
             self.round([move for move in moves if move[0] >= 0 or move[1] >= 0])
         self.copy_home(self.places.unsettled())
-        return Program(tuple(self.steps), self.places.work, self.landing)
+        return Program(tuple(self.steps), self.places.work, self.landing, self.plan)
 
     def scratch(self, count: int) -> Place:
         place = Place(Memory.LANDING, self.cursor, self.cursor + count)
