@@ -122,8 +122,8 @@ def draw_curve(path: Path) -> None:
             left.plot(counts, milliseconds, line, marker=marker, color=case.colour, markersize=4.5, linewidth=1.6)
         ratio = [ring / tree for ring, tree in zip(times["ring"], times["tree as NCCL's"], strict=True)]
         right.plot(counts, ratio, "-", marker="D", color=case.colour, markersize=4.5, linewidth=1.6)
-        right.annotate(f"{ratio[-1]:,.0f}x", (counts[-1], ratio[-1]), xytext=(9, case.label_up), textcoords="offset points",
-                       va="center", color=case.colour, fontsize=9.5)  # fmt: skip
+        place: dict[str, Any] = {"xytext": (9, case.label_up), "textcoords": "offset points", "va": "center"}
+        right.annotate(f"{ratio[-1]:,.0f}x", (counts[-1], ratio[-1]), color=case.colour, fontsize=9.5, **place)
     _published(left, right)
     for axes, title in ((left, "Latency (ms)"), (right, "Ring / tree")):
         _dress(axes, title, counts)

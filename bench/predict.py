@@ -79,8 +79,9 @@ def main() -> int:
         for operation, rows in measured.items():
             found = fit(rows, options.record)
             missed += found.median_error(fitted=False) > MUST
-            for record in records(operation, found, options.record) if journal is not None else ():
-                journal.write(record)
+            if journal is not None:
+                for record in records(operation, found, options.record):
+                    journal.write(record)
             if options.json != "-":
                 print(told(operation, found))
         if journal is not None:

@@ -9,8 +9,9 @@ across them, by all ranks together), `critical_path` and `fit` (null without `--
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -23,7 +24,7 @@ from hpccoll.collectives import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.bounds import bounds
 from hpccoll.plan.simulate import Simulation
-from hpccoll.predict.forecast import chunks_for, forecast
+from hpccoll.predict.forecast import chunks_for, forecast, layout
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
@@ -39,6 +40,18 @@ COLUMNS = (
     *("sent mean", "sent most", "across", "time", "latency", "bandwidth"),
 )
 MAP_SIZES = sizes_between(8, 2**29, 4)
+One: TypeAlias = tuple[Algorithm, int, Simulation]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be simulated: rank counts and sizes, and how."""
+
+    ranks: Sequence[int]
+    sizes: Sequence[int]
+    chunks: int | None
+    root: int
+    full: bool
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:
@@ -81,34 +94,35 @@ def simulate(
     --alpha, --beta and --gamma.
     """
     algorithms = chosen(names or ("all_reduce",))
-    counts, sizes = _whole_numbers(ranks, "--ranks"), _sizes(size)
-    choice = chosen_machine(counts, machine, algorithms if names else [])
+    asked = Asked(_whole_numbers(ranks, "--ranks"), _sizes(size), chunks, root, full)
+    choice = chosen_machine(asked.ranks, machine, algorithms if names else [])
     if not prints():
         return
     if picture is not None:
-        _draw(algorithms, choice, max(counts), picture)
+        _draw(algorithms, choice, max(asked.ranks), picture)
         return
     with json_lines(target) as lines:
         if target is not None:
             lines.write(run_record_alone())
         found = []
-        jobs = [(each, n, nbytes) for n in counts for nbytes in sizes for each in algorithms]
-        with progress("simulated", len(jobs)) as advance:
-            for each, n, nbytes in jobs:
-                on = choice.of(n)
-                cut = chunks if chunks is not None else chunks_for(each, n, on, nbytes)
-                trace = not full or _is_short(each, n, cut)
-                done = forecast(each, n, on, nbytes, chunks=cut, root=root, full=full, trace=trace)
-                found.append((each, cut, done))
-                lines.write(_record(each, cut, done, choice))
-                advance(each.full_name)
+        for one in _simulated(algorithms, choice, asked):
+            lines.write(_record(*one, choice))
+            found.append(one)
     if target != STDOUT:
         _show(found, choice)
 
 
-def _is_short(algorithm: Algorithm, n: int, chunks: int) -> bool:
-    cost = algorithm.plan(n, 0, chunks).cost
-    return cost is not None and cost.steps * n <= TRACED
+def _simulated(algorithms: Sequence[Algorithm], choice: Choice, asked: Asked) -> Iterator[One]:
+    """Yield each algorithm, its chunks and what was found, over rank counts and sizes."""
+    jobs = [(each, n, nbytes) for n in asked.ranks for nbytes in asked.sizes for each in algorithms]
+    with progress("simulated", len(jobs)) as advance:
+        for each, n, nbytes in jobs:
+            on = choice.of(n)
+            cut = asked.chunks if asked.chunks is not None else chunks_for(each, n, on, nbytes)
+            cost = each.plan(n, 0, cut, layout(n, on)).cost
+            trace = not asked.full or (cost is not None and cost.steps * n <= TRACED)
+            yield each, cut, forecast(each, n, on, nbytes, chunks=cut, root=asked.root, full=asked.full, trace=trace)
+            advance(each.full_name)
 
 
 def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: Choice) -> dict[str, Any]:
@@ -161,7 +175,7 @@ def _path_record(path: CriticalPath) -> dict[str, Any]:
     return {"last_rank": path.rank, "waits": len(path), "waits_between": int(path.far.sum()), "ends": shown}
 
 
-def _show(found: Sequence[tuple[Algorithm, int, Simulation]], choice: Choice) -> None:
+def _show(found: Sequence[One], choice: Choice) -> None:
     rows = [_row(*each) for each in found]
     print_table(f"Simulated on {choice.title}", COLUMNS, rows, numbers=COLUMNS[1:])
     print("across: what leaves nodes, of all that is sent; latency, bandwidth: time in multiples of the lower bounds")

@@ -154,9 +154,11 @@ def _run(inside: NDArray[np.bool_], at: int) -> tuple[int, int]:
 
 
 def _frame(axes: Axes, winners: Winners, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
+    q = winners.machine.ranks_per_node
+    inside = winners.ranks[0] < q < winners.ranks[-1]
     operations = sorted({each.operation.value for each in winners.algorithms})
     head = f"Fastest {', '.join(operations)} on {winners.machine.name} (simulated)"
-    axes.set_title(head, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=20 if marks else 8)
+    axes.set_title(head, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=20 if marks or inside else 8)
     axes.set_xlabel("ranks", color=_INK)
     axes.set_ylabel("message size S", color=_INK)
     step = max(-(-len(across) // 13), 1)
@@ -165,8 +167,7 @@ def _frame(axes: Axes, winners: Winners, across: Floats, up: Floats, marks: tupl
     axes.set_yticks(up[::step], [format_size(size) for size in winners.sizes[::step]])
     axes.set_xlim(across[0], across[-1])
     axes.set_ylim(up[0], up[-1])
-    q = winners.machine.ranks_per_node
-    if winners.ranks[0] < q < winners.ranks[-1]:
+    if inside:
         _mark(axes, q, "one node", (0, (1, 2)))
     for n in marks:
         _mark(axes, n, f"{n:,}", (0, (5, 3)))

@@ -30,16 +30,6 @@ def {name}(rank, n):
 """
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """What a test registers is gone after it."""
-    from hpccoll.collectives import registry
-
-    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    yield
-    registry.named.cache_clear()
-
-
 @pytest.fixture
 def write(tmp_path):
     def writing(text: str, name: str = "mine.py") -> str:
