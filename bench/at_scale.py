@@ -138,8 +138,8 @@ def _published(left: Any, right: Any) -> None:
     star = {"marker": "*", "markersize": 15, "color": "black", "linestyle": "none", "zorder": 5}
     left.plot([n, n], [RING_S * 1e3, TREE_S * 1e3], **star)
     right.plot([n], [RING_S / TREE_S], **star)
-    right.annotate("published: 180x", (n, RING_S / TREE_S), xytext=(8, -24), textcoords="offset points", ha="right",
-                   color=INK, fontsize=9.5)  # fmt: skip
+    place: dict[str, Any] = {"xytext": (9, -16), "textcoords": "offset points", "va": "center"}
+    right.annotate(f"{RING_S / TREE_S:.0f}x", (n, RING_S / TREE_S), color=INK, fontsize=9.5, **place)
 
 
 def _dress(axes: Any, title: str, counts: list[int]) -> None:
