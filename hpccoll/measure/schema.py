@@ -25,7 +25,7 @@ _TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
-    kinds = {"run": _run(), "collective": _collective(), "plan": {"oneOf": [_plan(), _simulated()]}, "demo": _demo()}
+    kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -33,15 +33,20 @@ def schema() -> Schema:
         "type": "object",
         "required": ["schema", "kind"],
         "properties": {"schema": {"const": SCHEMA}, "kind": {"enum": list(kinds)}},
-        "allOf": [_when(kind) for kind in kinds],
-        "$defs": kinds,
+        "allOf": [
+            *(_when(kind) for kind in kinds if kind != "plan"),
+            _when("plan", "simulate", "simulated"),
+            _when("plan", "verify"),
+        ],
+        "$defs": kinds | {"simulated": _simulated()},
     }
 
 
-def _when(kind: str) -> Schema:
+def _when(kind: str, command: str | None = None, name: str | None = None) -> Schema:
+    told = {"kind": {"const": kind}} | ({"command": {"const": command}} if command else {})
     return {
-        "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
-        "then": {"$ref": f"#/$defs/{kind}"},
+        "if": {"properties": told, "required": list(told)},
+        "then": {"$ref": f"#/$defs/{name or kind}"},
     }
 
 
