@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpccoll.cli.progress import progress
+from hpccoll.cli.run_record import run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
     from hpccoll.measure.journal import Journal
-    from hpccoll.measure.record import CollectiveRecord, RowKey, RunRecord
+    from hpccoll.measure.record import CollectiveRecord, RowKey
     from hpccoll.measure.suite import Session, Suite
     from hpccoll.runtime.peers import Peer
 
@@ -97,7 +96,7 @@ def _run(options: Options) -> int:
 
     world = job.world()  # first of all: a foreign launcher must not look like wrong usage
     with _session(options, world.Dup()) as session, ExitStack() as stack:
-        run = _run_record(world)
+        run = run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
         wrong = 0
         for record in session.run(world.bcast(outputs.finished if outputs else None)):
@@ -179,7 +178,7 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
 class _Outputs:
     """Where rows go as they finish; rank 0 only."""
 
-    def __init__(self, options: Options, stack: ExitStack, session: Session, run: RunRecord) -> None:
+    def __init__(self, options: Options, stack: ExitStack, session: Session, run: dict[str, Any]) -> None:
         from hpccoll.measure import journal, output, plot
 
         self.options, self.session = options, session
@@ -195,7 +194,7 @@ class _Outputs:
         if target:
             option = "--resume" if options.resume else "--json"
             self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
-            self.journal.write(run.as_dict())
+            self.journal.write(run)
         self.progress = stack.enter_context(progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
 
@@ -233,23 +232,3 @@ class _Outputs:
             sheet.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
-
-
-def _run_record(world: Any) -> RunRecord:
-    """What this run is; collective."""
-    from hpccoll.measure.record import RunRecord
-    from hpccoll.runtime import cuda_probe, job
-
-    where = job.layout(world)
-    return RunRecord(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions=job.versions(),
-        hosts=where.hosts,
-        cores=where.cores,
-        ranks=where.ranks,
-        nodes=where.nodes,
-        devices=cuda_probe.devices(),
-        oversubscribed=where.oversubscribed,
-        commit=job.commit(),
-        start_time=datetime.now(UTC),
-    )

@@ -11,23 +11,19 @@ these five of the last variant that was proven and null where none was, and `sec
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
 import click
-import numpy as np
 
-from hpccoll import __version__
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.cli.progress import progress
+from hpccoll.cli.run_record import run_record_alone
 from hpccoll.collectives import Algorithm, loader, named, registered
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan.check import Proof
@@ -183,24 +179,6 @@ def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
     print_table(title, columns, rows, numbers=columns[1:6])
 
 
-def _run_record() -> dict[str, Any]:
-    """Return the record of kind `run`, without loading MPI, which takes no part in proofs."""
-    from hpccoll.measure.record import RunRecord
-
-    return RunRecord(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        hosts=(platform.node(),),
-        cores=(len(os.sched_getaffinity(0)),),
-        ranks=1,
-        nodes=1,
-        devices=(),
-        oversubscribed=False,
-        commit=None,
-        start_time=datetime.now(UTC),
-    ).as_dict()
-
-
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
@@ -218,7 +196,7 @@ def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     verdicts: list[Verdict] = []
     with json_lines(target) as lines, progress("proven", len(algorithms) * len(counts)) as advance:
         if target is not None:
-            lines.write(_run_record())
+            lines.write(run_record_alone())
 
         def done(verdict: Verdict) -> None:
             verdicts.append(verdict)
