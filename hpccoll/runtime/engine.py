@@ -23,7 +23,6 @@ from mpi4py import MPI
 from hpccoll.collectives.choice import best_algorithm, best_chunks
 from hpccoll.collectives.registry import Algorithm
 from hpccoll.errors import BufferError
-from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, Buffer, Flat, Step
 from hpccoll.runtime.cache import LeastRecent
@@ -91,7 +90,11 @@ class Engine:
         self._prepared: list[Executable] = []
         self._active: dict[int, Run] = {}
         self._asynchronous = 0
-        self._nodes: Nodes = None
+        # Found out here, where all ranks come together anyway: later it would block what is under way.
+        node = layout(comm).node
+        self._nodes = tuple(
+            tuple(rank for rank in range(comm.size) if node[rank] == each) for each in sorted(set(node))
+        )
 
     def run(self, job: Job) -> Executable | None:
         """Carry out a job; return its executable once it has one, for callers that remember their buffers."""
@@ -169,22 +172,10 @@ class Engine:
         key = (algorithm, chunks, job.root, job.count, job.dtype.itemsize, in_place, on_device)
         program = self._programs.get(key)
         if program is None:
-            plan = algorithm.plan(self.size, job.root, chunks, self._nodes_for(algorithm))
+            plan = algorithm.plan(self.size, job.root, chunks, self._nodes)
             program = lower(plan, self.rank, job.count, job.dtype.itemsize, in_place, on_device=on_device)
             self._programs.put(key, program)
         return program
-
-    def _nodes_for(self, algorithm: Algorithm) -> Nodes:
-        """The ranks of each node, found out when an algorithm first asks for them: all ranks ask alike."""
-        if "nodes" not in algorithm.takes:
-            return None
-        if self._nodes is None:
-            where = layout(self.comm)
-            ranks = range(self.size)
-            self._nodes = tuple(
-                tuple(rank for rank in ranks if where.node[rank] == node) for node in range(where.nodes)
-            )
-        return self._nodes
 
     def _run(self, prepared: _Prepared) -> Run:
         return Run(prepared.program, prepared.setting, prepared.before, prepared.after)
