@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpccoll.cli.progress import progress
+from hpccoll.cli.run_record import run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
     from hpccoll.measure.journal import Journal
-    from hpccoll.measure.record import CollectiveRecord, RowKey, RunRecord
+    from hpccoll.measure.record import CollectiveRecord, RowKey
     from hpccoll.measure.suite import Session, Suite
     from hpccoll.runtime.peers import Peer
 
 OWN = "hpccoll"
 TIGHT = 0.025  # half the interval over the median, at which a row is known well enough
-FEWEST, MOST = 5, 2000
+FEWEST, MOST = 3, 2000
+WHOLE_BUDGET_S = 45.0  # what all rows share; the fewest iterations of the largest messages come on top
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 
 
@@ -41,7 +41,7 @@ class Options:
     redop: str
     root: int
     iterations: int | None
-    budget: float
+    budget: float | None
     warmup: int
     check: bool
     engine: str | None
@@ -64,13 +64,13 @@ class Options:
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "--iterations", type=click.IntRange(1), help="Fixed number; default until the interval is tight.")
-@click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), default=0.3, show_default=True, help="Seconds a row."
-)
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds a row; default 45 s over all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
 @click.option("--engine", help="Of mpi, hpccoll, nccl, gloo, joined by commas; default all that are here.")
-@click.option("--algorithm", default="all", show_default=True, help="hpccoll's, joined by commas; all, auto.")
+@click.option(
+    "--algorithm", default="all", show_default=True, help="hpccoll's, FILE.py:FUNCTION, all, auto; joined by commas."
+)
 @click.option("--buffer", type=click.Choice(["host", "symmetric", "cuda"]), default="host", show_default=True)
 @click.option("--in-place", "place", flag_value="in", help="Only in place.")
 @click.option("--out-of-place", "place", flag_value="out", help="Only out of place.")
@@ -96,7 +96,7 @@ def _run(options: Options) -> int:
 
     world = job.world()  # first of all: a foreign launcher must not look like wrong usage
     with _session(options, world.Dup()) as session, ExitStack() as stack:
-        run = _run_record(world)
+        run = run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
         wrong = 0
         for record in session.run(world.bcast(outputs.finished if outputs else None)):
@@ -108,14 +108,16 @@ def _run(options: Options) -> int:
 
 def _suite(options: Options, nodes: int) -> Suite:
     from hpccoll.collectives import names
+    from hpccoll.collectives.loader import adopt
     from hpccoll.measure.benchmark import Method
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
+    from hpccoll.runtime import job
     from hpccoll.runtime.dtypes import dtype_named
     from hpccoll.runtime.reductions import Reduction
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
-    algorithms = tuple(options.algorithm.split(","))
+    algorithms = adopt(options.algorithm.split(","), operations, job.world().size, options.root)
     known = {name for operation in operations for name in names(operation)} | {"all", "auto"}
     for name in algorithms:
         if name not in known:
@@ -132,7 +134,12 @@ def _suite(options: Options, nodes: int) -> Suite:
         algorithms,
         options.buffer,
         nodes,
-        Method(StoppingRule(few, many, TIGHT, options.budget), options.warmup, bool(options.check), options.seed),
+        Method(
+            StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S),
+            options.warmup,
+            bool(options.check),
+            options.seed,
+        ),
     )
 
 
@@ -158,7 +165,10 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
-    yield Session(suite, world, comm, started, module, OWN in asked)
+    session = Session(suite, world, comm, started, module, OWN in asked)
+    if options.budget is None:
+        session.share(WHOLE_BUDGET_S)
+    yield session
     # Closing is collective: after an error on one rank it would wait for the others, so then the job is aborted.
     for peer in started:
         peer.close()
@@ -168,7 +178,7 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
 class _Outputs:
     """Where rows go as they finish; rank 0 only."""
 
-    def __init__(self, options: Options, stack: ExitStack, session: Session, run: RunRecord) -> None:
+    def __init__(self, options: Options, stack: ExitStack, session: Session, run: dict[str, Any]) -> None:
         from hpccoll.measure import journal, output, plot
 
         self.options, self.session = options, session
@@ -184,7 +194,7 @@ class _Outputs:
         if target:
             option = "--resume" if options.resume else "--json"
             self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
-            self.journal.write(run.as_dict())
+            self.journal.write(run)
         self.progress = stack.enter_context(progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
 
@@ -222,23 +232,3 @@ class _Outputs:
             sheet.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
-
-
-def _run_record(world: Any) -> RunRecord:
-    """What this run is; collective."""
-    from hpccoll.measure.record import RunRecord
-    from hpccoll.runtime import cuda_probe, job
-
-    where = job.layout(world)
-    return RunRecord(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions=job.versions(),
-        hosts=where.hosts,
-        cores=where.cores,
-        ranks=where.ranks,
-        nodes=where.nodes,
-        devices=cuda_probe.devices(),
-        oversubscribed=where.oversubscribed,
-        commit=job.commit(),
-        start_time=datetime.now(UTC),
-    )

@@ -1,40 +1,37 @@
 """`hpccoll verify`: proves every registered plan for every rank count in a range, on all cores.
 
-Each algorithm is proven with roots 0, 1, n/2 and n-1 where it has one, in 1, 2, 3 and 8 chunks where it is pipelined,
-for layouts of 0, 1, n-1, 7 and 1,000,003 elements. The record of kind `plan`, one an algorithm and rank count:
-`command` ("verify"), `op`, `algorithm`, `ranks`, `plans` (roots times chunk counts), `proven` (true or false),
-`failures` (messages), `rounds`, `steps`, `messages` and `sent_mean`, `sent_most` (what a rank sends, in multiples of
-nccl-tests' S, mean and maximum over ranks), these five of the last variant that was proven and null where none was,
-and `seconds`.
+Each algorithm is proven with roots 0, 1, n/2 and n-1 where it has one, in 1, 2, 3 and 8 chunks where it is pipelined
+(1 and 3 where it also depends on nodes, of which it gets several layouts), for 0, 1, n-1, 7 and 1,000,003 elements.
+The record of kind `plan`, one an algorithm and rank count: `command` ("verify"), `op`, `algorithm`, `ranks`, `plans`
+(roots times chunk counts times layouts of nodes), `proven` (true or false), `failures` (messages), `rounds`, `steps`,
+`messages` and `sent_mean`, `sent_most` (what a rank sends, in multiples of nccl-tests' S, mean and maximum over ranks),
+these five of the last variant that was proven and null where none was, and `seconds`.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
 import click
-import numpy as np
 
-from hpccoll import __version__
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.cli.progress import progress
-from hpccoll.collectives import Algorithm, named, registered
+from hpccoll.cli.run_record import run_record_alone
+from hpccoll.collectives import Algorithm, loader, named, registered
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
-from hpccoll.plan.check import Proof, check
+from hpccoll.plan.check import Proof
+from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.units import parse_range
 
-CHUNKS = (1, 2, 3, 8)
+CHUNKS, FEW_CHUNKS = (1, 2, 3, 8), (1, 3)
 PORTION = 16  # tasks that a worker takes at once
 ALONE = 200  # tasks up to which starting workers takes longer than the work
 
@@ -61,25 +58,39 @@ class Verdict:
         return {"schema": SCHEMA, "kind": "plan", "command": "verify", **asdict(self)}
 
 
-def variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int]]:
-    """Yield the (root, chunks) that are proven; those that the algorithm does not take are 0 and 1."""
+def variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
+    """Yield the (root, chunks, nodes) that are proven; those that the algorithm does not take are 0, 1 and None."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.takes else [0]
-    return product(roots, CHUNKS if "chunks" in algorithm.takes else [1])
+    on_nodes = "nodes" in algorithm.takes
+    chunks = (FEW_CHUNKS if on_nodes else CHUNKS) if "chunks" in algorithm.takes else (1,)
+    return product(roots, chunks, node_layouts(ranks) if on_nodes else [None])
+
+
+def node_layouts(ranks: int) -> list[Nodes]:
+    """Return nodes to prove: one; of equal size; of 6 and a rest; one rank and all others; dealt out to three."""
+    size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
+    whole, rest = divmod(ranks, 6)
+    layouts: list[Nodes] = [None, (size,) * (ranks // size)]
+    layouts += [(6,) * whole + (rest,)] if whole and rest else []
+    layouts += [(1, ranks - 1)] if ranks > 2 else []
+    layouts += [tuple(tuple(range(first, ranks, 3)) for first in range(3))] if ranks > 3 else []
+    return list(dict.fromkeys(layouts))
 
 
 def prove(algorithm: Algorithm, ranks: int) -> Verdict:
     """Prove all variants of `algorithm` on `ranks` ranks."""
     start, failures, plans = time.perf_counter(), [], 0
     proof: Proof | None = None
-    for root, chunks in variants(algorithm, ranks):
+    for root, chunks, nodes in variants(algorithm, ranks):
         plans += 1
+        variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
-            proof = check(algorithm.plan(ranks, root, chunks), counts=(0, 1, ranks - 1, 7, 1_000_003))
+            proof = loader.prove(algorithm, ranks, root, chunks, (0, 1, ranks - 1, 7, 1_000_003), nodes)
         except PlanError as error:
-            failures.append(f"root {root}, {chunks} chunks: {error}")
+            failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong too, and the others are still due
             what = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
-            failures.append(f"root {root}, {chunks} chunks: {what}")
+            failures.append(f"{variant}: {what}")
     return Verdict(
         op=algorithm.operation.value,
         algorithm=algorithm.name,
@@ -97,15 +108,20 @@ def prove(algorithm: Algorithm, ranks: int) -> Verdict:
 
 
 def chosen(names: Sequence[str]) -> list[Algorithm]:
-    """Return the algorithms that `names` mean: `operation/algorithm`, or an operation for all of its own.
+    """Return the algorithms that `names` mean: `operation/algorithm`, an operation for all of its, `FILE.py:FUNCTION`.
 
     Raises:
         UnknownNameError: lists the valid names.
+        UsageError, PlanError: a user's file is not there, or raises.
     """
     if not names:
         return registered()
     found: dict[str, Algorithm] = {}
     for name in names:
+        if loader.is_reference(name):
+            own = loader.load(name)
+            found[own.full_name] = own
+            continue
         of, slash, wanted = name.partition("/")
         known = {op.value for op in Operation}
         if of not in known:
@@ -125,7 +141,8 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     """Prove every algorithm on every rank count, on all cores, and hand each verdict to `done` as it comes."""
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
-    if cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
+    alone = any(loader.is_own(each) for each in algorithms)  # workers do not know what was loaded here
+    if alone or cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
         for each, n in tasks:
             done(prove(each, n))
         return
@@ -162,33 +179,16 @@ def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
     print_table(title, columns, rows, numbers=columns[1:6])
 
 
-def _run_record() -> dict[str, Any]:
-    """Return the record of kind `run`, without loading MPI, which takes no part in proofs."""
-    from hpccoll.measure.record import RunRecord
-
-    return RunRecord(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        hosts=(platform.node(),),
-        cores=(len(os.sched_getaffinity(0)),),
-        ranks=1,
-        nodes=1,
-        devices=(),
-        oversubscribed=False,
-        commit=None,
-        start_time=datetime.now(UTC),
-    ).as_dict()
-
-
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
-@click.argument("names", nargs=-1, metavar="[OP/ALGORITHM]...")
+@click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
 @click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
 def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     """Prove plans: each contribution arrives exactly once, in one order, and nothing can deadlock.
 
-    Without a name all plans are proven; OP alone means all algorithms of an operation. Each plan is proven for every
-    rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks, and for uneven layouts.
+    Without a name all plans are proven; OP alone means all algorithms of an operation; FILE.py:FUNCTION is one of your
+    own. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks,
+    and for uneven layouts.
     """
     algorithms, counts = chosen(names), parse_range(ranks)
     if not prints():
@@ -196,7 +196,7 @@ def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     verdicts: list[Verdict] = []
     with json_lines(target) as lines, progress("proven", len(algorithms) * len(counts)) as advance:
         if target is not None:
-            lines.write(_run_record())
+            lines.write(run_record_alone())
 
         def done(verdict: Verdict) -> None:
             verdicts.append(verdict)

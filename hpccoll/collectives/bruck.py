@@ -25,7 +25,7 @@ def cost(n: int) -> Cost:
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-@algorithm(Operation.ALL_GATHER, "bruck", cost)
+@algorithm(Operation.ALL_GATHER, "bruck", cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
 
@@ -38,7 +38,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     return Rounds(ceil_log2(n), n, at)
 
 
-@algorithm(Operation.REDUCE_SCATTER, "bruck", cost)
+@algorithm(Operation.REDUCE_SCATTER, "bruck", cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Bruck's all-gather backwards, with sums instead of copies."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

@@ -1,7 +1,8 @@
 """Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link a round.
 
 With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
-time and the whole costs little more than sending S once. The reduce is the broadcast backwards, summing.
+time and the whole costs little more than sending S once. The reduce is the broadcast backwards, summing. An all-reduce
+is both at once: each chunk turns back at the end of the line as soon as it has got there.
 
 Order: each rank's own comes first, then all that came from further down the line; the root computes the result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
@@ -9,6 +10,7 @@ Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,8 +18,8 @@ import numpy as np
 from hpccoll.collectives.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, nothing, relabel
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Span
+from hpccoll.plan.rounds import Rounds, beside, nothing
+from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region, Span
 
 
 def cost(n: int, chunks: int) -> Cost:
@@ -31,18 +33,38 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     if n == 1:
         return nothing(chunks)
     place = (rank - root) % n
+    above, below = (rank + 1) % n, (rank - 1) % n
 
     def at(t: int) -> list[Move]:
         out, into = t - place, t - place + 1
         sends = (place < n - 1) & (out >= 0) & (out < chunks)
         receives = (place > 0) & (into >= 0) & (into < chunks)
-        to, frm = np.where(sends, place + 1, NOBODY), np.where(receives, place - 1, NOBODY)
+        to, frm = np.where(sends, above, NOBODY), np.where(receives, below, NOBODY)
         return [Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks))]
 
-    return relabel(Rounds(chunks + n - 2, chunks, at), lambda peer: (peer + root) % n)
+    return Rounds(chunks + n - 2, chunks, at)
 
 
 @algorithm(Operation.REDUCE, "chain", cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """The chain broadcast backwards: partial sums move towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
+
+
+def all_reduce_cost(n: int, chunks: int) -> Cost:
+    """k + 2 n - 3 steps; 2 (n-1)/n S on average, 2 S at most."""
+    return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
+
+
+@algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost)
+def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """A chain reduce to rank 0 and a chain broadcast from it, at the same time."""
+    if n == 1:
+        return nothing(chunks)
+
+    def flip(region: Region) -> Region:
+        return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
+
+    # The reduce is the broadcast backwards, so its last chunk comes first; flipped, both go through them in order.
+    up = reduce(rank, n, 0, chunks).regions(flip, chunks)
+    return beside(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -13,11 +13,25 @@ from functools import lru_cache
 
 import numpy as np
 
-from hpccoll.collectives.registry import Algorithm, named, names
+from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.plan.operation import Operation
 
 MOST_CHUNKS = 16  # more cost more in waiting than they hide, with as many ranks as cores (measured)
 LEAST_CHUNK_BYTES = 128 * 1024
+
+# What auto takes into account while no measured table says more: plans whose messages are single pieces of memory and
+# that were held against the others on one host.
+UNTUNED = {
+    Operation.ALL_REDUCE: ("rabenseifner", "recursive_doubling", "ring", "tree"),
+    Operation.REDUCE_SCATTER: ("bruck", "ring"),
+    Operation.ALL_GATHER: ("bruck", "ring"),
+    Operation.BROADCAST: ("chain", "tree"),
+    Operation.REDUCE: ("chain", "tree"),
+    Operation.GATHER: ("tree",),
+    Operation.SCATTER: ("tree",),
+    Operation.ALL_TO_ALL: ("pairwise",),
+    Operation.BARRIER: ("dissemination",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link(
 
     Of those that it cannot tell apart, the one that cuts the message finest: it also has the least to reduce.
     """
-    known = [named(operation, name) for name in names(operation)]
+    known = [named(operation, name) for name in UNTUNED[operation]]
 
     def rank(each: Algorithm) -> tuple[float, int]:
         seconds = predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)

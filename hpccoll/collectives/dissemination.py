@@ -21,7 +21,7 @@ def cost(n: int) -> Cost:
     return Cost(ceil_log2(n), Fraction(0), Fraction(0))
 
 
-@algorithm(Operation.BARRIER, "dissemination", cost)
+@algorithm(Operation.BARRIER, "dissemination", cost, period=1)
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Signal the rank at distance 1, 2, 4, ... around the circle."""
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -13,7 +13,6 @@ one first otherwise; the tree's root computes each chunk. Sources: Sanders, Spec
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -50,7 +49,8 @@ def height_of(rank: IntArray, n: int) -> IntArray:
     return np.asarray(np.log2(lowest), np.int64)
 
 
-def _up(rank: IntArray, n: int, chunks: int) -> Rounds:
+def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Reduce up the first tree to rank 0, chunk by chunk: chunks + ceil(log2 n) - 1 rounds (n >= 2)."""
     parent, (left, right) = parent_of(rank, n), children_of(rank, n)
     height = height_of(rank, n)
     is_left = children_of(np.maximum(parent, 0), n)[0] == rank
@@ -69,15 +69,18 @@ def _up(rank: IntArray, n: int, chunks: int) -> Rounds:
     return Rounds(chunks + ceil_log2(n) - 1, chunks, at)
 
 
-def _one_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    up = _up(rank, n, chunks)
+def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Broadcast down the first tree from rank 0, chunk by chunk: as many rounds as `climb`."""
 
     def flip(region: Region) -> Region:
-        return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
+        return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
     # Backwards the last chunk would come first; flipped, chunk c comes down in the order in which it went up.
-    down = up.reversed().regions(flip, chunks)
-    return beside(up, down.delayed(ceil_log2(n)))
+    return climb(rank, n, chunks).reversed().regions(flip, chunks)
+
+
+def _one_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
+    return beside(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
 
 
 def most_sent(n: int) -> Fraction:

@@ -21,7 +21,7 @@ def cost(n: int) -> Cost:
     return Cost(n - 1, Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-@algorithm(Operation.ALL_TO_ALL, "pairwise", cost)
+@algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Block by block to the rank 0, 1, 2, ... above."""
 

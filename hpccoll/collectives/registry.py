@@ -6,21 +6,27 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.plan.groups import Groups, Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.rounds import Rounds
 
 Make = Callable[..., Rounds]
+Stated = TypeVar("Stated")
+Period = int | Callable[..., int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """A named way to carry out an operation: `make(rank, n, ...)` writes its rounds, `cost(n, ...)` states its cost.
 
-    `cost` is None where nothing is stated. `takes` holds what else both need: `root`, and `chunks` where the message is
-    cut up and pipelined.
+    `cost` is None where nothing is stated. `takes` holds what else both need: `root`; `chunks` where the message is cut
+    up and pipelined; `nodes` (as `Groups`) where it matters which ranks share a node. `period` (a number, or a function
+    of what `cost` takes) states after how many ranks all do the same again, so that a few can stand for all in a
+    simulation; None where they never do.
     """
 
     operation: Operation
@@ -28,6 +34,7 @@ class Algorithm:
     make: Make
     cost: Callable[..., Cost] | None
     takes: frozenset[str]
+    period: Period = None
 
     @property
     def full_name(self) -> str:
@@ -39,55 +46,69 @@ class Algorithm:
         """The first sentence of the algorithm's docstring."""
         return (inspect.getdoc(self.make) or "").split("\n", 1)[0]
 
-    def plan(self, ranks: int, root: int = 0, chunks: int = 1) -> Plan:
-        """Return the plan on `ranks` ranks; `root` and `chunks` count only where the algorithm takes them.
+    def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
+        """Return the plan on `ranks` ranks; what the algorithm does not take does not count.
+
+        Args:
+            ranks: how many there are.
+            root: who has or gets the message.
+            chunks: into how many the message is cut and pipelined.
+            nodes: how many ranks each node has, in rank order, or the ranks of each node; None for a single node.
 
         Raises:
-            UsageError: a rank count or chunk count below 1, or a root that is no rank.
+            UsageError: a rank count or chunk count below 1, a root that is no rank, or nodes of other ranks.
         """
         if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
             raise UsageError(
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
-        given = {name: value for name, value in (("root", root), ("chunks", chunks)) if name in self.takes}
-        cost = None
-        if self.cost is not None:
-            asked = inspect.signature(self.cost).parameters
-            cost = self.cost(ranks, **{name: value for name, value in given.items() if name in asked})
+        could = {"root": root, "chunks": chunks, "nodes": Groups.of(ranks, nodes)}
+        given: dict[str, Any] = {name: value for name, value in could.items() if name in self.takes}
+
+        def stated(of: Callable[..., Stated]) -> Stated:
+            asked = inspect.signature(of).parameters
+            return of(ranks, **{name: value for name, value in given.items() if name in asked})
+
         return Plan(
             self.operation,
             self.name,
             ranks,
             root if self.operation.rooted else 0,
             lambda rank: self.make(rank, ranks, **given),
-            cost,
+            stated(self.cost) if self.cost is not None else None,
+            stated(self.period) if callable(self.period) else self.period,
         )
 
 
 _REGISTERED: dict[tuple[Operation, str], Algorithm] = {}
 
 
-def algorithm(operation: Operation, name: str, cost: Callable[..., Cost]) -> Callable[[Make], Make]:
+def algorithm(
+    operation: Operation, name: str, cost: Callable[..., Cost] | None = None, period: Period = None
+) -> Callable[[Make], Make]:
     """Register the decorated function as `operation/name`.
 
     Args:
         operation: what the rounds must achieve; `check` proves that they do.
         name: the field's standard name.
-        cost: (n) or (n, chunks) -> Cost, what `check` must find.
+        cost: (n) or (n, chunks) -> Cost, what `check` must find; None where nothing is stated (a user's own).
+        period: after how many ranks all do the same again; `simulate` holds a sample of ranks against it.
     """
 
     def register(make: Make) -> Make:
-        _REGISTERED[operation, name] = describe(operation, name, make, cost)
+        _REGISTERED[operation, name] = describe(operation, name, make, cost, period)
         return make
 
     return register
 
 
-def describe(operation: Operation, name: str, make: Make, cost: Callable[..., Cost] | None) -> Algorithm:
+def describe(
+    operation: Operation, name: str, make: Make, cost: Callable[..., Cost] | None, period: Period = None
+) -> Algorithm:
     """Return an algorithm that is not registered (a user's own, a variant in a test)."""
-    takes = frozenset(inspect.signature(make).parameters) & {"root", "chunks"}
-    return Algorithm(operation, name, make, cost, takes)
+    takes = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
+    return Algorithm(operation, name, make, cost, takes, period)
 
 
 def registered() -> list[Algorithm]:

@@ -29,20 +29,20 @@ def both_ways_cost(n: int) -> Cost:
     return Cost(2 * (n - 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
-@algorithm(Operation.REDUCE_SCATTER, "ring", one_way_cost)
+@algorithm(Operation.REDUCE_SCATTER, "ring", one_way_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Each chunk travels once around the ring and is summed on its way."""
     to, frm = (rank + 1) % n, (rank - 1) % n
     return Rounds(n - 1, n, lambda s: [Move(to, frm, Span(rank - s - 1, 1, n), Span(rank - s - 2, 1, n), Op.OWN_FIRST)])
 
 
-@algorithm(Operation.ALL_GATHER, "ring", one_way_cost)
+@algorithm(Operation.ALL_GATHER, "ring", one_way_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Each chunk travels once around the ring: the reduce-scatter backwards."""
     return reduce_scatter(rank, n).reversed()
 
 
-@algorithm(Operation.ALL_REDUCE, "ring", both_ways_cost)
+@algorithm(Operation.ALL_REDUCE, "ring", both_ways_cost, period=1)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """A ring reduce-scatter, then a ring all-gather."""
     return reduce_scatter(rank, n) + all_gather(rank, n)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.collectives.choice import best_chunks
-from hpccoll.collectives.registry import Algorithm, named
+from hpccoll.collectives.registry import named
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.benchmark import Contender
 from hpccoll.measure.data import Array, combiner
 from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
 from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
 
 if TYPE_CHECKING:
@@ -37,18 +37,15 @@ def own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
-    if task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES and algorithm != "auto":
-        contender.oracle = _oracle(named(task.operation, algorithm), workload)
+    if task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
+        contender.oracle = _oracle(executable.plan, workload)
     return contender
 
 
-def _oracle(algorithm: Algorithm, workload: Workload) -> Callable[[], Array]:
+def _oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
     task = workload.task
-    nbytes = task.count * task.dtype.itemsize * (task.ranks if task.operation.blocked else 1)
 
     def play() -> Array:
-        chunks = min(best_chunks(algorithm, task.ranks, nbytes), max(task.count, 1))
-        plan = algorithm.plan(task.ranks, task.root, chunks)
         combine = combiner(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.inputs, combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result

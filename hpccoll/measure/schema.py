@@ -25,7 +25,7 @@ _TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
-    kinds = {"run": _run(), "collective": _collective(), "plan": _plan()}
+    kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -33,15 +33,20 @@ def schema() -> Schema:
         "type": "object",
         "required": ["schema", "kind"],
         "properties": {"schema": {"const": SCHEMA}, "kind": {"enum": list(kinds)}},
-        "allOf": [_when(kind) for kind in kinds],
-        "$defs": kinds,
+        "allOf": [
+            *(_when(kind) for kind in kinds if kind != "plan"),
+            _when("plan", "simulate", "simulated"),
+            _when("plan", "verify"),
+        ],
+        "$defs": kinds | {"simulated": _simulated()},
     }
 
 
-def _when(kind: str) -> Schema:
+def _when(kind: str, command: str | None = None, name: str | None = None) -> Schema:
+    told = {"kind": {"const": kind}} | ({"command": {"const": command}} if command else {})
     return {
-        "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
-        "then": {"$ref": f"#/$defs/{kind}"},
+        "if": {"properties": told, "required": list(told)},
+        "then": {"$ref": f"#/$defs/{name or kind}"},
     }
 
 
@@ -120,12 +125,55 @@ def _summary() -> Schema:
     )
 
 
+def _simulated() -> Schema:
+    path = {
+        "last_rank": _whole(),
+        "waits": _whole(),
+        "waits_between": _whole(),
+        "ends": _list(_wait(), "First and last."),
+    }
+    fit = {"fitted": _TIME, "left_out": _TIME}
+    return _object(
+        "What was predicted of one algorithm on one number of ranks (`hpccoll simulate`).",
+        {
+            "command": {"const": "simulate"},
+            "op": {"enum": [operation.value for operation in Operation]},
+            "algorithm": _TEXT,
+            "ranks": _whole(1),
+            "nodes": _whole(1),
+            "machine": _TEXT,
+            "nbytes": _whole(0, "nccl-tests' S."),
+            "chunks": _whole(1),
+            "root": _whole(0, "null where there is none.", null=True),
+            "simulated_ranks": _whole(1, "How many ranks stood for all."),
+            "rounds": _whole(),
+            "steps": _whole(),
+            "messages": _whole(),
+            "time_us": _TIME,
+            "latency_bound_us": _TIME,
+            "bandwidth_bound_us": _TIME,
+            "sent_mean": _TIME | {"description": "Bytes that a rank sends, on average."},
+            "sent_most": _TIME | {"description": "Bytes that the busiest rank sends."},
+            "within": _TIME | {"description": "Bytes sent inside nodes, by all ranks."},
+            "between": _TIME | {"description": "Bytes sent across nodes, by all ranks."},
+            "critical_path": {"anyOf": [_object("What the last rank was held up by.", path), {"type": "null"}]},
+            "fit": {"anyOf": [_object("Median errors of --machine fit:FILE.", fit), {"type": "null"}]},
+        },
+    )
+
+
+def _wait() -> Schema:
+    whole = {name: _whole() for name in ("round", "rank", "source", "nbytes")}
+    between = _FLAG | {"description": "Whether the message crossed nodes."}
+    return _object("`rank` waited for a message of `source`.", {**whole, "between": between, "entered_us": _TIME})
+
+
 def _plan() -> Schema:
     share: Schema = {"type": ["number", "null"], "minimum": 0}
     return _object(
         "What was proven of one algorithm on one number of ranks (`hpccoll verify`).",
         {
-            "command": _TEXT,
+            "command": {"const": "verify"},
             "op": {"enum": [operation.value for operation in Operation]},
             "algorithm": _TEXT,
             "ranks": _whole(1),
@@ -138,5 +186,20 @@ def _plan() -> Schema:
             "sent_mean": share | {"description": "What a rank sends, in multiples of S, on average over ranks."},
             "sent_most": share | {"description": "What the busiest rank sends, in multiples of S."},
             "seconds": _TIME,
+        },
+    )
+
+
+def _demo() -> Schema:
+    columns: Schema = {"type": "object", "additionalProperties": {"type": "array", "description": "By rank."}}
+    return _object(
+        "What the ranks of an example held (`hpccoll demo`).",
+        {
+            "name": _TEXT,
+            "ranks": _whole(1),
+            "op": _TEXT_OR_NULL | {"description": "null where several calls play together."},
+            "algorithm": _TEXT_OR_NULL,
+            "before": columns,
+            "after": columns,
         },
     )

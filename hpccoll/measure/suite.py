@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.collectives.registry import names
@@ -87,6 +87,12 @@ class Session:
     def rows(self) -> int:
         """How many rows a complete run has."""
         return sum(len(self.peers) + len(self._algorithms(task)) for task in self.tasks)
+
+    def share(self, seconds: float) -> None:
+        """Let all rows together take about `seconds`; each makes its fewest iterations whatever they take."""
+        method = self.suite.method
+        rule = replace(method.rule, budget_s=seconds / max(self.rows, 1))
+        self.suite = replace(self.suite, method=replace(method, rule=rule))
 
     def run(self, finished: Collection[RowKey]) -> Iterator[CollectiveRecord]:
         """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""

@@ -2,9 +2,9 @@
 
 Proven of every round: each send meets a receive of the same round (which is the deadlock proof: no round can wait on
 a later one), the chunks and the elements of both ends agree for every layout given, no chunk is read before it was
-written, no chunk is copied over by two messages at once. Proven of the whole: every wanted chunk holds every required
-contribution exactly once (a barrier: every rank has heard of every rank, at least once), all ranks reduced it in the
-same order, and steps and bytes are those that the algorithm states.
+written, no message overwrites what another brought in the same round. Proven of the whole: every wanted chunk holds
+every required contribution exactly once (a barrier: every rank has heard of every rank, at least once), all ranks
+reduced it in the same order, and steps and bytes are those that the algorithm states.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. Source: the representation is this project's; for the idea of
 checking a collective against a postcondition see MSCCLang (Cowan et al., ASPLOS 2023).
@@ -207,19 +207,19 @@ class _Walk:
             raise self.fail(target[differ], f"receives {pair}, which differ in elements for some counts")
 
     def refuse_overwrites(self, arrivals: list[_Arrival]) -> None:
-        """A chunk may be copied over once a round, or reduced into any number of times, in the order of the moves."""
+        """Messages for one chunk land in the order of the moves; the first may be copied, all others are reduced."""
         if len(arrivals) < 2:
             return
         rank, chunk = (np.concatenate([getattr(a, name) for a in arrivals]) for name in ("rank", "chunk"))
-        shared = self.ledger.repeated(rank, chunk)
-        if not len(shared):
+        later = len(rank) - 1 - self.ledger.repeated(rank[::-1], chunk[::-1])
+        if not len(later):
             return
         copied = np.concatenate([np.broadcast_to(a.op == _COPY, a.rank.shape) for a in arrivals])
-        places = rank * self.chunks + chunk
-        clash = np.intersect1d(places[shared], places[copied])
+        clash = later[copied[later]]
         if len(clash):
-            place, at = clash[0], clash[:1] // self.chunks
-            raise self.fail(at, f"receives chunk {place % self.chunks} from two messages of which one overwrites")
+            at = clash[-1]
+            why = f"receives chunk {chunk[at]} from two messages of which the later overwrites"
+            raise self.fail(rank[at : at + 1], why)
 
     def proof(self) -> Proof:
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)

@@ -24,7 +24,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An algorithm on `ranks` ranks: `make` gives the rounds of any column of ranks."""
+    """An algorithm on `ranks` ranks: `make` gives the rounds of any column of ranks.
+
+    `period` p states that rank r + p does what rank r does, with peers (and chunks numbered by rank) p further on.
+    """
 
     operation: Operation
     algorithm: str
@@ -32,6 +35,7 @@ class Plan:
     root: int
     make: Callable[[IntArray], Rounds]
     cost: Cost | None = None
+    period: int | None = None
 
     @property
     def name(self) -> str:

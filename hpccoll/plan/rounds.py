@@ -8,7 +8,7 @@ receives land at its end. How many rounds there are depends on ranks and chunks,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,8 @@ class Rounds:
 
     def regions(self, change: Callable[[Region], Region], chunks: int) -> Rounds:
         """The same rounds over other chunks."""
-        changed = self.each(lambda move: replace(move, send=change(move.send), recv=change(move.recv)))
-        return replace(changed, chunks=chunks)
+        changed = self.each(lambda move: Move(move.to, move.frm, change(move.send), change(move.recv), move.op))
+        return Rounds(changed.count, chunks, changed.at)
 
     def scaled(self, unit: int) -> Rounds:
         """The same rounds after each chunk was cut into `unit` chunks."""
@@ -99,13 +99,13 @@ def remembered(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callabl
 def relabel(rounds: Rounds, name: Callable[[IntArray], IntArray]) -> Rounds:
     """The same rounds among other ranks: peer p of the plan is rank `name(p)`."""
     peers = remembered(lambda p: np.where(p < 0, NOBODY, name(np.maximum(p, 0))))
-    return rounds.each(lambda move: replace(move, to=peers(move.to), frm=peers(move.frm)))
+    return rounds.each(lambda move: Move(peers(move.to), peers(move.frm), move.send, move.recv, move.op))
 
 
 def only(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
     """The same rounds; ranks outside `mask` take no part."""
     peers = remembered(lambda p: np.where(mask, p, NOBODY))
-    return rounds.each(lambda move: replace(move, to=peers(move.to), frm=peers(move.frm)))
+    return rounds.each(lambda move: Move(peers(move.to), peers(move.frm), move.send, move.recv, move.op))
 
 
 def fold(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
@@ -114,15 +114,19 @@ def fold(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: 
     Rank r >= core folds into r mod core, which reduces it after its own. Costs two more rounds for each layer of
     `core` ranks, and the lower ranks send up to `whole` more than the plan itself.
     """
-    layers = -(-n // core) - 1
+    inner = make(np.minimum(rank, core - 1), core)
+    before = handed_in(rank, n, core, whole, inner.chunks)
+    return before + only(inner, rank < core) + before.reversed()
+
+
+def handed_in(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
+    """Rank r >= core hands its data to rank r mod core, which reduces it after its own: `core` ranks a round."""
     layer, base = rank // core, rank % core
 
-    def hand_in(t: int) -> list[Move]:
+    def at(t: int) -> list[Move]:
         up = np.where(layer == t + 1, base, NOBODY)
         extra = rank + core * (t + 1)
         down = np.where((layer == 0) & (extra < n), extra, NOBODY)
         return [Move(up, down, whole, whole, Op.OWN_FIRST)]
 
-    inner = make(np.minimum(rank, core - 1), core)
-    before = Rounds(layers, inner.chunks, hand_in)
-    return before + only(inner, rank < core) + before.reversed()
+    return Rounds(-(-n // core) - 1, chunks, at)

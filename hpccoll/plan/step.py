@@ -9,7 +9,7 @@ all of them at once (check, replay, simulate, draw). A peer of -1 means that the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -66,11 +66,11 @@ class Span:
 
     def scaled(self, unit: int) -> Span:
         """Return the same region after each chunk was cut into `unit` chunks."""
-        return replace(self, unit=self.unit * unit, base=self.base * unit)
+        return Span(self.first, self.count, self.mod, self.unit * unit, self.base * unit)
 
     def shifted(self, base: Ints) -> Span:
         """Return the same region `base` chunks further up."""
-        return replace(self, base=self.base + base)
+        return Span(self.first, self.count, self.mod, self.unit, self.base + base)
 
 
 @dataclass(frozen=True, slots=True)

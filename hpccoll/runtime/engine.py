@@ -28,6 +28,7 @@ from hpccoll.runtime.arrays import NUMPY, ArrayModule, Buffer, Flat, Step
 from hpccoll.runtime.cache import LeastRecent
 from hpccoll.runtime.dtypes import DType, dtype_named
 from hpccoll.runtime.execute import Executable, Run, Setting
+from hpccoll.runtime.job import layout
 from hpccoll.runtime.lower import lower
 from hpccoll.runtime.program import Program
 from hpccoll.runtime.reductions import Reduction
@@ -89,6 +90,11 @@ class Engine:
         self._prepared: list[Executable] = []
         self._active: dict[int, Run] = {}
         self._asynchronous = 0
+        # Found out here, where all ranks come together anyway: later it would block what is under way.
+        node = layout(comm).node
+        self._nodes = tuple(
+            tuple(rank for rank in range(comm.size) if node[rank] == each) for each in sorted(set(node))
+        )
 
     def run(self, job: Job) -> Executable | None:
         """Carry out a job; return its executable once it has one, for callers that remember their buffers."""
@@ -166,7 +172,7 @@ class Engine:
         key = (algorithm, chunks, job.root, job.count, job.dtype.itemsize, in_place, on_device)
         program = self._programs.get(key)
         if program is None:
-            plan = algorithm.plan(self.size, job.root, chunks)
+            plan = algorithm.plan(self.size, job.root, chunks, self._nodes)
             program = lower(plan, self.rank, job.count, job.dtype.itemsize, in_place, on_device=on_device)
             self._programs.put(key, program)
         return program

@@ -144,7 +144,7 @@ class Executable:
     waiting for a message here must not let them stand still, since another rank may wait for them first.
     """
 
-    __slots__ = ("_memories", "_others", "_progress", "_waits", "live", "steps")
+    __slots__ = ("_memories", "_others", "_progress", "_waits", "live", "plan", "steps")
 
     def __init__(
         self,
@@ -160,6 +160,7 @@ class Executable:
         self._waits = {i: request for i, (_, request) in enumerate(bound, len(before)) if request is not None}
         self._memories: tuple[Flat, ...] = setting.memories  # kept alive: requests know only addresses
         self._others, self._progress = others, progress
+        self.plan = program.plan
         self.live = True
 
     def __call__(self) -> None:

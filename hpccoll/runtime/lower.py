@@ -11,11 +11,11 @@ stays within the cache and is bounded whatever the message. Both ends cut alike:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region
@@ -64,7 +64,7 @@ class _Arrival:
 class _Lowering:
     def __init__(self, plan: Plan, rank: int, count: int, itemsize: int, in_place: bool, on_device: bool) -> None:
         self.rank, self.itemsize, self.on_device = rank, itemsize, on_device
-        self.signals = plan.operation is Operation.BARRIER
+        self.plan, self.signals = plan, plan.operation is Operation.BARRIER
         self.rounds = plan.column(rank)
         sizes = plan.operation.sizes(count, plan.ranks, self.rounds.chunks)
         used = np.zeros(len(sizes), np.bool_)
@@ -86,7 +86,7 @@ class _Lowering:
             self.cursor = 0
             self.round([move for move in moves if move[0] >= 0 or move[1] >= 0])
         self.copy_home(self.places.unsettled())
-        return Program(tuple(self.steps), self.places.work, self.landing)
+        return Program(tuple(self.steps), self.places.work, self.landing, self.plan)
 
     def scratch(self, count: int) -> Place:
         place = Place(Memory.LANDING, self.cursor, self.cursor + count)
@@ -101,20 +101,25 @@ class _Lowering:
 
     def round(self, moves: list[tuple[int, int, int, IntArray, IntArray]]) -> None:
         remote = [move for move in moves if move[0] != self.rank]
-        local = [move for move in moves if move[0] == self.rank]
-        if any(op != Op.COPY for _, _, op, _, _ in local):
-            raise PlanError("a move from a rank to itself is a copy and cannot reduce; reduce what arrives from others")
         for to, _, _, sent, _ in remote:
             if to >= 0:
                 self.gather_strays(sent)
         reads = [place for to, _, _, sent, _ in moves if to >= 0 for place in self.places.now(sent)]
         senders = [frm for _, frm, *_ in remote if frm >= 0]
-        arrivals = [
-            self.expect(frm, op, received, reads, senders.count(frm) == 1)
-            for _, frm, op, _, received in remote
-            if frm >= 0
-        ]
-        kept = [self.keep(sent, received, reads, arrivals) for _, _, _, sent, received in local]
+        shared = _shared(moves)
+        arrivals: list[_Arrival] = []
+        local: list[tuple[IntArray, IntArray]] = []
+        for _, frm, op, sent, received in moves:
+            mixes = not shared.isdisjoint(received.tolist())
+            if frm == self.rank and op == Op.COPY and not mixes:
+                local.append((sent, received))
+            elif frm == self.rank:
+                arrivals.append(self.set_aside(op, sent, received))
+            elif frm >= 0:
+                # The later of messages that mix wait for what the first waits for: they must all be under way by then.
+                alone = senders.count(frm) == 1 and not mixes
+                arrivals.append(self.expect(frm, op, received, reads, alone))
+        kept = [self.keep(sent, received, reads, arrivals) for sent, received in local]
         written = [place for arrival in arrivals for place in arrival.home]
         sends = [start for to, _, _, sent, _ in remote if to >= 0 for start in self.send(to, sent, written)]
         for arrival in arrivals:
@@ -156,6 +161,16 @@ class _Lowering:
             for place in landing[:WINDOW] if rolling else landing:
                 self.start_receive(arrival, place)
         return arrival
+
+    def set_aside(self, op: int, sent: IntArray, received: IntArray) -> _Arrival:
+        """A rank's own operand among those that arrive: as it stood before the first of them took its place."""
+        now = self.places.now(sent)
+        if any(place.memory is not Memory.SOURCE for place in now):
+            staged = [self.scratch(sum(place.count for place in now))]
+            for source, out in aligned(now, staged):
+                self.steps.append(Copy(source, out))
+            now = staged
+        return _Arrival(self.rank, op, received, now, self.places.home(received))
 
     def start_receive(self, arrival: _Arrival, place: Place) -> None:
         arrival.starts.append(len(self.steps))
@@ -204,9 +219,10 @@ class _Lowering:
         """Wait for a message segment by segment; join or copy it to where it belongs."""
         offset = 0
         for j, place in enumerate(arrival.landing):
-            if j >= len(arrival.starts):
-                return
-            self.steps.append(Wait(arrival.starts[j]))
+            if arrival.peer != self.rank:
+                if j >= len(arrival.starts):
+                    return
+                self.steps.append(Wait(arrival.starts[j]))
             self.absorb(arrival, place, offset, sends)
             offset += place.count
             ahead = j + WINDOW
@@ -220,11 +236,11 @@ class _Lowering:
                 if source != out:
                     self.finish_readers(out, sends)
                     self.steps.append(Copy(source, out))
-            return
-        for incoming, own, out in aligned([landed], *cut):
-            self.finish_readers(out, sends)
-            left, right = (own, incoming) if arrival.op == Op.OWN_FIRST else (incoming, own)
-            self.steps.append(Join(left, right, out))
+        else:
+            for incoming, own, out in aligned([landed], *cut):
+                self.finish_readers(out, sends)
+                left, right = (own, incoming) if arrival.op == Op.OWN_FIRST else (incoming, own)
+                self.steps.append(Join(left, right, out))
         if offset + landed.count == sum(place.count for place in arrival.home):
             self.places.settle(arrival.chunks)
 
@@ -235,6 +251,12 @@ class _Lowering:
             if isinstance(step, Send) and step.place.overlaps(out):
                 sends.remove(start)
                 self.steps.append(Wait(start))
+
+
+def _shared(moves: list[tuple[int, int, int, IntArray, IntArray]]) -> set[int]:
+    """Return the chunks that more than one message of a round is for."""
+    times = Counter(chunk for *_, received in moves for chunk in received.tolist())
+    return {chunk for chunk, messages in times.items() if messages > 1}
 
 
 def _ids(region: Region) -> IntArray:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from hpccoll.plan.plan import Plan
+
 
 class Memory(IntEnum):
     """Where an element lives."""
@@ -86,11 +88,12 @@ Instruction: TypeAlias = Receive | Send | Wait | Join | Copy
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions, and how many elements of scratch they need."""
+    """Instructions, how many elements of scratch they need, and the plan that they carry out for one rank."""
 
     instructions: tuple[Instruction, ...]
     work: int
     landing: int
+    plan: Plan
 
     @property
     def messages(self) -> int:

@@ -151,12 +151,13 @@ def fault_of(script: Script, plan: Plan) -> str | None:
                     if any(sizes[chunk] != sizes[place] for sizes in layouts):
                         return "sizes that differ"
                     landed.append(((to, place), ends.op[to], before[rank, chunk]))
-        times = Counter(at for at, _, _ in landed)
+        already: set[Place] = set()
         for at, op, value in landed:
             if op and not plan.operation.reduces:
                 return "a reduction where nothing is to be reduced"
-            if op == Op.COPY and times[at] > 1:
+            if op == Op.COPY and at in already:
                 return "overwritten"
+            already.add(at)
             pair = {0: value, 1: ("+", state.get(at), value), 2: ("+", value, state.get(at))}
             state[at] = pair[op]
     if plan.operation is Operation.BARRIER:

@@ -24,9 +24,12 @@ FLOORS = {
     "units": 0,
     "plan": 1,
     "collectives": 2,
+    "raster": 2,
     "runtime": 3,
     "communicator": 4,
+    "demo": 5,
     "measure": 5,
+    "predict": 5,
     "cli": 6,
     "__init__": 7,  # the front door shows what is behind it; what others take from it is placed below
 }

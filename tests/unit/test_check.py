@@ -91,9 +91,9 @@ def test_rows_that_hide_a_gap_are_seen_although_their_lengths_add_up():
 def test_a_chunk_that_two_messages_write_in_one_round():
     both = [Move(array(1, -1, -1), array(-1, 0, -1), ONE, ONE), Move(array(-1, -1, 1), array(-1, 2, -1), ONE, ONE)]
     plan = plan_of(both, operation=Operation.ALL_REDUCE, ranks=3)
-    assert "rank 1 receives chunk 0 from two messages of which one overwrites" in complaint(plan)
-    reduced = [both[0], replace(both[1], op=Op.OWN_FIRST)]
-    assert "two messages of which one overwrites" in complaint(replace(plan, make=plan_of(reduced).make))
+    assert "rank 1 receives chunk 0 from two messages of which the later overwrites" in complaint(plan)
+    reduced = [replace(both[0], op=Op.OWN_FIRST), both[1]]
+    assert "two messages of which the later overwrites" in complaint(replace(plan, make=plan_of(reduced).make))
     down = Move(array(-1, 2, -1), array(-1, -1, 1), ONE, ONE)
     down_too = Move(array(-1, 0, -1), array(1, -1, -1), ONE, ONE)
     summed = [replace(move, op=Op.OWN_FIRST) for move in both]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.collectives import named, registered
-from hpccoll.collectives.choice import LEAST_CHUNK_BYTES, Link, best_algorithm, best_chunks, predicted_s
+from hpccoll.collectives.choice import LEAST_CHUNK_BYTES, UNTUNED, Link, best_algorithm, best_chunks, predicted_s
 from hpccoll.plan.operation import Operation
 from hpccoll.units import MiB
 
@@ -37,3 +37,9 @@ def test_pipelining_needs_a_line_to_fill():
     chain = named(Operation.BROADCAST, "chain")
     assert best_chunks(chain, 2, 64 * MiB) == 1
     assert best_chunks(chain, 8, 64 * MiB) > 1
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_every_operation_has_candidates_that_exist(operation):
+    assert all(named(operation, name).operation is operation for name in UNTUNED[operation])
+    assert best_algorithm(operation, 5, 1024).name in UNTUNED[operation]

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpccoll.collectives import Algorithm, describe, named, registered
-from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
@@ -240,13 +239,17 @@ def test_a_message_without_elements_is_not_sent_but_a_barriers_is():
     assert lower(named(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
 
 
-def test_a_local_move_that_reduces_is_refused():
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("first", [Op.COPY, Op.INCOMING_FIRST])
+@pytest.mark.parametrize("count", [0, 2, 10, 64])
+def test_a_ranks_own_operand_takes_its_turn_among_those_that_arrive(in_place, first, count, small_segments):
     def make(rank, n):
-        return Rounds(1, n, lambda t: [Move(rank, rank, Span(0, 1, n), Span(1, 1, n), Op.OWN_FIRST)])
+        to, frm, one, two = (rank + 1) % n, (rank - 1) % n, Span(0, 1, 2), Span(1, 1, 2)
+        arrives, own = Move(to, frm, one, one, first), Move(rank, rank, one, one, Op.OWN_FIRST)
+        across = Move(rank, rank, one, two, Op.INCOMING_FIRST)
+        return Rounds(2, 2, lambda t: [arrives, own, across, Move(frm, to, two, one, Op.OWN_FIRST)])
 
-    plan = describe(Operation.ALL_REDUCE, "selfish", make, None).plan(2)
-    with pytest.raises(PlanError, match="cannot reduce"):
-        lower(plan, 0, 4, ITEMSIZE, in_place=True)
+    run(describe(Operation.ALL_REDUCE, "mine", make, None).plan(3), count, in_place, seed=count)
 
 
 def test_pieces_that_correspond_are_cut_at_every_edge_of_either_side():

@@ -31,16 +31,27 @@ RANKS = (2, 3, 4, 5, 8)
 EQUIVALENT: dict[str, tuple[str, set[str]]] = {
     "crossed_peers": (
         "two children of a tree, alike in all that they hold then, change parents: another tree of the same height, "
-        "and one rank, its root, still computes every bit",
-        {"all_reduce/double_tree", "all_reduce/tree", "barrier/tree", "broadcast/tree", "reduce/tree"},
+        "and one rank, its root, still computes every bit; or two senders of the same chunks change receivers",
+        {
+            *("all_reduce/double_tree", "all_reduce/tree", "barrier/tree", "broadcast/tree", "reduce/tree"),
+            *("all_gather/neighbor_exchange", "all_gather/recursive_doubling", "barrier/recursive_doubling"),
+            *("broadcast/circulant",),
+            *("all_reduce/dual_root", "barrier/hierarchical"),
+        },
     ),
     "delayed_message": (
         "the receiver forwards nothing that was in it in the next round (a leaf, the root, or the last round's block), "
-        "and the next round has messages of its own, so that the message may as well travel with them",
+        "and the next round has messages of its own, so that the message may as well travel with them; or it is all "
+        "that the last round has, which comes one later",
         {
             *("all_gather/bruck", "all_reduce/double_tree", "all_reduce/tree", "all_to_all/pairwise"),
             *("barrier/dissemination", "barrier/tree", "broadcast/chain", "broadcast/tree", "gather/tree"),
             *("reduce/chain", "reduce/tree", "reduce_scatter/bruck", "scatter/tree"),
+            *("all_gather/circulant", "all_gather/recursive_doubling", "all_to_all/bruck", "barrier/double_ring"),
+            *("barrier/linear", "barrier/recursive_doubling", "broadcast/circulant", "broadcast/double_tree"),
+            *("reduce/circulant", "reduce/double_tree", "reduce/scatter_all_gather", "reduce_scatter/circulant"),
+            *("reduce_scatter/neighbor_exchange",),
+            *("all_reduce/bine", "all_reduce/chain", "all_reduce/dual_root", "all_to_all/hierarchical"),
         },
     ),
     "flipped_order": (
@@ -49,6 +60,10 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
         {
             *("all_reduce/double_tree", "all_reduce/rabenseifner", "all_reduce/ring", "all_reduce/tree"),
             *("reduce/chain", "reduce/tree", "reduce_scatter/bruck", "reduce_scatter/ring"),
+            *("reduce/circulant", "reduce/double_tree", "reduce/scatter_all_gather", "reduce_scatter/circulant"),
+            *("reduce_scatter/neighbor_exchange", "reduce_scatter/pat", "reduce_scatter/recursive_halving"),
+            *("all_reduce/bine", "all_reduce/chain", "all_reduce/dual_root", "all_reduce/hierarchical"),
+            *("all_reduce/swing", "all_reduce/two_shot"),
         },
     ),
     "hurried_message": (
@@ -56,6 +71,12 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
         {
             *("all_gather/bruck", "all_reduce/double_tree", "all_to_all/pairwise", "barrier/dissemination"),
             *("barrier/tree", "broadcast/chain", "broadcast/tree"),
+            *("all_gather/circulant", "all_gather/neighbor_exchange", "all_gather/pat"),
+            *("all_gather/recursive_doubling", "barrier/recursive_doubling", "broadcast/circulant"),
+            *("broadcast/double_tree", "broadcast/scatter_all_gather", "reduce/double_tree"),
+            *("reduce_scatter/circulant", "reduce_scatter/neighbor_exchange", "reduce_scatter/pat"),
+            *("reduce_scatter/recursive_halving",),
+            *("all_reduce/dual_root", "all_to_all/hierarchical", "barrier/hierarchical"),
         },
     ),
     "swapped_rounds": (
@@ -64,6 +85,9 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
         {
             *("all_gather/bruck", "all_reduce/recursive_doubling", "all_reduce/tree", "all_to_all/pairwise"),
             *("barrier/dissemination", "barrier/tree", "broadcast/chain", "reduce/tree", "reduce_scatter/bruck"),
+            *("all_gather/circulant", "barrier/linear", "barrier/recursive_doubling"),
+            *("broadcast/scatter_all_gather", "reduce/circulant", "reduce_scatter/circulant"),
+            *("all_reduce/dual_root", "all_to_all/hierarchical", "barrier/hierarchical"),
         },
     ),
 }

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli import verify as command
-from hpccoll.collectives import named, registered
+from hpccoll.collectives import named, names, registered
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
@@ -33,7 +33,7 @@ HEAVY = ("mpi4py", "torch", "matplotlib", "scipy", "cupy")
 
 def hpccoll(*arguments: str, code: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own; `code` runs before it."""
-    program = f"import sys\n{code}\nfrom hpccoll.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"import sys\n{code}\nfrom hpccoll.cli.main import COMMANDS, main\nsys.exit(main(sys.argv[1:]))"
     clean = {name: value for name, value in os.environ.items() if name not in output._RANK}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -79,10 +79,13 @@ def test_a_terminal_gets_a_frame_and_remarks_where_there_is_room(width, remark, 
 
 def test_roots_and_chunks_that_are_tried():
     chain = named(Operation.REDUCE, "chain")
-    assert {root for root, _ in command.variants(chain, 9)} == {0, 1, 4, 8}
-    assert {chunks for _, chunks in command.variants(chain, 9)} == {1, 2, 3, 8}
-    assert list(command.variants(chain, 1)) == [(0, 1), (0, 2), (0, 3), (0, 8)]
-    assert list(command.variants(named(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1)]
+    assert {root for root, *_ in command.variants(chain, 9)} == {0, 1, 4, 8}
+    assert {chunks for _, chunks, _ in command.variants(chain, 9)} == {1, 2, 3, 8}
+    assert list(command.variants(chain, 1)) == [(0, 1, None), (0, 2, None), (0, 3, None), (0, 8, None)]
+    assert list(command.variants(named(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1, None)]
+    dealt = ((0, 3, 6), (1, 4, 7), (2, 5, 8))
+    on_nodes = {nodes for *_, nodes in command.variants(named(Operation.BARRIER, "hierarchical"), 9)}
+    assert on_nodes == {None, (3, 3, 3), (6, 3), (1, 8), dealt}
 
 
 def test_records_one_a_line(tmp_path):
@@ -94,9 +97,8 @@ def test_records_one_a_line(tmp_path):
         jsonschema.validate(record, schema())
     assert all((r["schema"], r["kind"], r["command"]) == ("hpccoll/1", "plan", "verify") for r in records)
     found = {(r["op"], r["algorithm"], r["ranks"]) for r in records}
-    assert found == {
-        (op, a, n) for op, a in (("all_reduce", "ring"), ("broadcast", "chain"), ("broadcast", "tree")) for n in (4, 5)
-    }
+    asked = [("all_reduce", "ring"), *(("broadcast", name) for name in names(Operation.BROADCAST))]
+    assert found == {(op, a, n) for op, a in asked for n in (4, 5)}
     ring = next(r for r in records if r["algorithm"] == "ring" and r["ranks"] == 4)
     assert ring["proven"] is True
     assert ring["failures"] == []
@@ -105,7 +107,7 @@ def test_records_one_a_line(tmp_path):
 
 
 def test_records_to_standard_output_come_alone():
-    result = verify("barrier", "--ranks", "3", "--json", "-")
+    result = verify("barrier/tree", "barrier/dissemination", "--ranks", "3", "--json", "-")
     assert [json.loads(line)["kind"] for line in result.stdout.splitlines()] == ["run", "plan", "plan"]
 
 
@@ -113,7 +115,7 @@ def test_records_to_standard_output_come_alone():
     ("arguments", "message"),
     [
         (["rings"], "unknown operation 'rings'; choose one of: all_gather, all_reduce"),
-        (["all_reduce/rings"], "unknown algorithm for all_reduce 'rings'; choose one of: double_tree"),
+        (["all_reduce/rings"], "unknown algorithm for all_reduce 'rings'; choose one of: bine"),
         (["/ring"], "unknown operation ''"),
         (["--ranks", "9:2"], "range of ranks '9:2' is empty"),
         (["--ranks", "0:2"], "starts below 1"),
@@ -247,7 +249,7 @@ def test_help_lists_commands_and_every_command_has_an_example():
 
 def test_unknown_commands_list_the_valid_ones(capsys):
     assert cli.main(["verfy"]) == 2
-    assert "unknown command 'verfy'; choose one of: bench, schema, verify" in capsys.readouterr().err
+    assert f"unknown command 'verfy'; choose one of: {', '.join(sorted(cli.COMMANDS))}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""24,576 GPUs of Summit, tree against ring, as published with NCCL 2.4, from its own inputs; and the maps of winners.
+
+Simulated only: needs neither MPI nor a GPU, and gives the same on every machine. docs/24576-ranks.md and
+docs/which-algorithm.md tell what comes out and show the pictures.
+
+    python bench/at_scale.py docs/pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpccoll.collectives import Algorithm, chain, describe, double_tree, named
+from hpccoll.collectives.hierarchical import hierarchical
+from hpccoll.plan.groups import Groups, across, grouped
+from hpccoll.plan.machine import Link, Machine
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.step import IntArray
+from hpccoll.predict.catalogue import machine_named
+from hpccoll.predict.forecast import forecast
+from hpccoll.predict.winner_map import draw_map
+from hpccoll.predict.winners import compete, rank_counts
+
+PER_NODE, NODES = 6, 4096
+NBYTES = 8192
+RING_S, TREE_S = 180e-3, 1e-3  # as the published comparison is retold; "up to 180x" is its own word
+MACHINES = {"summit": 1536, "dgx-h100": 1024, "workstation": 1024}
+CONTENDERS = ("ring", "tree", "double_tree")
+INK = "#222222"
+
+
+def nccl_tree(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """A chain within each node, the double tree across nodes, and the chain backwards: what NCCL calls its tree."""
+    groups = nodes or Groups((n,))
+    up = grouped(lambda slot, size: chain.reduce(slot, size, 0, 1), groups, rank)
+    down = grouped(lambda slot, size: chain.broadcast(slot, size, 0, 1), groups, rank)
+    wide = across(lambda node, size: double_tree.all_reduce(node, size, 1), groups, rank, 1)
+    return up.scaled(wide.chunks) + wide + down.scaled(wide.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An assumption about what a hop costs: in the ring within and across nodes, and in the tree."""
+
+    name: str
+    colour: str
+    ring_us: tuple[float, float]
+    tree_us: tuple[float, float]
+    label_up: int = 0  # points by which its label is moved out of the others' way
+
+    def machine(self, hops_us: tuple[float, float]) -> Machine:
+        """Return Summit with these latencies."""
+        summit = machine_named("summit")
+
+        def link(of: Link, us: float) -> Link:
+            return replace(of, alpha_s=us * 1e-6, overhead_s=min(of.overhead_s, us * 1e-6))
+
+        return replace(summit, within=link(summit.within, hops_us[0]), between=link(summit.between, hops_us[1]))
+
+
+CASES = (
+    Case("3.7 us for every hop", "#56B4E9", (3.7, 3.7), (3.7, 3.7)),
+    Case("NCCL's own figures, protocol LL", "#009E73", (0.47, 2.7), (0.52, 5.0), 7),
+    Case("NCCL's own figures, protocol Simple", "#D55E00", (3.4, 9.6), (28.0, 28.0), -5),
+)
+
+
+def contenders() -> dict[str, Algorithm]:
+    """Return the plans of the comparison by what they are called in it."""
+    return {
+        "ring": named(Operation.ALL_REDUCE, "ring"),
+        "2D ring": hierarchical("ring", "ring"),
+        "double tree, flat": named(Operation.ALL_REDUCE, "double_tree"),
+        "tree as NCCL's": describe(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
+    }
+
+
+def seconds(case: Case, name: str, ranks: int) -> float:
+    """Return what a contender takes."""
+    trees = name not in ("ring", "2D ring")
+    machine = case.machine(case.tree_us if trees else case.ring_us)
+    return forecast(contenders()[name], ranks, machine, NBYTES, chunks=1).seconds
+
+
+def compare() -> None:
+    """Print the comparison at full scale."""
+    n = PER_NODE * NODES
+    print(f"all_reduce of {NBYTES} bytes on {n:,} ranks, {NODES:,} nodes of {PER_NODE}")
+    print(f"published: ring / tree up to 180x; retold as {RING_S * 1e3:.0f} ms and {TREE_S * 1e3:.0f} ms\n")
+    print(f"{'what a hop costs':<38}" + "".join(f"{name:>19}" for name in contenders()) + f"{'ring / tree':>14}")
+    for case in CASES:
+        found = {name: seconds(case, name, n) for name in contenders()}
+        ratio = found["ring"] / found["tree as NCCL's"]
+        print(f"{case.name:<38}" + "".join(f"{s * 1e3:>16.3f} ms" for s in found.values()) + f"{ratio:>13.0f}x")
+    hops = 2 * (PER_NODE - 1 + (NODES - 1).bit_length())
+    print(f"\nhops in a row: ring {2 * (n - 1):,}, tree as NCCL's {hops}")
+    print(f"published, for each hop: ring {RING_S / (2 * (n - 1)) * 1e6:.2f} us, tree {TREE_S / hops * 1e6:.1f} us")
+
+
+def draw_curve(path: Path) -> None:
+    """Draw latency over ranks for each assumption, and the ratio of ring to tree."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 5.2), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    counts = [PER_NODE << k for k in range(13)]
+    for case in CASES:
+        times = {name: [seconds(case, name, n) for n in counts] for name in ("ring", "tree as NCCL's", "2D ring")}
+        shapes = {"ring": ("-", "o"), "tree as NCCL's": ("--", "^")}
+        if case is CASES[-1]:
+            shapes["2D ring"] = (":", "s")
+        for name, (line, marker) in shapes.items():
+            milliseconds = [each * 1e3 for each in times[name]]
+            left.plot(counts, milliseconds, line, marker=marker, color=case.colour, markersize=4.5, linewidth=1.6)
+        ratio = [ring / tree for ring, tree in zip(times["ring"], times["tree as NCCL's"], strict=True)]
+        right.plot(counts, ratio, "-", marker="D", color=case.colour, markersize=4.5, linewidth=1.6)
+        place: dict[str, Any] = {"xytext": (9, case.label_up), "textcoords": "offset points", "va": "center"}
+        right.annotate(f"{ratio[-1]:,.0f}x", (counts[-1], ratio[-1]), color=case.colour, fontsize=9.5, **place)
+    _published(left, right)
+    for axes, title in ((left, "Latency (ms)"), (right, "Ring / tree")):
+        _dress(axes, title, counts)
+    _keys(left, right)
+    figure.suptitle("All-reduce of 8 KiB on 6 to 24,576 GPUs of Summit, simulated", x=0.01, ha="left", fontsize=13,
+                    fontweight="bold", color=INK)  # fmt: skip
+    figure.savefig(path, dpi=130)
+
+
+def _published(left: Any, right: Any) -> None:
+    n = PER_NODE * NODES
+    star = {"marker": "*", "markersize": 15, "color": "black", "linestyle": "none", "zorder": 5}
+    left.plot([n, n], [RING_S * 1e3, TREE_S * 1e3], **star)
+    right.plot([n], [RING_S / TREE_S], **star)
+    place: dict[str, Any] = {"xytext": (9, -16), "textcoords": "offset points", "va": "center"}
+    right.annotate(f"{RING_S / TREE_S:.0f}x", (n, RING_S / TREE_S), color=INK, fontsize=9.5, **place)
+
+
+def _dress(axes: Any, title: str, counts: list[int]) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts[::2], [f"{n:,}" for n in counts[::2]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("ranks, 6 a node", color=INK)
+    axes.grid(visible=True, which="major", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.margins(x=0.09)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _keys(left: Any, right: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    looks: list[tuple[Any, str, str]] = [("-", "o", "ring"), (":", "s", "2D ring"), ("--", "^", "tree as NCCL's")]
+    shapes = [Line2D([], [], linestyle=line, marker=m, color=INK, markersize=5, label=name) for line, m, name in looks]
+    shapes.append(Line2D([], [], linestyle="none", marker="*", color="black", markersize=12, label="published"))
+    left.legend(handles=shapes, loc="upper left", frameon=False, fontsize=9.5, labelcolor=INK, handlelength=3.2)
+    colours = [Line2D([], [], color=case.colour, linewidth=3, label=case.name) for case in CASES]
+    right.legend(handles=colours, loc="upper left", frameon=False, fontsize=9.5, labelcolor=INK,
+                 title="what a hop costs", title_fontsize=9.5, alignment="left")  # fmt: skip
+
+
+def draw_maps(folder: Path, machine: str) -> None:
+    """Draw which of the rule's three algorithms, and which of all, is fastest on a machine."""
+    described, most = machine_named(machine), MACHINES[machine]
+    counts = rank_counts(most, described)
+    rule = [named(Operation.ALL_REDUCE, name) for name in CONTENDERS]
+    more = ("recursive_doubling", "rabenseifner", "swing", "hierarchical", "two_shot")
+    every = [*rule, *(named(Operation.ALL_REDUCE, name) for name in more)]
+    sizes = [8 * 4**k for k in range(14)]
+    for kind, algorithms, marks in (("rule", rule, (32, 512)), ("all", every, ())):
+        winners = compete(algorithms, described, counts, sizes)
+        draw_map(winners, marks).savefig(folder / f"winners-{kind}-{machine}.png", dpi=130)
+
+
+def main() -> int:
+    """Print the comparison, and draw all pictures into a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go; none: no pictures")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    compare()
+    if options.folder is not None:
+        draw_curve(options.folder / "24576-ranks.png")
+        for machine in MACHINES:
+            draw_maps(options.folder, machine)
+    print(f"\n{time.perf_counter() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""`hpccoll demo`: the classic examples, run on MPI ranks and printed rank by rank.
+
+The record of kind `demo`, one an example: `name`, `ranks`, `op` and `algorithm` (null where several calls play
+together), `before` and `after`: for each column of the table its values in rank order (lists, numbers, or null).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
+from hpccoll.collectives import Algorithm, loader, named
+from hpccoll.demo.examples import EXAMPLES, Example, example_named, example_of
+from hpccoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpccoll.demo.play import Held
+
+WHOLE_LINE = 110
+
+
+@click.command(epilog="Example: mpirun -n 3 hpccoll demo broadcast --draw")
+@click.argument("name", required=False)
+@click.option("--draw", is_flag=True, help="Also draw the plan, round by round.")
+@click.option("--algorithm", metavar="NAME | FILE.py:FUNCTION", help="What carries out the example's operation.")
+@click.option("--force", is_flag=True, help="Run send_send_deadlock although the checker refuses it.")
+@click.option(
+    "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Seconds for --force."
+)
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, target: str | None) -> None:
+    """Run a classic example on MPI ranks: what each rank holds before and after, and the call in three libraries.
+
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, an algorithm of your own: it is proven,
+    then runs the example of its operation. The status is 4 where --force ran into the deadlock that it asked for.
+    """
+    if name is None:
+        _list()
+        return
+    example, chosen = _chosen(name, algorithm)
+    if force and example.name != "send_send_deadlock":
+        raise UsageError(f"--force is for send_send_deadlock; {example.name} runs without it")
+    from hpccoll.communicator import Communicator
+    from hpccoll.demo import deadlock
+    from hpccoll.demo.play import play
+    from hpccoll.runtime import job
+
+    world = job.world()
+    if world.size != example.ranks:
+        started = f"this job has {world.size}" if world.size > 1 else "this is one process"
+        remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
+        raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
+    if target != STDOUT and prints():
+        _introduce(example, chosen, draw)
+    if force:
+        deadlock.force(world, example.arguments(world.rank)[0], limit)
+    with Communicator(world) as comm:
+        held = world.gather(play(example, comm, chosen))
+    _report(world, example, chosen, held, target)
+
+
+def _list() -> None:
+    rows = [
+        (each.name, str(each.ranks), f"mpirun -n {each.ranks} hpccoll demo {each.name}", each.about[0])
+        for each in EXAMPLES
+    ]
+    print_table("Examples", ("name", "ranks", "command", "what it shows"), rows, numbers=("ranks",))
+
+
+def _chosen(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
+    """Return the example, and the proven algorithm that its operation runs with (None where it has none)."""
+    if loader.is_reference(name):
+        if algorithm is not None:
+            raise UsageError(f"{name} is an algorithm itself; leave --algorithm out, or name an example before it")
+        own = loader.load(name)
+        shows = example_of(own.operation)
+        if shows is None:
+            valid = sorted({each.operation.value for each in EXAMPLES if each.operation is not None})
+            raise UsageError(f"no example shows {own.operation.value}; there are examples of {', '.join(valid)}")
+        return shows, _proven(shows, own)
+    example = example_named(name)
+    operation = example.operation
+    if algorithm is None:
+        return example, named(operation, example.algorithm) if operation is not None else None
+    if operation is None or not example.variable:
+        raise UsageError(f"{name} runs as it is; leave --algorithm out")
+    own = loader.load(algorithm) if loader.is_reference(algorithm) else named(operation, algorithm)
+    if own.operation is not operation:
+        raise UsageError(f"--algorithm {algorithm} is for {own.operation.value}, and {name} shows {operation.value}")
+    return example, _proven(example, own)
+
+
+def _proven(example: Example, own: Algorithm) -> Algorithm:
+    loader.prove(own, example.ranks)
+    return own
+
+
+def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
+    """Print what is going to happen, before it does."""
+    print(f"{example.name}, on {example.ranks} ranks\n")
+    print("\n".join(example.about))
+    if example.name == "send_send_deadlock":
+        from hpccoll.demo import deadlock
+
+        told = f"The checker, before anything runs: {deadlock.explanation()}"
+        print("\n" + "\n".join(textwrap.wrap(told, WHOLE_LINE)))
+    if algorithm is None:
+        if draw:
+            print("\nThere is no plan to draw: each rank follows its own program.")
+        return
+    plan = algorithm.plan(example.ranks)
+    proof = loader.prove(algorithm, example.ranks)
+    steps = f"{proof.cost.steps} step{'s' * (proof.cost.steps != 1)}"
+    sends = f"; the busiest rank sends {proof.cost.most} S, S being the message" if proof.cost.most else ""
+    print(f"Runs {plan.name}, proven: {steps}{sends}.")
+    if draw:
+        from hpccoll.plan.draw.frames import tell
+        from hpccoll.plan.draw.text import text
+
+        print(f"\n{text(tell(plan))}", end="")
+
+
+def _report(
+    world: Any, example: Example, algorithm: Algorithm | None, held: Sequence[Held] | None, target: str | None
+) -> None:
+    """Print and write what the ranks held; collective, though only rank 0 has it."""
+    from hpccoll.cli.run_record import run_record
+
+    run = run_record(world) if target is not None else None
+    if held is None:
+        return
+    with json_lines(target) as lines:
+        if run is not None:
+            lines.write(run)
+            lines.write(_record(example, algorithm, held))
+    if target != STDOUT:
+        _show(example, held)
+
+
+def _record(example: Example, algorithm: Algorithm | None, held: Sequence[Held]) -> dict[str, Any]:
+    columns = {
+        side: {title: [getattr(each, side)[at] for each in held] for at, title in enumerate(titles)}
+        for side, titles in zip(("before", "after"), example.titles, strict=True)
+    }
+    op = algorithm.operation.value if algorithm else None
+    what = {"name": example.name, "ranks": example.ranks, "op": op, "algorithm": algorithm.name if algorithm else None}
+    return {"schema": SCHEMA, "kind": "demo", **what, **columns}
+
+
+def _show(example: Example, held: Sequence[Held]) -> None:
+    from hpccoll.demo.calls import shown
+    from hpccoll.demo.play import written
+
+    before, after = example.titles
+    rows = [
+        (f"rank {rank}", *(written(value) for value in (*each.before, *each.after))) for rank, each in enumerate(held)
+    ]
+    print()
+    print("The exchange, mended" if example.name == "send_send_deadlock" else "What each rank holds")
+    # Plain also on a terminal, so that what a guide shows is what its reader sees.
+    lines = [("", *before, *after), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\nThe same call")
+    for library, text in shown(example).items():
+        print(f"\n{library}:\n{textwrap.indent(text, '    ')}")

@@ -1,0 +1,99 @@
+"""`hpccoll export`: writes a plan for other tools, after proving it: JSON, GOAL (LogGOPSim) or MSCCL XML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpccoll.cli.output import prints
+from hpccoll.collectives import loader, named, names
+from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.plan.check import check
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.units import parse_size
+
+SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
+ITEMSIZE = 4
+
+
+@click.command(epilog="Example: hpccoll export all_reduce/ring -o ring.xml --ranks 8")
+@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where to; .json, .goal or .xml says what.")
+@click.option("--ranks", type=int, help="How many ranks [default: 4; a FILE.json says].")
+@click.option("-r", "--root", type=int, default=0, show_default=True, help="Root rank.")
+@click.option("--chunks", type=int, help="For pipelined plans [default: what a message of --size runs in].")
+@click.option("--size", default="1M", show_default=True, help="The message S, for .goal (elements of 4 bytes).")
+def export(name: str, output: str, ranks: int | None, root: int, chunks: int | None, size: str) -> None:
+    """Write a plan for other tools: .json to read it anywhere and back, .goal to simulate it, .xml to run it on GPUs.
+
+    The plan is proven first. FILE.json, written by this command or by hand, may be proven and converted as well.
+    """
+    suffix, nbytes = Path(output).suffix, parse_size(size)
+    if suffix not in SUFFIXES:
+        valid = ", ".join(f"{known} ({what})" for known, what in SUFFIXES.items())
+        raise UsageError(f"-o {output}: {suffix or 'no suffix'} says nothing; end the name in {valid}")
+    plan = (
+        _read(name, ranks)
+        if name.endswith(".json")
+        else _made(name, 4 if ranks is None else ranks, root, chunks, nbytes)
+    )
+    if not prints():
+        return
+    proof = check(plan)
+    text = _written(plan, suffix, nbytes)
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        from hpccoll.measure.output import unwritable
+
+        raise unwritable(output, "-o", error) from error
+    found = f"{proof.cost.steps} steps, {proof.messages} messages"
+    click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({found}), as {SUFFIXES[suffix]}")
+
+
+def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
+    """Return the plan of an algorithm that is built in or a user's own, proven."""
+    from hpccoll.collectives.choice import best_chunks
+
+    if loader.is_reference(name):
+        algorithm = loader.load(name)
+    else:
+        of, slash, called = name.partition("/")
+        operation = Operation.named(of)
+        if not slash:
+            raise UnknownNameError(f"algorithm for {of}", called, names(operation))
+        algorithm = named(operation, called)
+    if chunks is None:
+        chunks = best_chunks(algorithm, ranks, nbytes) if ranks >= 1 else 1
+    loader.prove(algorithm, ranks, root, chunks)
+    return algorithm.plan(ranks, root, chunks)
+
+
+def _read(name: str, ranks: int | None) -> Plan:
+    from hpccoll.plan.interchange import from_json
+
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} cannot be read: {error}") from error
+    plan = from_json(text, name)
+    if ranks not in (None, plan.ranks):
+        raise UsageError(f"{name} is a plan for {plan.ranks} ranks, and --ranks asks for {ranks}; leave --ranks out")
+    return plan
+
+
+def _written(plan: Plan, suffix: str, nbytes: int) -> str:
+    if suffix == ".json":
+        from hpccoll.plan.interchange import to_json
+
+        return to_json(plan)
+    if suffix == ".xml":
+        from hpccoll.plan.msccl import to_msccl
+
+        return to_msccl(plan)
+    from hpccoll.measure.bandwidth import count_for
+    from hpccoll.plan.loggops import to_goal
+
+    return to_goal(plan, count_for(plan.operation, nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)

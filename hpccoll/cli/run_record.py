@@ -1,0 +1,51 @@
+"""The first line of a result file, for commands that run on MPI ranks."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+
+def run_record(world: Any) -> dict[str, Any]:
+    """Return the record of kind `run`: what this run is and where. Collective over the MPI communicator `world`."""
+    from hpccoll.measure.record import RunRecord
+    from hpccoll.runtime import cuda_probe, job
+
+    where = job.layout(world)
+    return RunRecord(
+        command=" ".join(["hpccoll", *sys.argv[1:]]),
+        versions=job.versions(),
+        hosts=where.hosts,
+        cores=where.cores,
+        ranks=where.ranks,
+        nodes=where.nodes,
+        devices=cuda_probe.devices(),
+        oversubscribed=where.oversubscribed,
+        commit=job.commit(),
+        start_time=datetime.now(UTC),
+    ).as_dict()
+
+
+def run_record_alone() -> dict[str, Any]:
+    """Return the record of kind `run` of a command that needs no MPI, without loading it."""
+    import os
+    import platform
+
+    import numpy as np
+
+    from hpccoll import __version__
+    from hpccoll.measure.record import RunRecord
+
+    return RunRecord(
+        command=" ".join(["hpccoll", *sys.argv[1:]]),
+        versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        hosts=(platform.node(),),
+        cores=(len(os.sched_getaffinity(0)),),
+        ranks=1,
+        nodes=1,
+        devices=(),
+        oversubscribed=False,
+        commit=None,
+        start_time=datetime.now(UTC),
+    ).as_dict()

@@ -1,0 +1,1 @@
+"""The classic examples of collective communication, run for real: what each rank holds before and after."""

@@ -1,0 +1,39 @@
+"""The same call in three libraries, as text: the bodies of the functions that run and are tested."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hpccoll.demo import in_hpccoll, in_mpi4py, in_torch
+from hpccoll.demo.examples import Example
+
+LIBRARIES: dict[str, ModuleType] = {
+    "hpccoll": in_hpccoll,
+    "mpi4py": in_mpi4py,
+    "torch.distributed": in_torch,
+}
+
+
+def shown(example: Example) -> dict[str, str]:
+    """Return, for each library, the lines that make the example's calls."""
+    return {
+        library: "\n\n".join(body(getattr(module, call)) for call in example.calls)
+        for library, module in LIBRARIES.items()
+    }
+
+
+def body(function: Callable[..., Any]) -> str:
+    """Return the statements of a function as it is written, without its docstring and its last return."""
+    source = textwrap.dedent(inspect.getsource(function))
+    definition = ast.parse(source).body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise TypeError(f"{function} is no plain function")
+    statements = definition.body[1:-1]
+    lines = source.splitlines()[statements[0].lineno - 1 : statements[-1].end_lineno]
+    return textwrap.dedent("\n".join(re.sub(r"\s*# noqa.*", "", line) for line in lines))

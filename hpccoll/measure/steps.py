@@ -1,0 +1,88 @@
+"""The steps of one call, each timed on every rank: the timeline of a measured run.
+
+Timing every step takes about as long as a short one does (some 0.2 us), so the run is told a little slower than it is;
+`hpccoll bench` says how long a call takes. Ranks on one host read one clock. The clocks of several hosts are set to
+zero when each left a barrier, so between hosts slices may be shifted by the barrier's exit skew: the timeline says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpccoll.collectives import Algorithm
+from hpccoll.communicator import Communicator
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.timeline import Slice, Timeline
+from hpccoll.runtime.arrays import NumPyModule
+from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.job import layout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Timed = tuple[str, float, float]  # name, start and end in seconds
+WARMUP = 3  # calls before the one that is told
+_NAMES = {"Start": "start", "Wait": "wait"}
+
+
+def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
+    """Run `algorithm` on `count` float32 elements (of a vector, or of a block) and return what each rank did.
+
+    Collective over `world`.
+
+    Returns: the timeline on rank 0, None elsewhere.
+    """
+    operation, shape = algorithm.operation, layout(world)
+    task = Task(operation, count, dtype_named("float32"), "sum", root, False, world.rank, world.size)
+    workload = Workload(task, NumPyModule())
+    x, out = workload.source, workload.result
+    if operation is Operation.BROADCAST:
+        x, out = out, None
+    with Communicator(world) as comm:
+        run = comm.prepare(operation, x, out=out, root=root, algorithm=algorithm)
+        for _ in range(WARMUP):
+            workload.reset()
+            run()
+        workload.reset()
+        world.Barrier()
+        left = perf_counter()
+        found = _timed(run.steps)
+        run.free()
+    gathered = world.gather((left, found))
+    if gathered is None:
+        return None
+    name = f"{algorithm.full_name} on {world.size} ranks, {count} float32 elements"
+    return _timeline(name, gathered, shape.nodes)
+
+
+def _timed(steps: Sequence[Callable[[], Any]]) -> list[Timed]:
+    ends = np.empty(len(steps) + 1)
+    ends[0] = perf_counter()
+    for number, step in enumerate(steps, 1):
+        step()
+        ends[number] = perf_counter()
+    return [(_name(step), float(ends[i]), float(ends[i + 1])) for i, step in enumerate(steps)]
+
+
+def _name(step: Callable[[], Any]) -> str:
+    """What a step does: start a message, wait for one, copy, or reduce."""
+    if isinstance(step, partial) and step.func is np.copyto:
+        return "copy"
+    return _NAMES.get(getattr(step, "__name__", ""), "reduce")
+
+
+def _timeline(name: str, gathered: Sequence[tuple[float, list[Timed]]], nodes: int) -> Timeline:
+    first = min(left for left, _ in gathered)
+    slices = []
+    for rank, (left, found) in enumerate(gathered):
+        zero = first if nodes == 1 else left
+        for number, (what, start, end) in enumerate(found):
+            slices.append(Slice(rank, what, (start - zero) * 1e6, (end - start) * 1e6, {"step": number}))
+    one, several = "measured, the clock of one host", "measured, hosts' clocks set to zero after a barrier"
+    return Timeline(name, len(gathered), one if nodes == 1 else several, tuple(slices))

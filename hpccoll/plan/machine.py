@@ -1,0 +1,195 @@
+"""The machine that a plan is simulated on: nodes of so many ranks, a link within them, and one across by way of NICs.
+
+A message of B bytes takes alpha + B * beta on its link. For the first `overhead` of the alpha, and for B * beta, it
+keeps the sender's and the receiver's port busy, which carry one message at a time and both directions at once; the
+rest of the alpha is flight, and the next message may start. With overhead = alpha, which is what a link has unless it
+says otherwise, this is the one-port model that textbooks state costs in (Hockney); with less it is LogP's.
+
+Ranks fill nodes in order. Those of a node share its NICs in equal runs: rank i of q goes by NIC i * nics // q, in both
+directions. To reduce or to copy a byte in memory takes gamma. Sources: Hockney, Parallel Computing 1994; Culler et
+al., LogP, PPoPP 1993.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpccoll.errors import UsageError
+
+_US, _GB = 1e-6, 1e9
+_SHORTEST, _LONGEST = 1e-15, 1e6  # seconds a message, or a byte; beyond it is a mistake, or soon no number any more
+_MOST = 2**20  # ranks or NICs a node
+
+
+class MachineError(UsageError):
+    """A description of a machine that cannot be meant: a key that is missing, unknown or of the wrong kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a message costs: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
+
+    `bands` are (bytes, beta): from so many bytes of a message on, each further one takes that beta. They are what a fit
+    finds where buffers, protocols and caches make larger messages slower or faster.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    overhead_s: float
+    bands: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def one_port(cls, alpha_s: float, beta_s_per_byte: float) -> Link:
+        """Return the textbook's link, whose ports are busy all the time that a message takes."""
+        return cls(alpha_s, beta_s_per_byte, alpha_s)
+
+    @property
+    def least_beta(self) -> float:
+        """The beta of the cheapest byte."""
+        return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
+
+    @property
+    def bends(self) -> tuple[tuple[float, float], ...]:
+        """(bytes, by how much beta changes there), for every band."""
+        betas = [self.beta_s_per_byte, *(beta for _, beta in self.bands)]
+        return tuple((start, beta - before) for (start, beta), before in zip(self.bands, betas, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Nodes of `ranks_per_node` ranks (the last may have fewer), and what their links cost.
+
+    Args:
+        name: how it is shown.
+        ranks_per_node: ranks r and s are on one node where r // ranks_per_node == s // ranks_per_node.
+        within: the link between two ranks of a node.
+        between: the link between two nodes; its beta is that of one NIC.
+        nics_per_node: how many messages leave or enter a node at full speed.
+        gamma_s_per_byte: to reduce (or to copy) a byte of a chunk in memory.
+        sources: where the figures are from.
+        call_s: what a call takes before its first round begins, on every rank.
+    """
+
+    name: str
+    ranks_per_node: int
+    within: Link
+    between: Link
+    nics_per_node: int
+    gamma_s_per_byte: float
+    sources: tuple[str, ...] = ()
+    call_s: float = 0.0
+
+    @classmethod
+    def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
+        """Return a machine whose links are all alike: every rank is a node of its own."""
+        link = Link.one_port(alpha_s, beta_s_per_byte)
+        return cls("flat", 1, link, link, 1, gamma_s_per_byte)
+
+    def with_ranks_per_node(self, ranks: int) -> Machine:
+        """Return the same machine with other nodes; no more NICs than ranks are in use."""
+        return replace(self, ranks_per_node=ranks, nics_per_node=min(self.nics_per_node, ranks))
+
+    def nodes(self, ranks: int) -> int:
+        """Return how many nodes `ranks` ranks fill."""
+        return -(-ranks // self.ranks_per_node)
+
+
+def machine_of(found: Mapping[str, Any], where: str) -> Machine:
+    """Return the machine that a mapping describes (a parsed TOML file).
+
+    Args:
+        found: `name`, `ranks_per_node`, `[within]` and `[between]` with `alpha_us`, `bandwidth_GBps` and maybe
+            `overhead_us`; maybe `nics_per_node` (1), `call_us` (0), `reduce_GBps` (no cost), `sources` (texts).
+        where: what to call it in messages, such as the path.
+
+    Raises:
+        MachineError: a key is missing, unknown, of the wrong kind or out of range; the message names it.
+    """
+    known = {"name", "ranks_per_node", "within", "between", "nics_per_node", "reduce_GBps", "sources", "call_us"}
+    _refuse_unknown(found, known, where)
+    ranks = _whole(found, "ranks_per_node", where)
+    nics = _whole(found, "nics_per_node", where) if "nics_per_node" in found else 1
+    if nics > ranks:
+        raise MachineError(f"{where}: nics_per_node = {nics} is more than ranks_per_node = {ranks}; give each one NIC")
+    call = _number(found, "call_us", where) * _US if "call_us" in found else 0.0
+    if not 0 <= call <= _LONGEST:
+        raise MachineError(
+            f"{where}: call_us must not be negative, nor more than {_LONGEST / _US:g}; found {call / _US:g}"
+        )
+    return Machine(
+        name=_text(found.get("name"), f"{where}: name"),
+        ranks_per_node=ranks,
+        within=_link(found, "within", where),
+        between=_link(found, "between", where),
+        nics_per_node=nics,
+        gamma_s_per_byte=_per_byte(found, "reduce_GBps", where) if "reduce_GBps" in found else 0.0,
+        sources=_texts(found.get("sources", []), f"{where}: sources"),
+        call_s=call,
+    )
+
+
+def _link(found: Mapping[str, Any], name: str, where: str) -> Link:
+    table = found.get(name)
+    if not isinstance(table, Mapping):
+        raise MachineError(f"{where}: needs a table [{name}] with alpha_us and bandwidth_GBps")
+    where = f"{where}, [{name}]"
+    _refuse_unknown(table, {"alpha_us", "bandwidth_GBps", "overhead_us"}, where)
+    alpha = _number(table, "alpha_us", where) * _US
+    overhead = _number(table, "overhead_us", where) * _US if "overhead_us" in table else alpha
+    if not 0 <= overhead <= alpha <= _LONGEST:
+        raise MachineError(f"{where}: need 0 <= overhead_us <= alpha_us; found {overhead / _US:g} and {alpha / _US:g}")
+    return Link(alpha, _per_byte(table, "bandwidth_GBps", where), overhead)
+
+
+def _refuse_unknown(found: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(str(key) for key in found if key not in known)
+    if unknown:
+        raise MachineError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+
+
+def _number(found: Mapping[str, Any], key: str, where: str) -> float:
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MachineError(f"{where}: {key} must be a number; found {_shown(value)}")
+    if not abs(value) <= 1 / _SHORTEST or not math.isfinite(value):  # a whole number may be too large for a float
+        raise MachineError(f"{where}: {key} must be a number between 0 and 1e15; found {_shown(value)}")
+    return float(value)
+
+
+def _per_byte(found: Mapping[str, Any], key: str, where: str) -> float:
+    """Return the seconds a byte that a bandwidth in GB/s means."""
+    value = _number(found, key, where)
+    if not value * _GB > 1 / _LONGEST:
+        raise MachineError(f"{where}: {key} must be above 0 GB/s; found {value:g}")
+    return 1 / (value * _GB)
+
+
+def _whole(found: Mapping[str, Any], key: str, where: str) -> int:
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        raise MachineError(f"{where}: {key} must be a whole number from 1 to {_MOST}; found {_shown(value)}")
+    return value
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise MachineError(f"{where} must be a list of texts; found {_shown(value)}")
+    return tuple(_text(each, where) for each in value)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise MachineError(f"{where} must be a text that is not empty; found {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = (
+        f"a whole number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 2**64 else repr(value)
+    )
+    return text if len(text) <= 60 else text[:57] + "..."

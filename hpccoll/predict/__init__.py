@@ -1,0 +1,1 @@
+"""What plans take on machines that one cannot measure on, and what measurements say about the machine."""

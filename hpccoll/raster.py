@@ -1,0 +1,147 @@
+"""Scenes as pixels: PNG, and animated GIF of several scenes; the same shapes as the SVG, drawn by Pillow.
+
+Shapes are drawn larger than they will be and then reduced, which smooths their edges. The font is the DejaVu Sans that
+comes with matplotlib, so that a picture looks the same on every machine.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+from PIL import Image, ImageDraw, ImageFont
+
+from hpccoll.errors import UsageError
+from hpccoll.plan.draw.palette import COLOURS, EMPTY, GLOW, INK, PALE, PAPER, QUIET, colour, ink_on, line_colour
+from hpccoll.plan.draw.scene import Boxes, Disc, Line, Panel, Point, Polygons, Scene, Shape, Text
+
+SMOOTH = 2  # pixels drawn for each pixel kept, in each direction; 1 where a picture is large
+MOST_PIXELS = 80_000_000  # drawn at once: 240 MB
+SHADES = SMOOTH**2  # of an edge, from a colour to what it stands on
+FRAME_MS, LAST_MS = 1100, 3000
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
+
+
+def png(scene: Scene, scale: float = 2.0) -> bytes:
+    """Return `scene` as a PNG of `scale` pixels a unit, fewer where the picture would be too large.
+
+    Raises:
+        UsageError: the picture does not fit even at one pixel a unit.
+    """
+    fits = (MOST_PIXELS / (scene.width * scene.height)) ** 0.5
+    if fits < 1:
+        raise UsageError(
+            f"{scene.title}: a picture of {scene.width:.0f} x {scene.height:.0f} pixels is too large for .png; "
+            "write .svg, .gif (a round at a time) or .txt, or take fewer --ranks or --chunks"
+        )
+    stream = io.BytesIO()
+    image(scene, min(scale, max(fits / SMOOTH, 1.0))).save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+def gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
+    """Return `scenes`, all of one size, as an animated GIF that starts again at its end.
+
+    Raises:
+        UsageError: a frame is too large.
+    """
+    first = scenes[0]
+    if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
+        raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
+    images = [image(scene, scale) for scene in scenes]
+    palette = _palette()
+    frames = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
+    times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
+    stream = io.BytesIO()
+    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=False)
+    return stream.getvalue()
+
+
+def image(scene: Scene, scale: float) -> Image.Image:
+    """Return `scene` as an image of `scale` pixels a unit."""
+    size = round(scene.width * scale), round(scene.height * scale)
+    smooth = SMOOTH if size[0] * size[1] * SMOOTH**2 <= MOST_PIXELS else 1
+    canvas = Image.new("RGB", (size[0] * smooth, size[1] * smooth), "white")
+    pen = _Pen(ImageDraw.Draw(canvas), scale * smooth)
+    for shape in scene.shapes:
+        pen.draw(shape)
+    return canvas.resize(size, Image.Resampling.BOX)
+
+
+def _palette() -> Image.Image:
+    """One palette for all frames: each colour in steps to paper, and the ink in steps to each colour."""
+    ranks = [colour(rank) for rank in range(len(COLOURS))]
+    lines = [line_colour(rank) for rank in range(len(COLOURS))]
+    # Those in full come first, and none beside EMPTY: Pillow does not tell colours apart that differ by less than four.
+    plain = [_blend(fill, fill, 0) for fill in (PAPER, EMPTY, INK, QUIET, PALE, GLOW, *ranks, *lines)]
+    to_paper = [(fill, PAPER) for fill in (INK, QUIET, GLOW, *ranks, *lines)]
+    ink = [(ink_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
+    steps = [step / SHADES for step in range(1, SHADES)]
+    blended = dict.fromkeys([*plain, *(_blend(a, b, step) for a, b in to_paper + ink for step in steps)])
+    image = Image.new("P", (1, 1))
+    image.putpalette([channel for rgb in blended for channel in rgb])
+    return image
+
+
+def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
+    """`over` with a share of `under` in it, as red, green, blue."""
+    return tuple(
+        round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
+    )
+
+
+@cache
+def _font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)
+
+
+class _Pen:
+    """Draws shapes `scale` times as large as they say."""
+
+    def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
+        self._canvas, self._scale = canvas, scale
+
+    def draw(self, shape: Shape) -> None:
+        """Draw one shape over those before."""
+        match shape:
+            case Boxes(fill, boxes):
+                for box in boxes:
+                    self._canvas.rectangle(self._corners(box), fill)
+            case Polygons(fill, polygons):
+                for points in polygons:
+                    self._canvas.polygon([self._point(point) for point in points], fill)
+            case Panel(box, fill, stroke, width, radius):
+                rim = self._width(width) if stroke else 0
+                grown = self._grown(box, width / 2 if stroke else 0)
+                self._canvas.rounded_rectangle(self._corners(grown), radius * self._scale, fill, stroke, rim)
+            case Line(start, end, stroke, width):
+                self._canvas.line([self._point(start), self._point(end)], stroke, self._width(width))
+            case Disc((x, y), radius, fill, stroke, width):
+                wide = radius + (width / 2 if stroke else 0)
+                box = self._corners((x - wide, y - wide, 2 * wide, 2 * wide))
+                self._canvas.ellipse(box, fill, stroke, self._width(width) if stroke else 0)
+            case Text(at, words, size, fill, anchor, bold):
+                font = _font(size * self._scale, bold=bold)
+                self._canvas.text(self._point(at), words, fill, font, _ANCHORS[anchor])
+
+    def _point(self, point: Point) -> Point:
+        return point[0] * self._scale, point[1] * self._scale
+
+    def _width(self, width: float) -> int:
+        return max(round(width * self._scale), 1)
+
+    def _corners(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+        """The first and last pixel of a box, both included."""
+        x, y, w, h = (value * self._scale for value in box)
+        left, top = round(x), round(y)
+        return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)
+
+    @staticmethod
+    def _grown(box: tuple[float, float, float, float], by: float) -> tuple[float, float, float, float]:
+        """A stroke stands half on either side of its outline; Pillow draws it inside."""
+        x, y, w, h = box
+        return x - by, y - by, w + 2 * by, h + 2 * by

@@ -1,0 +1,15 @@
+"""What every unit test gets: a registry that is as it was before."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpccoll.collectives import registry
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
+    yield
+    registry.named.cache_clear()
