@@ -1,7 +1,9 @@
 """What a call of hpccoll costs beside raw mpi4py: all_reduce of 8 bytes, by every way to call it, in batches.
 
-The library's all-reduce stands for the raw call; how much of hpccoll's time is the exchange itself, and how much the
-way to it, shows in the prepared call, which does nothing but the exchange. On one rank there is no exchange at all.
+`library.bind` is MPI's own all-reduce as hpccoll binds it: the least that a prepared call can cost. The other rows say
+how much of hpccoll's time is the exchange itself, and how much the way to it. On one rank there is no exchange at all.
+
+Then MPI's own collectives in their three forms; `PERSISTENT` in hpccoll/runtime/library.py is what this measures.
 
     mpirun -n 2 python bench/call_overhead.py --json call_overhead.jsonl
 """
@@ -12,35 +14,62 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
-from compare import Bench, Case, Floats, Side, all_reduce_check
+from compare import Bench, Case, Floats, Must, Side, all_reduce_check
 from mpi4py import MPI
 from script import Result, main
 
 from hpccoll.communicator import Communicator
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import adopt
+from hpccoll.runtime.collective import Job
 from hpccoll.runtime.engine import SIGHTINGS
+from hpccoll.runtime.library import NAMES, Library
+from hpccoll.runtime.reductions import Reduction
 
 BATCH = 100
+RAW = "mpi4py Allreduce(IN_PLACE, x)"
+FORMS_BYTES, FORMS_BATCH = (8, 64 * 1024), (100, 20)
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield one case for each size."""
-    comm, own = bench.comm, bench.own
+    """Yield the ways to call for each size, then the forms of MPI's collectives."""
     for nbytes in bench.sizes:
-        x = np.zeros(max(nbytes // 4, 1), np.float32)
-        prepared = own.all_reduce_init(x)
+        yield from ways(bench, np.zeros(max(nbytes // 4, 1), np.float32))
+    for operation in Operation:
+        for nbytes, batch in zip(FORMS_BYTES, FORMS_BATCH, strict=True):
+            if operation is not Operation.BARRIER or nbytes == FORMS_BYTES[0]:
+                yield from forms(bench, operation, nbytes, batch)
+
+
+def ways(bench: Bench, x: Floats) -> Iterator[Case]:
+    """Race every way to call all_reduce on one array, then on arrays that were not seen before."""
+    comm, own = bench.comm, bench.own
+    # After the first asynchronous operation of a communicator its calls may not block any more: it gets its own.
+    with Communicator(comm) as apart:
+        prepared, bound = own.all_reduce_init(x), library_bound(comm, x)
         sides = [
+            Side(RAW, partial(comm.Allreduce, MPI.IN_PLACE, x)),
+            Side("mpi4py again (A/A)", partial(comm.Allreduce, MPI.IN_PLACE, x)),
             Side("mpi4py Allreduce, ready spec", partial(comm.Allreduce, MPI.IN_PLACE, [x, MPI.FLOAT], MPI.SUM)),
-            Side("mpi4py again (A/A)", partial(comm.Allreduce, MPI.IN_PLACE, [x, MPI.FLOAT], MPI.SUM)),
-            Side("mpi4py Allreduce, bare array", partial(comm.Allreduce, MPI.IN_PLACE, x)),
-            Side("prepared op()", prepared),
-            Side("all_reduce(x), seen before", partial(own.all_reduce, x)),
-            Side("all_reduce(x, async_op).wait()", waited(own, x)),
+            Side("library.bind", bound, (Must("no slower than mpi4py", RAW),)),
+            Side("prepared op()", prepared, (Must("no slower than mpi4py", RAW),)),
+            Side("all_reduce(x), seen before", partial(own.all_reduce, x), (Must("mpi4py + 1 us", RAW, us=1.0),)),
+            Side("all_reduce(x, async_op).wait()", waited(apart, x)),
         ]
         yield bench.run(Case("all_reduce", x.nbytes, BATCH, sides, check=all_reduce_check(comm, x)))
         prepared.free()
-        yield bench.run(first_sight(bench, x))
+        bound.free()
+    yield bench.run(first_sight(bench, x))
+
+
+def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
+    """Return MPI's own all-reduce of `x` in place, as hpccoll binds it."""
+    buffer = adopt(x, "x", writable=True)
+    job = Job(Operation.ALL_REDUCE, None, 0, Reduction("sum"), buffer, buffer, buffer.count)
+    return Library(comm, (), lambda: None, lambda: False).bind(job)
 
 
 def waited(own: Communicator, x: Floats) -> Callable[[], object]:
@@ -63,6 +92,39 @@ def first_sight(bench: Bench, x: Floats) -> Case:
         Side("all_reduce(x), never seen", each(own.all_reduce)),
     ]
     return Case("all_reduce, new arrays", x.nbytes, BATCH, sides)
+
+
+def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterator[Case]:
+    """Race the blocking, the persistent and the non-blocking form of one of MPI's collectives."""
+    comm, name = bench.comm, NAMES[operation]
+    arguments = arranged(comm, operation, nbytes)
+    request = getattr(comm, f"{name}_init")(*arguments)
+    issue = partial(getattr(comm, f"I{name.lower()}"), *arguments)
+    sides = [
+        Side("blocking", partial(getattr(comm, name), *arguments)),
+        Side("blocking again (A/A)", partial(getattr(comm, name), *arguments)),
+        Side("persistent", lambda: (request.Start(), request.Wait())),
+        Side("non-blocking", lambda: issue().Wait()),
+    ]
+    yield bench.run(Case(f"MPI {operation.value}", max(nbytes, 1), batch, sides))
+    request.Free()
+
+
+def arranged(comm: MPI.Intracomm, operation: Operation, nbytes: int) -> tuple[Any, ...]:
+    """Return what one of MPI's collectives is called with: a vector or blocks of `nbytes`, root 0."""
+    root, count, at_root = 0, nbytes // 8, comm.rank == 0
+    block, whole, other = ((np.zeros(count * many), count, MPI.DOUBLE) for many in (1, comm.size, comm.size))
+    return {
+        Operation.ALL_REDUCE: (MPI.IN_PLACE, block, MPI.SUM),
+        Operation.REDUCE: (MPI.IN_PLACE if at_root else block, block if at_root else None, MPI.SUM, root),
+        Operation.BROADCAST: (block, root),
+        Operation.ALL_GATHER: (block, whole),
+        Operation.REDUCE_SCATTER: (whole, block, MPI.SUM),
+        Operation.GATHER: (block, whole if at_root else None, root),
+        Operation.SCATTER: (whole if at_root else None, block, root),
+        Operation.ALL_TO_ALL: (whole, other),
+        Operation.BARRIER: (),
+    }[operation]
 
 
 if __name__ == "__main__":

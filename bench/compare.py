@@ -41,12 +41,16 @@ QUIET, PAUSE_S = 0.1, 5.0  # cores that others may keep busy, and how long to wa
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """What a side must hold: to be no slower than `against`; or to differ from it by no more than `share` or `us`."""
+    """What a side must hold: to be no slower than `against`.
+
+    Or to differ from it by no more than `share` or `us`; or to be `times` as fast (its median at most 1/`times`).
+    """
 
     text: str
     against: str
     share: float = 0.0
     us: float = 0.0
+    times: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,6 +96,8 @@ class Case:
 
     def holds(self, side: Side, must: Must) -> bool:
         """Whether the side does what it must."""
+        if must.times:
+            return self.ratio(side, must.against).value >= must.times
         if must.share or must.us:
             median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
             return bool(abs(median - other) <= max(must.share * other, must.us))

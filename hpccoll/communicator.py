@@ -9,18 +9,23 @@ first call on a buffer lowers the plan, the second binds it, later ones only run
 
 from __future__ import annotations
 
+import os
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from hpccoll.collectives.choice import LIBRARY
 from hpccoll.collectives.registry import Algorithm, named
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import agreement, job, messaging, shared
-from hpccoll.runtime.arrays import ArrayModule, Buffer, is_torch
+from hpccoll.runtime import agreement, job, messaging
+from hpccoll.runtime.arrays import ArrayModule, Buffer
+from hpccoll.runtime.collective import Job, shares_memory
 from hpccoll.runtime.cuda_probe import takes_device_memory
-from hpccoll.runtime.engine import Engine, Job, shares_memory
-from hpccoll.runtime.execute import Executable
+from hpccoll.runtime.decider import memory_of
+from hpccoll.runtime.engine import Bound, Engine
+from hpccoll.runtime.node.symmetric import tensor_on
 from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.seen import Seen
 from hpccoll.runtime.shapes import Shaped, shape
 from hpccoll.runtime.work import Work
 
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SUM = Reduction("sum")
-_MOST_QUICK = 512
 
 
 class Communicator:
@@ -51,8 +55,8 @@ class Communicator:
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, takes_device_memory)
         self._debug = agreement.Agreement(comm) if agreement.wanted() else None
-        self._windows = shared.Windows(comm)
-        self._quick: dict[tuple[object, ...], _Quick] = {}
+        self._seen, self._process = Seen(), os.getpid()
+        self._sums = self._seen.sums
         self._release = weakref.finalize(self, _release, self._engine)
 
     def __enter__(self) -> Self:
@@ -69,7 +73,6 @@ class Communicator:
             while self._engine.busy:
                 self._engine.progress()
             self._release()
-            self._windows.free()
             if self._debug is not None:
                 self._debug.free()
             self._pairs.Free()
@@ -89,6 +92,12 @@ class Communicator:
         Raises:
             BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
         """
+        seen = self._sums.get(id(x))
+        if seen is not None and op is _SUM and not how:
+            executable, dtype, torch_kind, _ = seen
+            if x.dtype is dtype and executable.live and (torch_kind is None or torch_kind == (x.data_ptr(), x.nbytes)):
+                executable()
+                return x
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
     def reduce(self, x: Any, root: int = 0, op: str | Reduction = _SUM, **how: Any) -> Any:
@@ -129,7 +138,7 @@ class Communicator:
         """Return once every rank has called it."""
         return self._collective(Operation.BARRIER, None, **how)
 
-    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Executable:
+    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Bound:
         """Prepare an all_reduce of `x` to be run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
         return self.prepare(Operation.ALL_REDUCE, x, op=op, **how)
 
@@ -142,7 +151,7 @@ class Communicator:
         op: str | Reduction = _SUM,
         root: int = 0,
         algorithm: str | Algorithm = "auto",
-    ) -> Executable:
+    ) -> Bound:
         """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
         return self._engine.prepare(self._agreed("prepare", operation, x, out, op, root, algorithm)[0])
 
@@ -183,12 +192,33 @@ class Communicator:
         return made
 
     def empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
-        """Return an uninitialised NumPy array in memory that all ranks of this host share; collective.
+        """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
-        It lives until the communicator is closed. Collectives take it as any other array.
+        Collectives take it as any other array, and reach it where it is; a call takes symmetric buffers on all ranks or
+        on none. Its memory goes when no array lies in it any
+        more, on any rank, or by `free`.
+
+        Raises:
+            UsageError: a negative extent or an unknown dtype.
+            MismatchError: ranks asked for different shapes or dtypes.
+            UnavailableError: there is too little memory, or it cannot be shared.
         """
         self._require_open()
-        return self._windows.empty(shape, dtype)
+        return self._engine.node.symmetric.empty(shape, dtype)
+
+    def cupy_empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
+        """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
+        self._require_open()
+        return self._engine.node.device_empty(shape, dtype)
+
+    def torch_empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: Any = "cpu") -> Any:
+        """Return such memory as a torch tensor on `device`, cpu or cuda; collective. `dtype` is torch's or a name."""
+        make = self.cupy_empty if str(device).startswith("cuda") else self.empty
+        return tensor_on(make(shape, str(dtype).removeprefix("torch.")))
+
+    def free(self, x: Any) -> None:
+        """Give a symmetric buffer back, each rank for itself; UsageError where it is none, or was freed before."""
+        self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:
         """Whether memory of this module reaches MPI through pinned host memory (a probe decides)."""
@@ -206,19 +236,26 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         key = (operation, id(x), id(out), op, root, algorithm)
-        quick = self._quick.get(key)
-        if quick is not None and not async_op and not self._engine.busy and quick.fits(x, out):
-            quick.executable()
+        known = None if async_op or self._engine.busy else self._seen.get(key, x, out)
+        if known is not None:
+            known()
             return x if out is None else out
         made, shaped = self._agreed("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
             return Work(self._engine, self._engine.start(made).advance, shaped.value, (x, out))
         executable = self._engine.run(made)
         if executable is not None and self._debug is None and shaped.given:
-            self._remember(key, executable, x, out)
+            self._seen.remember(key, executable, x, out)
+            if operation is Operation.ALL_REDUCE and op is _SUM and algorithm == "auto" and out is None:
+                self._seen.remember_sum(executable, x)
         return shaped.value
 
     def _require_open(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this communicator belongs to process {self._process}, and MPI cannot be used after a fork; "
+                "communicate in the parent, or start the child by multiprocessing's `spawn`"
+            )
         if not self._release.alive:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
@@ -230,7 +267,7 @@ class Communicator:
         if not 0 <= root < self.size:
             raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
         chosen = algorithm if isinstance(algorithm, Algorithm) else None
-        if isinstance(algorithm, str) and algorithm != "auto":
+        if isinstance(algorithm, str) and algorithm not in ("auto", LIBRARY):
             chosen = named(operation, algorithm)
         if chosen is not None and chosen.operation is not operation:
             raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
@@ -238,7 +275,7 @@ class Communicator:
         buffer: Buffer | None = shaped.source or shaped.result
         if operation.reduces and buffer is not None:
             reduction.require(buffer.dtype, buffer.shape)
-        made = Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count)
+        made = Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == LIBRARY)
         shares_memory(made, self.rank)
         return made, shaped
 
@@ -249,43 +286,10 @@ class Communicator:
             return self._checked(operation, *arguments)
         with self._debug.round(operation, self._engine.progress) as facts:
             made, shaped = self._checked(operation, *arguments)
-            chosen = made.algorithm.full_name if made.algorithm else "auto"
+            chosen = made.algorithm.full_name if made.algorithm else LIBRARY if made.library else "auto"
             facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=made.root)
-            facts.update(algorithm=chosen, call=way)
+            facts.update(algorithm=chosen, call=way, memory=memory_of(made, self._engine.node).value)
         return made, shaped
-
-    def _remember(self, key: tuple[object, ...], executable: Executable, x: Any, out: Any) -> None:
-        """Let the next call with the very same arrays go straight to the executable."""
-        if len(self._quick) >= _MOST_QUICK:
-            self._quick.clear()
-        arrays: tuple[Any, ...] = (x,) if out is None else (x, out)
-        self._quick[key] = _Quick(
-            executable,
-            tuple(weakref.ref(array) for array in arrays),
-            tuple((array.dtype, array.nbytes) for array in arrays),
-            tuple(array.data_ptr() if is_torch(array) else None for array in arrays),
-        )
-
-
-class _Quick(NamedTuple):
-    """An executable and the very arrays it was bound to."""
-
-    executable: Executable
-    arrays: tuple[weakref.ref[Any], ...]
-    kinds: tuple[tuple[Any, int], ...]  # dtype and bytes, which can be changed in place
-    addresses: tuple[int | None, ...]  # of torch tensors, which can change their storage under the same name
-
-    def fits(self, *arrays: Any) -> bool:
-        """Whether the executable still stands for these arrays."""
-        if not self.executable.live:
-            return False
-        for array, known, kind, address in zip(arrays, self.arrays, self.kinds, self.addresses, strict=False):
-            same = known() is array
-            if not same or kind != (array.dtype, array.nbytes):
-                return False
-            if address is not None and address != array.data_ptr():
-                return False
-        return True
 
 
 def _release(engine: Engine) -> None:

@@ -43,9 +43,11 @@ COMMANDS = {
     "bench": Lazy("hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."),
     "draw": Lazy("hpccoll.cli.draw:draw", "Draw an algorithm as text, a picture, an animation or a trace."),
     "demo": Lazy("hpccoll.cli.demo:demo", "Run the classic examples, printed rank by rank before and after."),
+    "doctor": Lazy("hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."),
     "export": Lazy("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),
+    "tune": Lazy("hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."),
     "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
 }
 

@@ -2,9 +2,10 @@
 
 The record of kind `plan`, one an algorithm, rank count and size: `command` ("simulate"), `op`, `algorithm`, `ranks`,
 `nodes`, `machine`, `nbytes` (nccl-tests' S), `chunks`, `root` (null where there is none), `simulated_ranks` (how many
-stood for all), `rounds`, `steps`, `messages`, `time_us`, `latency_bound_us` and `bandwidth_bound_us` (no plan is
-faster), `sent_mean` and `sent_most` (bytes that a rank sends), `within` and `between` (bytes sent inside nodes and
-across them, by all ranks together), `critical_path` and `fit` (null without `--machine fit:FILE`).
+stood for all), `rounds`, `steps`, `messages`, `time_us`, `latency_bound_us` and `bandwidth_bound_us` (no plan of
+messages is faster), `sent_mean` and `sent_most` (bytes that a rank sends, loads or stores), `within` and `between`
+(bytes moved inside nodes and across them, by all ranks together), `critical_path` and `fit` (null without `--machine
+fit:FILE`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hpccoll.collectives import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.bounds import bounds
 from hpccoll.plan.simulate import Simulation
-from hpccoll.predict.forecast import chunks_for, forecast, layout
+from hpccoll.predict.forecast import chunks_for, fits, forecast, layout
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Asked:
     chunks: int | None
     root: int
     full: bool
+    named: frozenset[str] = frozenset()  # algorithms that must not be left out
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:
@@ -94,7 +96,7 @@ def simulate(
     --alpha, --beta and --gamma.
     """
     algorithms = chosen(names or ("all_reduce",))
-    asked = Asked(_whole_numbers(ranks, "--ranks"), _sizes(size), chunks, root, full)
+    asked = Asked(_whole_numbers(ranks, "--ranks"), _sizes(size), chunks, root, full, frozenset(names))
     choice = chosen_machine(asked.ranks, machine, algorithms if names else [])
     if not prints():
         return
@@ -113,8 +115,17 @@ def simulate(
 
 
 def _simulated(algorithms: Sequence[Algorithm], choice: Choice, asked: Asked) -> Iterator[One]:
-    """Yield each algorithm, its chunks and what was found, over rank counts and sizes."""
-    jobs = [(each, n, nbytes) for n in asked.ranks for nbytes in asked.sizes for each in algorithms]
+    """Yield each algorithm, its chunks and what was found, over rank counts and sizes.
+
+    One that was not asked for by name is left out where its ranks would share memory across nodes.
+    """
+    jobs = [
+        (each, n, nbytes)
+        for n in asked.ranks
+        for nbytes in asked.sizes
+        for each in algorithms
+        if fits(each, n, choice.of(n)) or each.full_name in asked.named
+    ]
     with progress("simulated", len(jobs)) as advance:
         for each, n, nbytes in jobs:
             on = choice.of(n)

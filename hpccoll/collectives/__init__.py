@@ -24,6 +24,7 @@ from hpccoll.collectives import (
     recursive_doubling,
     ring,
     scatter_all_gather,
+    shared,
     swing,
 )
 from hpccoll.collectives.registry import Algorithm, algorithm, describe, named, names, registered
@@ -58,5 +59,6 @@ __all__ = [
     "registered",
     "ring",
     "scatter_all_gather",
+    "shared",
     "swing",
 ]

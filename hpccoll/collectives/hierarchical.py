@@ -27,7 +27,7 @@ from hpccoll.plan.groups import Groups, across, grouped
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds, handed_in, only
-from hpccoll.plan.step import SIGNAL, IntArray, Span
+from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Span
 
 
 def _two_levels(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:
@@ -83,12 +83,16 @@ def _most(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fr
 
 
 def _sent(level: Algorithm, n: int, chunks: int) -> list[Fraction]:
-    """Return what each rank sends in a level, in the level's S."""
+    """Return what each rank moves in a level, in the level's S."""
     rank, sent = np.arange(n), np.zeros(n, np.int64)
     rounds = _made(level, rank, n, chunks)
-    for moves in rounds:
-        for move in moves:
-            sent += np.where((move.to >= 0) & (move.to != rank), move.send.size, 0)
+    for steps in rounds:
+        for step in steps:
+            if isinstance(step, Load):
+                sent += np.where((step.frm >= 0) & (step.frm != rank), step.dst.size, 0)
+            elif not isinstance(step, Fence):
+                size = step.send.size if isinstance(step, Move) else step.src.size
+                sent += np.where((step.to >= 0) & (step.to != rank), size, 0)
     return [Fraction(int(of), rounds.chunks) for of in sent]
 
 
@@ -128,7 +132,8 @@ def composed(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
     takes = frozenset({"nodes"}) | ((intra.takes | inter.takes) & {"chunks"})
     stated = cost if intra.cost is not None and inter.cost is not None else None
-    return Algorithm(Operation.ALL_REDUCE, f"hierarchical({intra.name},{inter.name})", make, stated, takes, period)
+    name, shared = f"hierarchical({intra.name},{inter.name})", intra.shared or inter.shared
+    return Algorithm(Operation.ALL_REDUCE, name, make, stated, takes, period, shared)
 
 
 def _levels() -> tuple[Algorithm, Algorithm]:

@@ -27,7 +27,7 @@ from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, Ints, Move
+from hpccoll.plan.step import NOBODY, Fence, Ints, Load, Move, Region, Step, Store
 
 _CHUNKS = (1, 2, 8)  # in which a pipelined algorithm is tried
 _PREFIX = "hpccoll own "  # of the names of loaded modules: a space keeps them apart from any that can be imported
@@ -156,13 +156,15 @@ def prove(
 
 
 def _prove_returned(each: Algorithm, plan: Plan) -> None:
-    rounds: object = plan.whole()
+    rounds: object = plan.raw()
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{each.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")
     for t in range(rounds.count):
-        moves: object = rounds.at(t)
-        if not isinstance(moves, list) or not all(isinstance(move, Move) for move in moves):
-            raise PlanError(f"{each.full_name} on {plan.ranks} ranks, round {t}: at({t}) must return a list of Move")
+        where, steps = f"{each.full_name} on {plan.ranks} ranks, round {t}", rounds.at(t)
+        if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
+            raise PlanError(f"{where}: at({t}) must return a list of Move, or of Load and Store, or of Fence")
+        if not each.shared and not all(isinstance(step, Move) for step in steps):
+            raise PlanError(f"{where} holds loads, stores or fences; say @algorithm(..., shared=True)")
 
 
 def prove_columns(plan: Plan) -> None:
@@ -170,7 +172,7 @@ def prove_columns(plan: Plan) -> None:
 
     Cost: `ranks` times the moves of the plan.
     """
-    whole = plan.whole()
+    whole = plan.raw()
     for rank in range(plan.ranks):
         alone = plan.column(rank)
         for t in range(max(whole.count, alone.count)):
@@ -180,16 +182,27 @@ def prove_columns(plan: Plan) -> None:
                 raise PlanError(f"{where} alone does something else than among all; `rank` is always an array")
 
 
-def _part(moves: list[Move], at: int, ranks: int) -> list[object]:
+def _part(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
     """What the rank at that place of a column does: peers, chunks there and here, op."""
-    found: list[object] = []
-    for move in moves:
-        to, frm = _at(move.to, at, ranks), _at(move.frm, at, ranks)
-        sent = move.send.ids(ranks)[at].tolist() if to != NOBODY else []
-        received = move.recv.ids(ranks)[at].tolist() if frm != NOBODY else []
-        kept = [[chunk for chunk in ids if chunk != NOBODY] for ids in (sent, received)]
-        found.append((to, frm, kept, _at(move.op, at, ranks) if frm != NOBODY else None))
-    return found
+
+    def chunks(peer: int, region: Region) -> list[int]:
+        ids = region.ids(ranks)[at].tolist() if peer != NOBODY else []
+        return [chunk for chunk in ids if chunk != NOBODY]
+
+    def part(step: Step) -> object:
+        if isinstance(step, Fence):
+            return _at(step.leader, at, ranks)
+        if isinstance(step, Store):
+            to = _at(step.to, at, ranks)
+            return to, chunks(to, step.src), chunks(to, step.dst)
+        frm = _at(step.frm, at, ranks)
+        op = _at(step.op, at, ranks) if frm != NOBODY else None
+        if isinstance(step, Load):
+            return frm, chunks(frm, step.src), chunks(frm, step.dst), op
+        to = _at(step.to, at, ranks)
+        return to, frm, chunks(to, step.send), chunks(frm, step.recv), op
+
+    return [(type(step).__name__, part(step)) for step in steps]
 
 
 def _at(value: Ints, at: int, ranks: int) -> int:

@@ -26,7 +26,7 @@ class Algorithm:
     `cost` is None where nothing is stated. `takes` holds what else both need: `root`; `chunks` where the message is cut
     up and pipelined; `nodes` (as `Groups`) where it matters which ranks share a node. `period` (a number, or a function
     of what `cost` takes) states after how many ranks all do the same again, so that a few can stand for all in a
-    simulation; None where they never do.
+    simulation; None where they never do. `shared` says that its rounds hold loads, stores or fences.
     """
 
     operation: Operation
@@ -35,6 +35,7 @@ class Algorithm:
     cost: Callable[..., Cost] | None
     takes: frozenset[str]
     period: Period = None
+    shared: bool = False
 
     @property
     def full_name(self) -> str:
@@ -85,7 +86,12 @@ _REGISTERED: dict[tuple[Operation, str], Algorithm] = {}
 
 
 def algorithm(
-    operation: Operation, name: str, cost: Callable[..., Cost] | None = None, period: Period = None
+    operation: Operation,
+    name: str,
+    cost: Callable[..., Cost] | None = None,
+    period: Period = None,
+    *,
+    shared: bool = False,
 ) -> Callable[[Make], Make]:
     """Register the decorated function as `operation/name`.
 
@@ -94,21 +100,28 @@ def algorithm(
         name: the field's standard name.
         cost: (n) or (n, chunks) -> Cost, what `check` must find; None where nothing is stated (a user's own).
         period: after how many ranks all do the same again; `simulate` holds a sample of ranks against it.
+        shared: whether its rounds hold loads, stores or fences.
     """
 
     def register(make: Make) -> Make:
-        _REGISTERED[operation, name] = describe(operation, name, make, cost, period)
+        _REGISTERED[operation, name] = describe(operation, name, make, cost, period, shared=shared)
         return make
 
     return register
 
 
 def describe(
-    operation: Operation, name: str, make: Make, cost: Callable[..., Cost] | None, period: Period = None
+    operation: Operation,
+    name: str,
+    make: Make,
+    cost: Callable[..., Cost] | None,
+    period: Period = None,
+    *,
+    shared: bool = False,
 ) -> Algorithm:
     """Return an algorithm that is not registered (a user's own, a variant in a test)."""
     takes = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
-    return Algorithm(operation, name, make, cost, takes, period)
+    return Algorithm(operation, name, make, cost, takes, period, shared)
 
 
 def registered() -> list[Algorithm]:

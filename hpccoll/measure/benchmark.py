@@ -38,6 +38,7 @@ class Contender:
     staging: Staging | None = None
     oracle: Callable[[], Array] | None = None  # the very bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
+    stream_us: list[float] = field(default_factory=list)  # likewise, by events on the stream; empty on the host
     spent_s: float = 0.0
     wrong: int | None = None
     stop: Stop | None = None
@@ -105,11 +106,13 @@ class Race:
         """Time a few iterations in a row."""
         begin = time.perf_counter()
         count = self.comm.bcast(self.iterations(contender))
-        local = np.empty(count)
+        local = np.empty((count, 2))  # on the host, and on the stream
         for at in range(count):
             local[at] = self.once(contender)
-        slowest = np.max(self.comm.allgather(local), axis=0)
-        contender.samples_us += (slowest * 1e6).tolist()
+        slowest = np.max(self.comm.allgather(local), axis=0) * 1e6
+        contender.samples_us += slowest[:, 0].tolist()
+        if self.workload.module.on_device:
+            contender.stream_us += slowest[:, 1].tolist()
         contender.spent_s += time.perf_counter() - begin
 
     def iterations(self, contender: Contender) -> int:
@@ -118,19 +121,24 @@ class Race:
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / max(each, 1e-7))))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
-    def once(self, contender: Contender) -> float:
-        """Time one iteration on this rank, in seconds; check what came out."""
+    def once(self, contender: Contender) -> tuple[float, float]:
+        """Time one iteration on this rank, in seconds on the host and on the stream; check what came out."""
         workload = self.workload
+        timer = workload.module.timer()
         if self.method.check:
             workload.reset()
         self.comm.Barrier()
         begin = time.perf_counter()
+        if timer is not None:
+            timer[0]()
         contender.call()
+        if timer is not None:
+            timer[1]()
         workload.module.synchronize()
         seconds = time.perf_counter() - begin
         if self.method.check and contender.wrong is not None:
             contender.wrong += workload.wrong(contender.name)
-        return seconds
+        return seconds, timer[2]() if timer is not None else 0.0
 
     def verdict(self, contender: Contender) -> Stop | None:
         """Decide on rank 0 whether a contender was measured enough."""

@@ -37,7 +37,8 @@ def own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
-    if task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
+    # The MPI library's own, which auto may take, is no plan that could be replayed.
+    if executable.plan is not None and task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
         contender.oracle = _oracle(executable.plan, workload)
     return contender
 
@@ -79,8 +80,13 @@ def contenders(
         workload: the buffers.
         algorithms: hpccoll's algorithms, none to leave hpccoll out.
     """
-    ready = [own(comm, workload, algorithm) for algorithm in algorithms]
+    ready: list[Contender] = []
     refused: list[str] = []
+    for algorithm in algorithms:
+        try:
+            ready.append(own(comm, workload, algorithm))
+        except UsageError as error:  # on every rank: this memory cannot be shared, say
+            refused.append(f"hpccoll {algorithm}: {error}")
     for peer in peers:
         try:
             ready.append(other(peer, workload))

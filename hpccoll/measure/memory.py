@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpccoll.errors import UnavailableError
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, Flat, NumPyModule, module_named
+from hpccoll.runtime.cuda import CupyModule
 from hpccoll.runtime.dtypes import DType
 
 if TYPE_CHECKING:
@@ -42,6 +44,13 @@ def buffers_in(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
     Raises:
         UnavailableError: no CUDA device, or no CuPy.
     """
-    if buffer != "symmetric":
-        return NUMPY if buffer == "host" else module_named(buffer)
-    return SharedModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
+    if buffer == "symmetric":
+        return SharedModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
+    if buffer == "host":
+        return NUMPY
+    module = module_named(buffer)
+    try:
+        window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
+    except UnavailableError:  # on every rank: no CUDA IPC here; messages work all the same
+        return module
+    return module.carving(window) if isinstance(module, CupyModule) else module

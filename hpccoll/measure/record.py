@@ -75,6 +75,7 @@ class CollectiveRecord:
         wrong: elements found wrong; None where the results were not checked.
         bound_us: the model's lower bound, or None.
         staging: how device memory reached MPI: as it is, or through pinned host memory; None for host memory.
+        stream_us: what events on the stream measured, as `samples_us`; empty for host memory.
 
     Raises:
         UsageError: no samples, impossible ones, or an unknown operation.
@@ -86,12 +87,14 @@ class CollectiveRecord:
     wrong: int | None
     bound_us: float | None = None
     staging: Staging | None = None
+    stream_us: tuple[float, ...] = ()
     time_us: Summary = field(init=False)
 
     def __post_init__(self) -> None:
         # The summary is taken of what is written, so that whoever reads the samples finds the same numbers.
         rounded = tuple(round(float(sample), 3) for sample in self.samples_us)
         object.__setattr__(self, "samples_us", rounded)
+        object.__setattr__(self, "stream_us", tuple(round(float(sample), 3) for sample in self.stream_us))
         object.__setattr__(self, "time_us", summarize(rounded))
         timed_named(self.row.op)
 
@@ -106,7 +109,7 @@ class CollectiveRecord:
         return busbw(timed_named(self.row.op), self.row.nbytes, self.time_us.p50 * 1e-6, self.row.ranks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as it is written, keys in the order of the contract; `staging` extends it."""
+        """Return the record as it is written, in the order of the contract; `staging` and what follows extend it."""
         head: dict[str, Any] = {"schema": SCHEMA, "kind": "collective", **asdict(self.row)}
         return head | {
             "iterations": len(self.samples_us),
@@ -118,6 +121,7 @@ class CollectiveRecord:
             "bound_us": self.bound_us,
             "samples_us": list(self.samples_us),
             "staging": self.staging,
+            "stream_us": list(self.stream_us),
         }
 
     @classmethod
@@ -130,7 +134,8 @@ class CollectiveRecord:
         try:
             row = Row(**{known.name: found[known.name] for known in fields(Row)})
             rest = {name: found[name] for name in ("wrong", "bound_us")}
-            return cls(row, tuple(found["samples_us"]), Stop(found["stop"]), **rest, staging=found.get("staging"))
+            rest |= {"staging": found.get("staging"), "stream_us": tuple(found.get("stream_us", ()))}
+            return cls(row, tuple(found["samples_us"]), Stop(found["stop"]), **rest)
         except KeyError as error:
             raise UsageError(f"a record of kind collective lacks {error}; see `hpccoll schema`") from error
         except (TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ _TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
-    kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo()}
+    kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -110,8 +110,9 @@ def _collective() -> Schema:
             "bound_us": _TIME_OR_NULL | {"description": "The model's lower bound."},
             "samples_us": _list(_TIME, "Each iteration's maximum over ranks, in the order measured.") | {"minItems": 1},
             "staging": {"enum": ["direct", "pinned", None], "description": "How device memory reached MPI."},
+            "stream_us": _list(_TIME, "As samples_us, by CUDA events on the current stream; empty for host memory."),
         },
-        optional=("staging",),
+        optional=("staging", "stream_us"),
     )
 
 
@@ -201,5 +202,20 @@ def _demo() -> Schema:
             "algorithm": _TEXT_OR_NULL,
             "before": columns,
             "after": columns,
+        },
+    )
+
+
+def _finding() -> Schema:
+    return _object(
+        "One thing that was looked at (`hpccoll doctor`).",
+        {
+            "area": _TEXT,
+            "severity": {"enum": ["ok", "note", "warning", "problem"]},
+            "found": _TEXT,
+            "evidence": _TEXT,
+            "remedy": _TEXT_OR_NULL | {"description": "null where there is nothing to mend."},
+            "provides": _list(_TEXT, "What of --require it shows to work."),
+            "hosts": _list(_TEXT, "Where it was found; empty for the job as a whole, or where there is one host."),
         },
     )

@@ -22,6 +22,7 @@ from hpccoll.plan.timeline import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule
 from hpccoll.runtime.dtypes import dtype_named
 from hpccoll.runtime.job import layout
+from hpccoll.runtime.library import LibraryExecutable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,7 +53,7 @@ def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int =
         workload.reset()
         world.Barrier()
         left = perf_counter()
-        found = _timed(run.steps)
+        found = _timed((run,) if isinstance(run, LibraryExecutable) else run.steps)
         run.free()
     gathered = world.gather((left, found))
     if gathered is None:

@@ -15,6 +15,7 @@ from hpccoll.measure.record import CollectiveRecord, Row, RowKey
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule
+from hpccoll.runtime.cuda import CarvedCupyModule
 from hpccoll.runtime.dtypes import DType
 from hpccoll.runtime.reductions import Reduction
 
@@ -103,7 +104,7 @@ class Session:
             peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
             if not algorithms and not peers:
                 continue
-            if isinstance(self.module, SharedModule):
+            if isinstance(self.module, SharedModule | CarvedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, peers, workload, algorithms)
@@ -142,4 +143,5 @@ class Session:
         if stop is None:
             raise RuntimeError(f"{contender.name} was recorded before it was done")
         row = self._row(task, contender.engine, contender.algorithm)
-        return CollectiveRecord(row, tuple(contender.samples_us), stop, wrong, None, contender.staging)
+        stream_us = tuple(contender.stream_us)
+        return CollectiveRecord(row, tuple(contender.samples_us), stop, wrong, None, contender.staging, stream_us)

@@ -1,4 +1,4 @@
-"""What no plan can be faster than on a machine: the latency bound and the bandwidth bound of an operation.
+"""What no plan of messages can be faster than on a machine: the latency bound and the bandwidth bound of an operation.
 
 Latency: news of one rank must reach all others (or all others' news one rank, which is the same backwards). Who knows
 tells one more every `overhead`, and a message takes alpha: the best broadcast of Karp, Sahay, Santos and Schauser
@@ -6,7 +6,8 @@ tells one more every `overhead`, and a message takes alpha: the best broadcast o
 tells as many at once as it has ranks.
 
 Bandwidth: what the busiest rank must send or receive at least, over its fastest link; and what the busiest node must
-send or receive at least, over all its NICs. The two bounds cannot be added up; a plan takes at least the larger.
+send or receive at least, over all its NICs. The two bounds cannot be added up; a plan takes at least the larger. They
+are those of messages: ranks that load and store in shared memory pay no alpha for it, and may be faster.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Proven of every round: each send meets a receive of the same round (which is the deadlock proof: no round can wait on
 a later one), the chunks and the elements of both ends agree for every layout given, no chunk is read before it was
-written, no message overwrites what another brought in the same round. Proven of the whole: every wanted chunk holds
-every required contribution exactly once (a barrier: every rank has heard of every rank, at least once), all ranks
-reduced it in the same order, and steps and bytes are those that the algorithm states.
+written, no message overwrites what another brought in the same round. Loads and stores are read as messages, and
+races.py proves beside it that ranks which run on in their own time compute the same. Proven of the whole: every wanted
+chunk holds every required contribution exactly once (a barrier: every rank has heard of every rank, at least once), all
+ranks reduced it in the same order, and steps and bytes are those that the algorithm states.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. Source: the representation is this project's; for the idea of
 checking a collective against a postcondition see MSCCLang (Cowan et al., ASPLOS 2023).
@@ -13,7 +14,7 @@ checking a collective against a postcondition see MSCCLang (Cowan et al., ASPLOS
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -24,7 +25,9 @@ from hpccoll.plan.goal import prove_goal
 from hpccoll.plan.ledger import Ledger, Values, random_weights
 from hpccoll.plan.operation import Weights
 from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op
+from hpccoll.plan.races import prove_shared
+from hpccoll.plan.shared import Via, moves_of, told, via
+from hpccoll.plan.step import NOBODY, Fence, IntArray, Ints, Load, Move, Op, Step, Store
 
 _COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain numbers: reading an enum's member costs a microsecond
 
@@ -54,7 +57,10 @@ def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
         counts: element counts (of the vector, or of a block) whose layouts both ends must agree on.
     """
     walk = _Walk(plan, counts)
-    prove_goal(walk.run(), f"{plan.name} on {plan.ranks} ranks", _Walk(plan, ()).run)
+    ledger = walk.run()
+    if walk.shared:
+        prove_shared(plan)
+    prove_goal(ledger, f"{plan.name} on {plan.ranks} ranks", _Walk(plan, ()).run)
     proof = walk.proof()
     if plan.cost is not None and plan.cost != proof.cost:
         stated, found = _say(plan.cost), _say(proof.cost)
@@ -63,7 +69,7 @@ def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
 
 
 def _say(cost: Cost) -> str:
-    return f"{cost.steps} steps, {cost.mean} S sent on average and {cost.most} S at most"
+    return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 
 class _Walk:
@@ -71,7 +77,7 @@ class _Walk:
 
     def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
         self.plan, self.n = plan, plan.ranks
-        self.rounds, self.reduces = plan.whole(), plan.operation.reduces
+        self.rounds, self.reduces, self.shared = plan.raw(), plan.operation.reduces, False
         self.chunks = self.rounds.chunks
         plan.operation.validate(self.n, self.chunks)
         self.alike = plan.operation.alike(counts, self.n, self.chunks)
@@ -80,13 +86,17 @@ class _Walk:
         """Walk through all rounds and return the state at the end."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
         self.ledger = Ledger(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
-        self.sent = np.zeros(self.n, np.int64)
+        self.moved = np.zeros(self.n, np.int64)
         self.steps = self.messages = 0
         for t in range(self.rounds.count):
             self.round, before = t, self.messages
             heard = None if self.ledger.heard is None else self.ledger.heard.copy()
-            met = [self.meet(move, heard) for move in self.rounds.at(t)]
-            arrivals = [arrival for arrival in met if arrival is not None]
+            arrivals = []
+            for step in self.rounds.at(t):
+                met = [self.meet(move, via(step), heard) for move in self.moves(step)]
+                arrivals += [arrival for arrival in met if arrival is not None]
+                if heard is not None and isinstance(step, Fence):
+                    heard |= told(heard, [step])
             self.ledger.heard = heard
             self.steps += self.messages > before
             self.refuse_overwrites(arrivals)
@@ -100,7 +110,18 @@ class _Walk:
         where = f"{self.plan.name} on {self.n} ranks, round {self.round}"
         return PlanError(f"{where}: {who} {why}")
 
-    def meet(self, move: Move, heard: NDArray[np.bool_] | None) -> _Arrival | None:
+    def moves(self, step: Step) -> list[Move]:
+        """Return what moves in a step; its peers must be ranks."""
+        self.shared |= not isinstance(step, Move)
+        if isinstance(step, Load):
+            step = replace(step, frm=self.peers(step.frm))
+        elif isinstance(step, Store):
+            step = replace(step, to=self.peers(step.to))
+        elif isinstance(step, Fence):
+            step = replace(step, leader=self.peers(step.leader))
+        return moves_of(step, self.n)
+
+    def meet(self, move: Move, by: Via, heard: NDArray[np.bool_] | None) -> _Arrival | None:
         """Hold both ends of every message of a move against each other; return what arrives."""
         to, frm = self.peers(move.to), self.peers(move.frm)
         senders, receivers = np.nonzero(to != NOBODY)[0], np.nonzero(frm != NOBODY)[0]
@@ -111,11 +132,16 @@ class _Walk:
         vain = receivers[to[sources] != receivers]
         if len(vain):
             raise self.fail(vain, f"receives from {frm[vain[0]]}, who sends to {to[frm[vain[0]]]} (-1 = nobody)")
-        crossing = senders[targets != senders]
+        crossing = senders[targets != senders] if by is not Via.LOAD else receivers[sources != receivers]
         self.messages += len(crossing)
-        if heard is not None and self.ledger.heard is not None:
+        if heard is not None and self.ledger.heard is not None and by is Via.MESSAGE:
             heard[receivers] |= self.ledger.heard[sources]
-        return self.carry(move, sources, receivers, crossing) if len(receivers) else None
+        if not len(receivers):
+            return None
+        arrival = self.carry(move, sources, receivers)
+        size = move.send.size if by is not Via.LOAD else move.recv.size
+        self.moved[crossing] += size[crossing] if isinstance(size, np.ndarray) else size
+        return arrival
 
     def spread(self, value: Ints, what: str) -> IntArray:
         """Return `value` with one entry a rank."""
@@ -132,13 +158,11 @@ class _Walk:
             raise self.fail(wild, f"names peer {array[wild[0]]}, which is no rank")
         return array
 
-    def carry(self, move: Move, source: IntArray, target: IntArray, crossing: IntArray) -> _Arrival | None:
-        """Check sizes and validity of what a move carries; count it; return it."""
+    def carry(self, move: Move, source: IntArray, target: IntArray) -> _Arrival | None:
+        """Check sizes and validity of what a move carries; return it."""
         sizes = self.sizes(move, source, target)
         if not sizes.any():
             return None
-        sent = move.send.size
-        self.sent[crossing] += sent[crossing] if isinstance(sent, np.ndarray) else sent
         out, into = move.send.ids(self.n)[source], move.recv.ids(self.n)[target]
         messages = len(target)
         source, out = self.flat(source, out, sizes)
@@ -223,6 +247,6 @@ class _Walk:
 
     def proof(self) -> Proof:
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)
-        mean = Fraction(int(self.sent.sum()), self.n * message)
-        most = Fraction(int(self.sent.max(initial=0)), message)
+        mean = Fraction(int(self.moved.sum()), self.n * message)
+        most = Fraction(int(self.moved.max(initial=0)), message)
         return Proof(Cost(self.steps, mean, most), self.rounds.count, self.messages)

@@ -23,7 +23,7 @@ from hpccoll.plan.goal import prove_goal
 from hpccoll.plan.ledger import Ledger, Values, random_weights
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, Op
+from hpccoll.plan.step import NOBODY, Fence, Op
 
 NO_DATA = -1  # in place of a chunk: the message itself is the news
 
@@ -92,8 +92,13 @@ def check_program(
 
 
 def flattened(plan: Plan) -> list[list[Action]]:
-    """Return `plan` as a free program: in each round a rank's buffered sends, then its receives, chunk by chunk."""
+    """Return `plan` as a free program: in each round a rank's buffered sends, then its receives, chunk by chunk.
+
+    Loads and stores become messages. Raises PlanError where fences are the news itself, as in a barrier.
+    """
     n = plan.ranks
+    if plan.operation is Operation.BARRIER and any(isinstance(step, Fence) for steps in plan.raw() for step in steps):
+        raise PlanError(f"{plan.name} holds fences, which a free program cannot say; take a barrier of messages")
     program: list[list[Action]] = [[] for _ in range(n)]
     for moves in plan.whole():
         receives: list[list[Action]] = [[] for _ in range(n)]

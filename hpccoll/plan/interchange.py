@@ -6,8 +6,10 @@
 
 `send` names chunks of the sender, `recv` as many of the receiver; `op` is copy, own_first or incoming_first (the
 operand order of a reduction). Messages of a round read what stood at its start; those that reach the same rank land
-in the order listed. `cost` (in multiples of the message S) may be null. What is read is a plan like any other: `check`
-proves or refutes it. A file fixes the number of ranks.
+in the order listed. A message with `"via": "load"` is carried out by `to` alone, one with `"via": "store"` by `from`,
+each rank's own in the order listed; `{"fence": [[0, 1], [2, 3]]}` says which ranks wait for each other. A round holds
+messages, or loads and stores, or fences. `cost` (in multiples of the message S) may be null. What is read is a plan
+like any other: `check` proves or refutes it. A file fixes the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hpccoll.errors import PlanError, UsageError
+from hpccoll.plan.interchange_shared import Groups, Packed, dealt, record, written
 from hpccoll.plan.messages import Message, messages
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.shared import Via
 from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Picks
 
 FORMAT = "hpccoll-plan/1"
@@ -33,6 +38,7 @@ MOST_RANKS, MOST_PLACES = 2**20, 2**27  # ranks, and ranks x chunks: what a proo
 _OPS = {op.name.lower(): op for op in Op}
 _KEYS = ("format", "operation", "algorithm", "ranks", "root", "chunks", "cost", "rounds")
 _PARTS = ("from", "to", "send", "recv", "op")
+_VIA = ("load", "store")
 
 
 def to_json(plan: Plan) -> str:
@@ -47,14 +53,11 @@ def to_json(plan: Plan) -> str:
         "chunks": plan.whole().chunks,
         "cost": None if cost is None else {"steps": cost.steps, "mean": str(cost.mean), "most": str(cost.most)},
     }
-    rounds = ",\n    ".join(json.dumps([_written(message) for message in each]) for each in messages(plan))
+    shared = (written(steps, plan.ranks) for steps in plan.raw())
+    listed = (own or [record(message) for message in each] for own, each in zip(shared, messages(plan), strict=True))
+    rounds = ",\n    ".join(json.dumps(each) for each in listed)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     return "{\n" + ",\n".join([*lines, f'  "rounds": [\n    {rounds}\n  ]']) + "\n}\n"
-
-
-def _written(message: Message) -> dict[str, Any]:
-    op = message.op.name.lower()
-    return {"from": message.frm, "to": message.to, "send": message.send, "recv": message.recv, "op": op}
 
 
 def from_json(text: str, name: str = "the plan") -> Plan:
@@ -83,7 +86,7 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     called = read.text(algorithm, "algorithm", r"[\w.+-]{1,80}")
     start = read.whole(root, "root", 0, n - 1 if chosen.rooted else 0)
     listed = [read.round(each, t, n, c) for t, each in enumerate(read.items(rounds, "rounds"))]
-    packed = [_packed(each) for each in listed]
+    packed = [[*_packed(messages), *dealt(messages, groups)] for messages, groups in listed]
     return Plan(chosen, called, n, start, lambda rank: _rounds(packed, rank, n, c), read.cost(cost))
 
 
@@ -138,33 +141,51 @@ class _Reader:
         )
         return Cost(self.whole(steps, "cost.steps", 0, 2**53), mean, most)
 
-    def round(self, value: Any, t: int, n: int, chunks: int) -> list[Message]:
-        return [
-            self.message(each, f"rounds[{t}][{i}]", n, chunks)
-            for i, each in enumerate(self.items(value, f"rounds[{t}]"))
+    def round(self, value: Any, t: int, n: int, chunks: int) -> tuple[list[Message], list[Groups]]:
+        """Return the messages of a round, and its fences."""
+        listed = [(each, f"rounds[{t}][{i}]") for i, each in enumerate(self.items(value, f"rounds[{t}]"))]
+        fences = [isinstance(each, dict) and "fence" in each for each, _ in listed]
+        groups = [self.fence(*each, n) for each, fence in zip(listed, fences, strict=True) if fence]
+        return [self.message(*each, n, chunks) for each, fence in zip(listed, fences, strict=True) if not fence], groups
+
+    def fence(self, value: Any, where: str, n: int) -> Groups:
+        listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
+        groups = [
+            [self.whole(rank, f"{where}.fence[{i}][{j}]", 0, n - 1) for j, rank in enumerate(ranks)]
+            for i, ranks in enumerate(self.items(each, f"{where}.fence[{i}]") for i, each in enumerate(listed))
         ]
+        ranks = sorted(rank for group in groups for rank in group)
+        if len(set(ranks)) < len(ranks) or not all(groups):
+            raise self.wrong(f"{where}.fence", groups, "groups of ranks, none empty and no rank twice")
+        return groups
 
     def message(self, value: Any, where: str, n: int, chunks: int) -> Message:
-        frm, to, send, recv, op = self.fields(value, _PARTS, where)
+        keys = (*_PARTS, "via") if isinstance(value, dict) and "via" in value else _PARTS
+        frm, to, send, recv, op, *by = self.fields(value, keys, where)
         ends = self.whole(frm, f"{where}.from", 0, n - 1), self.whole(to, f"{where}.to", 0, n - 1)
         out, into = self.chunks(send, f"{where}.send", chunks), self.chunks(recv, f"{where}.recv", chunks)
         if not isinstance(op, str) or op not in _OPS:
             raise self.wrong(f"{where}.op", op, f"one of {', '.join(_OPS)}")
+        if by and by[0] not in _VIA:
+            raise self.wrong(f"{where}.via", by[0], f"one of {', '.join(_VIA)}")
+        if by and by[0] == "store" and op != "copy":
+            raise self.wrong(f"{where}.op", op, "copy: a store cannot reduce")
         if len(out) != len(into):
             pair = f"rank {ends[0]} sends {len(out)} chunks and rank {ends[1]} receives {len(into)}"
             raise PlanError(f"{self.name}: {where}: {pair}; a message has as many at both ends")
-        return Message(*ends, out, into, _OPS[op])
+        return Message(*ends, out, into, _OPS[op], Via(by[0]) if by else Via.MESSAGE)
 
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
         listed = self.items(value, where)
         return tuple(self.whole(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))
 
 
-def _packed(listed: Sequence[Message]) -> list[list[Message]]:
+def _packed(messages: Sequence[Message]) -> list[Packed]:
     """Deal the messages of a round into moves: a rank sends once and receives once in each, and all are equally long.
 
     A rank's messages stay in their order, at both ends.
     """
+    listed = [message for message in messages if message.via is Via.MESSAGE]
     moves: list[list[Message]] = []
     sent: dict[int, int] = {}
     received: dict[int, int] = {}
@@ -176,11 +197,11 @@ def _packed(listed: Sequence[Message]) -> list[list[Message]]:
             moves.append([])
         moves[at].append(message)
         sent[message.frm] = received[message.to] = at + 1
-    return moves
+    return [partial(_move, move) for move in moves]
 
 
-def _rounds(packed: Sequence[Sequence[Sequence[Message]]], rank: IntArray, n: int, chunks: int) -> Rounds:
-    return Rounds(len(packed), chunks, lambda t: [_move(move, rank, n) for move in packed[t]])
+def _rounds(packed: Sequence[Sequence[Packed]], rank: IntArray, n: int, chunks: int) -> Rounds:
+    return Rounds(len(packed), chunks, lambda t: [step(rank, n) for step in packed[t]])
 
 
 def _move(move: Sequence[Message], rank: IntArray, n: int) -> Move:

@@ -3,6 +3,8 @@
 A rank's operations of a round wait for all of its operations in the round before that it took part in, which is how
 the runtime goes on. Messages without elements are not sent, as in a real run; the signals of a barrier are, and count
 as one byte (LogGOPSim charges size - 1). Local copies and the arithmetic of reductions take no time in the schedule.
+Loads and stores become messages, whose ends wait for each other, and their fences are then left out; a barrier that is
+made of fences is refused.
 
 Format: `num_ranks N`, then for each rank in order `rank R { ... }` with lines `l1: send 8b to 1 tag 0`,
 `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider
@@ -17,6 +19,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.messages import Message, messages
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import Fence
 
 SIGNAL_BYTES = 1
 
@@ -30,7 +33,7 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
         itemsize: bytes an element.
 
     Raises:
-        UsageError: a negative count, or an itemsize below 1.
+        UsageError: a negative count, an itemsize below 1, or a barrier that holds fences.
 
     Cost: O(messages) time and memory.
     """
@@ -38,6 +41,8 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
         raise UsageError(
             f"a schedule of {count} elements of {itemsize} bytes cannot be; need count >= 0, itemsize >= 1"
         )
+    if plan.operation is Operation.BARRIER and any(isinstance(step, Fence) for steps in plan.raw() for step in steps):
+        raise UsageError(f"{plan.name} holds fences, and GOAL has messages only; write it as .json")
     sizes = plan.operation.sizes(count, plan.ranks, plan.whole().chunks).tolist()
     programs = [_Program() for _ in range(plan.ranks)]
     for t, each in enumerate(messages(plan)):

@@ -8,7 +8,8 @@ can then send at once, however little the connection buffers.
 
 Where chunks live: `i` and `o` are one memory (inplace="1") except for all_to_all, whose work space beyond the two is
 scratch; a reduce works in scratch on all ranks but the root, so that their input stays as it is. The operand order
-of reductions cannot be said in this format: MSCCL chooses it.
+of reductions cannot be said in this format: MSCCL chooses it. Loads and stores become messages, whose ends wait for
+each other, so that their fences are left out.
 
 Source: the reader of microsoft/msccl (its attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).

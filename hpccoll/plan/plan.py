@@ -10,12 +10,17 @@ import numpy as np
 
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.shared import Messages, as_messages
 from hpccoll.plan.step import IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an algorithm states: steps, and bytes sent by a rank as fractions of S (mean over ranks, and most)."""
+    """What an algorithm states: steps, and bytes moved by a rank as fractions of S (mean over ranks, and most).
+
+    Steps are the rounds in which something moves. A rank moves what it sends, and what it loads or stores itself in
+    another's memory; what others fetch from it, or put there, costs it nothing.
+    """
 
     steps: int
     mean: Fraction
@@ -43,9 +48,13 @@ class Plan:
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:
-        """The steps of one rank (what the runtime compiles)."""
+        """The steps of one rank as they are, fences among them (what the runtime compiles)."""
         return self.make(np.array([rank], np.int64))
 
-    def whole(self) -> Rounds:
-        """The steps of all ranks at once (what check, replay, simulate and draw read)."""
+    def raw(self) -> Rounds:
+        """The steps of all ranks at once as they are (what check and simulate read)."""
         return self.make(np.arange(self.ranks, dtype=np.int64))
+
+    def whole(self) -> Messages:
+        """What moves among all ranks at once (what replay and draw read): loads and stores are messages there."""
+        return as_messages(self.raw(), self.ranks)

@@ -18,7 +18,8 @@ from hpccoll.plan.machine import Machine
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.peers import NEVER, Directory, Mask, Peers
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray, Move, Op
+from hpccoll.plan.shared_costs import Meeting, SharedPricer
+from hpccoll.plan.step import Fence, IntArray, Move, Op, Step
 
 _FEW = 512  # ranks whose bytes are worth comparing
 _KEPT = 2**18  # ranks times rounds
@@ -44,7 +45,10 @@ class Leg:
 
 @dataclass(slots=True)
 class RoundCosts:
-    """The legs of a round, what copies within a rank take, and the bytes sent, shape (P,) each; `uses` counts."""
+    """The legs of a round, what copies within a rank take, and the bytes sent, shape (P,) each; `uses` counts.
+
+    A round of loads and stores has no legs but `acting`, what they take each rank, and one of fences has a `meeting`.
+    """
 
     legs: tuple[Leg, ...]
     copying: Floats | None
@@ -52,6 +56,8 @@ class RoundCosts:
     between: Floats
     messages: int
     uses: int = 0
+    acting: Floats | None = None
+    meeting: Meeting | None = None
 
 
 class Pricer:
@@ -61,12 +67,16 @@ class Pricer:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented
         self.signals = plan.operation is Operation.BARRIER
         self.directory = Directory(machine, plan.ranks, represented)
+        self._shared = SharedPricer(plan, machine, chunk_bytes, self.directory)
         self.messages = 0
         self._sums = (np.zeros(represented), np.zeros(represented))
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
-    def price(self, moves: list[Move]) -> RoundCosts:
+    def price(self, steps: Sequence[Step]) -> RoundCosts:
         """Return what a round costs, and count that it was run."""
+        moves = [step for step in steps if isinstance(step, Move)]
+        if len(moves) < len(steps):
+            return self._shared_round(steps)
         sent = [self.chunks.of(move.send) for move in moves]
         key = self._key(moves, sent)
         if key is None:
@@ -83,8 +93,18 @@ class Pricer:
         found[1].uses += 1
         return found[1]
 
+    def _shared_round(self, steps: Sequence[Step]) -> RoundCosts:
+        none = np.zeros(self.size)
+        fences = [step for step in steps if isinstance(step, Fence)]
+        if fences:
+            return RoundCosts((), None, none, none, 0, meeting=self._shared.meeting(fences))
+        acting = self._shared.acting(steps)
+        costs = RoundCosts((), None, acting.nbytes, none, acting.transfers, uses=1, acting=acting.seconds)
+        self._count(costs)
+        return costs
+
     def sent(self) -> tuple[Floats, Floats]:
-        """Return the bytes that each rank has sent within its node and to others, shape (P,) each."""
+        """Return the bytes that each rank has moved within its node and to others, shape (P,) each."""
         self._settle()
         return self._sums
 

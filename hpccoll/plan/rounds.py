@@ -1,20 +1,21 @@
-"""Rounds of moves with random access, and the ways to put plans together.
+"""Rounds of steps with random access, and the ways to put plans together.
 
 `at(t)` gives round t without the rounds before it: reversal, composition, lag and pipelining cost nothing, and a
 plan for 24,576 ranks needs no memory. A round is a superstep: all its sends read what stood at its start, all its
-receives land at its end. How many rounds there are depends on ranks and chunks, never on the rank.
+receives land at its end. It holds either moves, or loads and stores, or fences. How many rounds there are depends on
+ranks and chunks, never on the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
-from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Region
+from hpccoll.plan.step import NOBODY, Change, IntArray, Ints, Move, Op, Region, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class Rounds:
 
     count: int
     chunks: int
-    at: Callable[[int], list[Move]]
+    at: Callable[[int], Sequence[Step]]
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[list[Move]]:
+    def __iter__(self) -> Iterator[Sequence[Step]]:
         return (self.at(t) for t in range(self.count))
 
     def __add__(self, after: Rounds) -> Rounds:
@@ -38,18 +39,21 @@ class Rounds:
         here, there, cut = self.at, after.at, self.count
         return Rounds(cut + after.count, self.chunks, lambda t: here(t) if t < cut else there(t - cut))
 
-    def each(self, change: Callable[[Move], Move]) -> Rounds:
-        """The same rounds with every move changed."""
-        return Rounds(self.count, self.chunks, lambda t: [change(move) for move in self.at(t)])
+    def each(self, change: Callable[[Step], Step]) -> Rounds:
+        """The same rounds with every step changed."""
+        return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
-        """The rounds backwards, senders and receivers exchanged: a gather becomes a scatter, a reduce a broadcast."""
-        last = self.count - 1
-        return Rounds(self.count, self.chunks, lambda t: [move.turned(op) for move in self.at(last - t)])
+        """The rounds backwards, senders and receivers exchanged: a gather becomes a scatter, a reduce a broadcast.
 
-    def regions(self, change: Callable[[Region], Region], chunks: int) -> Rounds:
+        A load becomes a store and a store a load; fences stay where they are.
+        """
+        last = self.count - 1
+        return Rounds(self.count, self.chunks, lambda t: [step.turned(op) for step in self.at(last - t)])
+
+    def regions(self, change: Change, chunks: int) -> Rounds:
         """The same rounds over other chunks."""
-        changed = self.each(lambda move: Move(move.to, move.frm, change(move.send), change(move.recv), move.op))
+        changed = self.each(lambda step: step.regions(change))
         return Rounds(changed.count, chunks, changed.at)
 
     def scaled(self, unit: int) -> Rounds:
@@ -77,7 +81,7 @@ def beside(a: Rounds, b: Rounds) -> Rounds:
     return Rounds(
         max(a.count, b.count),
         a.chunks,
-        lambda t: (a.at(t) if t < a.count else []) + (b.at(t) if t < b.count else []),
+        lambda t: [*(a.at(t) if t < a.count else []), *(b.at(t) if t < b.count else [])],
     )
 
 
@@ -99,13 +103,13 @@ def remembered(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callabl
 def relabel(rounds: Rounds, name: Callable[[IntArray], IntArray]) -> Rounds:
     """The same rounds among other ranks: peer p of the plan is rank `name(p)`."""
     peers = remembered(lambda p: np.where(p < 0, NOBODY, name(np.maximum(p, 0))))
-    return rounds.each(lambda move: Move(peers(move.to), peers(move.frm), move.send, move.recv, move.op))
+    return rounds.each(lambda step: step.renamed(peers))
 
 
 def only(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
     """The same rounds; ranks outside `mask` take no part."""
     peers = remembered(lambda p: np.where(mask, p, NOBODY))
-    return rounds.each(lambda move: Move(peers(move.to), peers(move.frm), move.send, move.recv, move.op))
+    return rounds.each(lambda step: step.renamed(peers))
 
 
 def fold(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:

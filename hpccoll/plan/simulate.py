@@ -6,7 +6,8 @@ A rank enters a round when it has left the one before, and leaves it when its ow
 ended; nobody waits for ranks that it exchanges nothing with. In a round a rank sends its messages one after the other
 and takes in others' one after the other, in the order of the moves, both at once; a message that comes before its
 receiver is ready waits for it there. What is reduced is reduced in that order too. Messages that share a NIC in a
-round share its bandwidth. Chunks have the sizes that a run would give them, and messages without a byte are not sent
+round share its bandwidth. Loads and stores concern their actor alone, and fences those that meet there (see
+shared_costs.py). Chunks have the sizes that a run would give them, and messages without a byte are not sent
 (a barrier's are: the message is the news).
 
 Where a plan looks alike from every p-th rank, p ranks stand for all (symmetry.py); the result is exactly that of the
@@ -37,8 +38,8 @@ class Simulation:
     """What a plan takes on a machine; arrays are over the P ranks that were simulated, which stand for all.
 
     `clocks_s` is when each rank is done (what the call itself takes is not counted), `within` and `between` are the
-    bytes that it sends inside its node and to others; `steps` counts rounds in which something is sent; `nbytes` is
-    nccl-tests' S.
+    bytes that it sends, loads or stores inside its node and sends to others; `steps` counts rounds in which something
+    moves, `messages` loads and stores, too; `nbytes` is nccl-tests' S.
     """
 
     plan: Plan
@@ -82,7 +83,7 @@ def simulate(
         trace: find the critical path; where ranks times rounds are many, the rounds are run twice for it.
 
     Raises:
-        UsageError: a negative count, or an item size below 1.
+        UsageError: a negative count, an item size below 1, or ranks that share memory across nodes.
         PlanError: the period that the algorithm states is none.
     """
     if count < 0 or itemsize < 1:
@@ -150,7 +151,10 @@ class _Run:
         """Move the clocks on, and keep what they were and which message each rank waited for."""
         came = np.zeros(len(state.clocks), np.int8)
         after = advance(state, costs, came)
-        self.last.append(Traced(t, [(leg.frm, leg.nbytes) for leg in costs.legs], state.clocks, came))
+        messages = [(leg.frm, leg.nbytes) for leg in costs.legs]
+        if costs.meeting is not None:
+            messages = [(costs.meeting.leave(state.clocks)[1], np.zeros(len(came)))]
+        self.last.append(Traced(t, messages, state.clocks, came))
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
@@ -176,8 +180,16 @@ def advance(state: State, costs: RoundCosts, came: Marks | None = None) -> State
     Args:
         state: when each rank enters the round.
         costs: of the round.
-        came: filled in, where given: the number (from 1) of the move whose message a rank waited for, 0 for none.
+        came: filled in, where given: the number (from 1) of the move whose message a rank waited for, 0 for none; at
+            a fence 1 where it waited for another rank.
     """
+    if costs.acting is not None:
+        return State(state.clocks + costs.acting, state.port)
+    if costs.meeting is not None:
+        clocks, last = costs.meeting.leave(state.clocks)
+        if came is not None:
+            came[last != np.arange(len(last))] = 1
+        return State(clocks, state.port)
     if not costs.legs:
         return state
     out = done = state.clocks

@@ -1,4 +1,4 @@
-"""The vocabulary of plans: who sends which chunks to whom in a step, and in which order a sum is taken.
+"""The vocabulary of plans: who sends (or loads, or stores) which chunks in a step, and in which order a sum is taken.
 
 Shapes: P ranks of a column (one, or all n of them).
 
@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpccoll.errors import PlanError
 
 IntArray: TypeAlias = NDArray[np.int64]
 Ints: TypeAlias = int | IntArray
@@ -104,6 +106,8 @@ class Picks:
 
 
 Region: TypeAlias = Span | Picks
+Change: TypeAlias = Callable[[Region], Region]
+Naming: TypeAlias = Callable[[IntArray], IntArray]  # of peers, -1 among them
 SIGNAL = Span(0, 0, 1)  # no chunk at all: the message itself is the news (barriers)
 
 
@@ -124,3 +128,89 @@ class Move:
     def turned(self, op: Ints) -> Move:
         """Return the move that runs backwards: who received sends, who sent receives (by `op`)."""
         return Move(self.frm, self.to, self.recv, self.send, op)
+
+    def renamed(self, name: Naming) -> Move:
+        """Return the same move among other ranks."""
+        return Move(name(self.to), name(self.frm), self.send, self.recv, self.op)
+
+    def regions(self, change: Change) -> Move:
+        """Return the same move of other chunks."""
+        return Move(self.to, self.frm, change(self.send), change(self.recv), self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Every rank reads chunks `src` of rank `frm` into its own chunks `dst`, where memory is shared.
+
+    Only the reader acts. What it reads is what stood there at the last fence; what lands in `dst` is for others to
+    read after the next one. `op` may differ by rank.
+    """
+
+    frm: IntArray
+    src: Region
+    dst: Region
+    op: Ints = Op.COPY
+
+    def turned(self, op: Ints) -> Store:
+        """Return the store that gives back what this loads or reduces; raise PlanError where `op` is not COPY."""
+        if np.any(np.asarray(op) != Op.COPY):
+            raise PlanError("a load backwards is a store, which cannot reduce; reverse it with op=Op.COPY")
+        return Store(self.frm, self.dst, self.src)
+
+    def renamed(self, name: Naming) -> Load:
+        """Return the same load among other ranks."""
+        return Load(name(self.frm), self.src, self.dst, self.op)
+
+    def regions(self, change: Change) -> Load:
+        """Return the same load of other chunks."""
+        return Load(self.frm, change(self.src), change(self.dst), self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Every rank writes its chunks `src` into chunks `dst` of rank `to`, where memory is shared; the writer alone acts.
+
+    What it wrote is there for others, the owner of the place among them, after the next fence.
+    """
+
+    to: IntArray
+    src: Region
+    dst: Region
+
+    def turned(self, op: Ints) -> Load:
+        """Return the load that fetches back what this stores (by `op`)."""
+        return Load(self.to, self.dst, self.src, op)
+
+    def renamed(self, name: Naming) -> Store:
+        """Return the same store among other ranks."""
+        return Store(name(self.to), self.src, self.dst)
+
+    def regions(self, change: Change) -> Store:
+        """Return the same store of other chunks."""
+        return Store(self.to, change(self.src), change(self.dst))
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Ranks with the same `leader` (one of them, as a rule the lowest) wait for each other; -1 takes no part.
+
+    What they stored before is there for the others after. Between two fences no place may be touched by two ranks of
+    which one writes, except as `Load` says.
+    """
+
+    leader: IntArray
+
+    def turned(self, op: Ints) -> Fence:  # noqa: ARG002 - what the other steps take
+        """Return the fence: backwards, the same ranks wait for each other."""
+        return self
+
+    def renamed(self, name: Naming) -> Fence:
+        """Return the same fence among other ranks."""
+        return Fence(name(self.leader))
+
+    def regions(self, change: Change) -> Fence:  # noqa: ARG002 - what the other steps take
+        """Return the fence: it names no chunks."""
+        return self
+
+
+Step: TypeAlias = Move | Load | Store | Fence

@@ -9,6 +9,7 @@ are held against each other in a sample of rounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
@@ -17,7 +18,7 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.chunk_bytes import ChunkBytes
 from hpccoll.plan.machine import Machine
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, IntArray, Move
+from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Move, Region, Step, Store
 
 _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
 
@@ -60,15 +61,23 @@ def _holds(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
     return True
 
 
-def _turned(here: list[Move], there: list[Move], shift: int, n: int, ranks: int) -> bool:
+def _turned(here: Sequence[Step], there: Sequence[Step], shift: int, n: int, ranks: int) -> bool:
     """Whether chunks are numbered by rank, so that those sent are `shift` further on too."""
-    pairs = (
-        (np.where(a.to[:, None] == NOBODY, NOBODY, a.send.ids(ranks)), b) for a, b in zip(here, there, strict=True)
-    )
-    return all(
-        np.array_equal(np.where(a == NOBODY, a, (a + shift) % n), np.where(a == NOBODY, a, b.send.ids(ranks)))
-        for a, b in pairs
-    )
+    for a, b in zip(here, there, strict=True):
+        if isinstance(a, Fence) or isinstance(b, Fence):
+            continue
+        (peers, region), (_, other) = _out(a), _out(b)
+        ids = np.where(peers[:, None] == NOBODY, NOBODY, region.ids(ranks))
+        if not np.array_equal(_moved(ids, shift, n), np.where(ids == NOBODY, ids, other.ids(ranks))):
+            return False
+    return True
+
+
+def _out(step: Move | Load | Store) -> tuple[IntArray, Region]:
+    """Return whom a rank sends or stores to, or loads from, and the chunks that go out."""
+    if isinstance(step, Load):
+        return step.frm, step.src
+    return step.to, step.send if isinstance(step, Move) else step.src
 
 
 def _sample(count: int, draw: np.random.Generator) -> list[int]:
@@ -78,30 +87,50 @@ def _sample(count: int, draw: np.random.Generator) -> list[int]:
     return sorted({*ends, *draw.integers(0, count, _ROUNDS - len(ends)).tolist()})
 
 
-def _difference(here: list[Move], there: list[Move], shift: int, n: int) -> tuple[int, str] | None:
+def _difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
     """Return the first place in which two columns of a round differ, and in what; None where they are alike."""
-    if len(here) != len(there):
+    if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
-        pairs = {
-            "whom it sends to": (_moved(a.to, shift, n), np.asarray(b.to)),
-            "whom it receives from": (_moved(a.frm, shift, n), np.asarray(b.frm)),
-            "how much it sends": (_sent(a), _sent(b)),
-            "how it reduces": (_spread(a.op, a.frm), _spread(b.op, b.frm)),
-        }
-        for what, (one, other) in pairs.items():
+        for what, (one, other) in _pairs(a, b, shift, n).items():
             unlike = np.nonzero(one != other)[0]
             if len(unlike):
                 return int(unlike[0]), what
     return None
 
 
+def _pairs(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
+    """Return what two steps must have alike, each as arrays that are then equal."""
+    if isinstance(a, Fence) and isinstance(b, Fence):
+        # A group moves on with its ranks, or it is one and the same for both (all ranks, or one of each node).
+        return {"whom it waits for": (np.where(a.leader == b.leader, a.leader, _moved(a.leader, shift, n)), b.leader)}
+    if isinstance(a, Load) and isinstance(b, Load):
+        return {
+            "whom it loads from": (_moved(a.frm, shift, n), b.frm),
+            "how much it loads": (_sent(a.frm, a.dst), _sent(b.frm, b.dst)),
+            "how it reduces": (_spread(a.op, a.frm), _spread(b.op, b.frm)),
+        }
+    if isinstance(a, Store) and isinstance(b, Store):
+        return {
+            "whom it stores to": (_moved(a.to, shift, n), b.to),
+            "how much it stores": (_sent(a.to, a.src), _sent(b.to, b.src)),
+        }
+    if isinstance(a, Move) and isinstance(b, Move):
+        return {
+            "whom it sends to": (_moved(a.to, shift, n), np.asarray(b.to)),
+            "whom it receives from": (_moved(a.frm, shift, n), np.asarray(b.frm)),
+            "how much it sends": (_sent(a.to, a.send), _sent(b.to, b.send)),
+            "how it reduces": (_spread(a.op, a.frm), _spread(b.op, b.frm)),
+        }
+    raise TypeError(f"{type(a).__name__} and {type(b).__name__} are no pair")
+
+
 def _moved(peers: IntArray, shift: int, n: int) -> IntArray:
     return np.where(peers == NOBODY, NOBODY, (peers + shift) % n)
 
 
-def _sent(move: Move) -> IntArray:
-    return np.where(move.to == NOBODY, 0, move.send.size)
+def _sent(peers: IntArray, region: Region) -> IntArray:
+    return np.where(peers == NOBODY, 0, region.size)
 
 
 def _spread(op: object, frm: IntArray) -> IntArray:

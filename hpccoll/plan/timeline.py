@@ -15,8 +15,9 @@ from hpccoll.plan.chunk_bytes import ChunkBytes
 from hpccoll.plan.machine import Machine
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.round_costs import Pricer
+from hpccoll.plan.shared import Via, moves_of, via
 from hpccoll.plan.simulate import State, advance
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op
+from hpccoll.plan.step import NOBODY, Fence, IntArray, Move, Op
 
 Clocks = NDArray[np.float64]  # microseconds, shape (n,)
 Value = int | float | str
@@ -92,22 +93,26 @@ class _Built:
     """A timeline while its rounds are added."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.rounds = plan, plan.whole()
+        self.plan, self.rounds = plan, plan.raw()
         self.slices: list[Slice] = []
         self.arrows: list[Arrow] = []
 
     def add(self, t: int, enters: Clocks, leaves: Clocks) -> None:
         """Add a round which each rank entered and left then; who spent no time in it took no part."""
         does: dict[int, list[str]] = {}
-        for move in self.rounds.at(t):
-            self.tell(move, does, enters, leaves)
+        for step in self.rounds.at(t):
+            for move in moves_of(step, self.plan.ranks):
+                self.tell(move, via(step), does, enters, leaves)
+            if isinstance(step, Fence):
+                for rank in np.nonzero(step.leader != NOBODY)[0].tolist():
+                    does.setdefault(rank, []).append("waits at a fence")
         for rank in sorted(does):
             spent = float(leaves[rank] - enters[rank])
             if spent > 0:
                 args: dict[str, Value] = {"round": t + 1, "does": "; ".join(does[rank])}
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
-    def tell(self, move: Move, does: dict[int, list[str]], enters: Clocks, leaves: Clocks) -> None:
+    def tell(self, move: Move, by: Via, does: dict[int, list[str]], enters: Clocks, leaves: Clocks) -> None:
         """Note what a move has each rank do."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
@@ -118,16 +123,30 @@ class _Built:
             if frm == to:
                 does.setdefault(to, []).append(f"copies {sent} to {taken}")
                 continue
-            verb = "copies" if ops[to] == Op.COPY else "reduces"
-            does.setdefault(frm, []).append(f"sends {sent} to {to}" if sent else f"tells {to}")
-            does.setdefault(to, []).append(f"{verb} {taken} from {frm}" if taken else f"hears from {frm}")
-            if enters[frm] < leaves[to] and enters[to] < leaves[to]:
+            one, other = _words(by, bool(ops[to] != Op.COPY), sent, taken)
+            does.setdefault(frm, []).append(one.format(to))
+            does.setdefault(to, []).append(other.format(frm))
+            # An arrow starts and ends in a slice; who only lends its memory may have none.
+            there = by is Via.MESSAGE or (enters[frm] < leaves[frm] and enters[to] < leaves[to])
+            if there and enters[frm] < leaves[to] and enters[to] < leaves[to]:
                 self.arrows.append(Arrow(frm, to, float(enters[frm]), float(leaves[to])))
 
     def timeline(self, clock: str) -> Timeline:
         """Return what was added."""
         name = f"{self.plan.name} on {self.plan.ranks} ranks"
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.arrows))
+
+
+def _words(by: Via, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
+    """Return what each end of a transfer does, with room for the other's rank."""
+    if by is Via.LOAD:
+        return f"lends {sent} to {{}}", f"{'reduces' if reduces else 'loads'} {taken} from {{}}"
+    if by is Via.STORE:
+        return f"stores {sent} to {{}}", f"is given {taken} by {{}}"
+    verb = "reduces" if reduces else "copies"
+    return (f"sends {sent} to {{}}" if sent else "tells {}"), (
+        f"{verb} {taken} from {{}}" if taken else "hears from {}"
+    )
 
 
 def _chunks(ids: IntArray) -> str:

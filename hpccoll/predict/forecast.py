@@ -29,6 +29,11 @@ def layout(n: int, machine: Machine) -> tuple[int, ...]:
     return (machine.ranks_per_node,) * full + ((rest,) if rest else ())
 
 
+def fits(algorithm: Algorithm, n: int, machine: Machine) -> bool:
+    """Return whether n ranks can run it: those that share memory are on one node, unless it goes by nodes itself."""
+    return not algorithm.shared or "nodes" in algorithm.takes or n <= machine.ranks_per_node
+
+
 @lru_cache(maxsize=4096)
 def chunks_for(algorithm: Algorithm, n: int, machine: Machine, nbytes: int) -> int:
     """Return into how many chunks a message is cut: the power of two that the stated cost favours on that machine.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpccoll.collectives.registry import Algorithm
 from hpccoll.plan.machine import Machine
-from hpccoll.predict.forecast import forecast
+from hpccoll.predict.forecast import fits, forecast
 
 Floats: TypeAlias = NDArray[np.float64]
 TIE = 1e-9  # two that differ by less, relatively, are equally fast: the first of them is named
@@ -43,11 +43,14 @@ def compete(
     sizes: Sequence[int],
     done: Callable[[str], object] = lambda _: None,
 ) -> Winners:
-    """Simulate every algorithm at every point; `done` is told each algorithm and rank count that is finished."""
-    seconds = np.empty((len(algorithms), len(ranks), len(sizes)))
+    """Simulate every algorithm at every point; `done` is told each algorithm and rank count that is finished.
+
+    Where the ranks of an algorithm would share memory across nodes, it takes for ever.
+    """
+    seconds = np.full((len(algorithms), len(ranks), len(sizes)), np.inf)
     for a, algorithm in enumerate(algorithms):
         for r, n in enumerate(ranks):
-            for s, nbytes in enumerate(sizes):
+            for s, nbytes in enumerate(sizes if fits(algorithm, n, machine) else ()):
                 seconds[a, r, s] = forecast(algorithm, n, machine, nbytes).seconds
             done(f"{algorithm.full_name} on {n} ranks")
     return Winners(machine, tuple(algorithms), tuple(ranks), tuple(sizes), seconds)

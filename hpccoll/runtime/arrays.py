@@ -18,9 +18,12 @@ import numpy as np
 
 from hpccoll.errors import BufferError, UnavailableError
 from hpccoll.runtime.dtypes import DType, dtype_named, dtype_of
+from hpccoll.runtime.half import NAMES as HALVES
+from hpccoll.runtime.half import HalfPrecision
 
 Flat = Any  # a 1-D contiguous array of the module
 Step = Callable[[], Any]
+Timer = tuple[Step, Step, Callable[[], float]]
 
 
 class ArrayModule(Protocol):
@@ -41,6 +44,9 @@ class ArrayModule(Protocol):
     def borrow(self, flat: Flat) -> Flat:
         """The same memory, which is not kept alive by this."""
 
+    def address(self, flat: Flat) -> int:
+        """Where an array begins."""
+
     def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
         """Bind out = source * factor, where `factor` is a number or broadcasts against the array's `shape`."""
 
@@ -49,6 +55,12 @@ class ArrayModule(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the current stream has done all that was queued."""
+
+    def stream(self) -> tuple[int, object]:
+        """The current stream, as the driver's number, and what keeps it alive."""
+
+    def timer(self) -> Timer | None:
+        """Bind marks of begin and end on the current stream, and what gives the seconds between; None on the host."""
 
     def message(self, flat: Flat) -> Any:
         """The bytes of an array as mpi4py takes them."""
@@ -72,14 +84,19 @@ class Borrowed:
 
 
 class NumPyModule:
-    """Host memory."""
+    """Host memory; `half` binds float16 and bfloat16."""
 
     name, on_device = "numpy", False
+
+    def __init__(self, half: HalfPrecision | None = None) -> None:
+        self._half = half or HalfPrecision()
 
     def empty(self, count: int, dtype: DType) -> Flat:
         return np.empty(count, dtype.numpy)
 
     def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+        if (half := self._halves(function, left, right, out)) is not None:
+            return half
         if function in ("minimum", "maximum"):  # which take `out` by keyword only, a little slower
             return _quiet(partial(getattr(np, function), left, right, out=out))
         if function == "multiply":
@@ -88,6 +105,9 @@ class NumPyModule:
 
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(np.copyto, out, source)
+
+    def address(self, flat: Flat) -> int:
+        return int(flat.__array_interface__["data"][0])
 
     def borrow(self, flat: Flat) -> Flat:
         return np.asarray(Borrowed("__array_interface__", flat.__array_interface__["data"][0], flat.nbytes)).view(
@@ -98,7 +118,12 @@ class NumPyModule:
         factor = np.asarray(
             adopt(factor, "factor", writable=False).flat.reshape(factor.shape) if is_torch(factor) else factor
         )
-        return self._multiply(out, source, _flattened(factor.astype(out.dtype), shape))
+        factor = _flattened(_quiet(partial(factor.astype, out.dtype))(), shape)
+        return self._halves("multiply", source, factor, out) or self._multiply(out, source, factor)
+
+    def _halves(self, function: str, left: Flat, right: Flat, out: Flat) -> Step | None:
+        step = self._half.bind(function, left, right, out) if out.dtype in HALVES else None
+        return step and _quiet(step)
 
     def _multiply(self, out: Flat, source: Flat, factor: Flat) -> Step:
         if out.dtype.kind == "c" and len(out) == 1:
@@ -107,10 +132,17 @@ class NumPyModule:
         return _quiet(partial(np.multiply, source, factor, out))
 
     def divide(self, out: Flat, divisor: int) -> Step:
-        return _quiet(partial(np.divide, out, out.dtype.type(divisor), out))
+        number = np.asarray(out.dtype.type(divisor), out.dtype)
+        return self._halves("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
 
     def synchronize(self) -> None:
         """Host memory has no stream."""
+
+    def stream(self) -> tuple[int, object]:
+        return 0, None
+
+    def timer(self) -> None:
+        return None
 
     def message(self, flat: Flat) -> Any:
         return flat.view(np.uint8)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays import ArrayModule, Borrowed, Buffer, Flat, Step, require_dense
+from hpccoll.runtime.arrays import ArrayModule, Borrowed, Buffer, Flat, Step, Timer, require_dense
 from hpccoll.runtime.dtypes import DType, dtype_of
+
+_ALIGNED_BYTES = 4096
 
 
 class CupyModule:
@@ -19,6 +22,10 @@ class CupyModule:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
 
+    def carving(self, window: Flat) -> CarvedCupyModule:
+        """Return a module whose new arrays are parts of `window`, which holds bytes."""
+        return CarvedCupyModule(self._cupy, window)
+
     def empty(self, count: int, dtype: DType) -> Flat:
         return self._cupy.empty(count, dtype.numpy)
 
@@ -27,6 +34,9 @@ class CupyModule:
 
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(self._cupy.copyto, out, source)
+
+    def address(self, flat: Flat) -> int:
+        return int(flat.data.ptr)
 
     def borrow(self, flat: Flat) -> Flat:
         memory = self._cupy.cuda.UnownedMemory(flat.data.ptr, flat.nbytes, None)
@@ -43,6 +53,15 @@ class CupyModule:
     def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
 
+    def stream(self) -> tuple[int, object]:
+        current = self._cupy.cuda.get_current_stream()
+        return int(current.ptr), current
+
+    def timer(self) -> Timer:
+        cuda = self._cupy.cuda
+        begin, end = cuda.Event(), cuda.Event()
+        return begin.record, end.record, partial(_between, begin, end, cuda.get_elapsed_time)
+
     def message(self, flat: Flat) -> Any:
         return flat.view(np.uint8)
 
@@ -55,6 +74,23 @@ class CupyModule:
 
     def deliver(self, flat: Flat, host: Any) -> Step:
         return partial(flat.view(np.uint8).set, host)
+
+
+class CarvedCupyModule(CupyModule):
+    """CUDA memory out of one buffer, given out from its beginning again for each workload."""
+
+    def __init__(self, cupy: Any, window: Flat) -> None:
+        super().__init__(cupy)
+        self._window, self._used = window, 0
+
+    def rewind(self) -> None:
+        """Forget what was given out."""
+        self._used = 0
+
+    def empty(self, count: int, dtype: DType) -> Flat:
+        nbytes = count * dtype.itemsize
+        begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        return self._window[begin : begin + nbytes].view(dtype.numpy)
 
 
 class TorchCudaModule:
@@ -74,6 +110,9 @@ class TorchCudaModule:
     def copy(self, out: Flat, source: Flat) -> Step:
         return partial(out.copy_, source)
 
+    def address(self, flat: Flat) -> int:
+        return int(flat.data_ptr())
+
     def borrow(self, flat: Flat) -> Flat:
         if not flat.numel():  # there is no memory to point to
             return flat
@@ -91,6 +130,15 @@ class TorchCudaModule:
     def synchronize(self) -> None:
         self._torch.cuda.current_stream(self._device).synchronize()
 
+    def stream(self) -> tuple[int, object]:
+        current = self._torch.cuda.current_stream(self._device)
+        return int(current.cuda_stream), current
+
+    def timer(self) -> Timer:
+        event = self._torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        return begin.record, end.record, partial(_between, begin, end, event.elapsed_time)
+
     def message(self, flat: Flat) -> Any:
         return flat.view(self._torch.uint8)
 
@@ -104,6 +152,12 @@ class TorchCudaModule:
         return partial(flat.view(self._torch.uint8).copy_, self._torch.from_numpy(host), non_blocking=True)
 
 
+def _between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
+    """Return the seconds that the stream took between two events, once it has come to the second."""
+    end.synchronize()
+    return float(elapsed_ms(begin, end)) * 1e-3
+
+
 def cupy_module() -> ArrayModule | None:
     """Return the module for new CUDA memory; None without CuPy or without a device."""
     try:
@@ -114,6 +168,17 @@ def cupy_module() -> ArrayModule | None:
         return CupyModule(cupy) if cupy.cuda.runtime.getDeviceCount() > 0 else None
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
+
+
+def tensor_on_device(array: Any) -> Any:
+    """Return a torch tensor on the memory of a CuPy array, of the same shape and element type; it keeps that alive."""
+    import torch
+
+    device = f"cuda:{array.device.id}"
+    if not array.size:  # there is no memory to point to
+        return torch.empty(array.shape, dtype=getattr(torch, dtype_of(array.dtype).name), device=device)
+    flat = torch.as_tensor(array.reshape(-1).view(np.uint8), device=device)
+    return flat.view(getattr(torch, dtype_of(array.dtype).name)).reshape(array.shape)
 
 
 def adopt_cupy(array: Any, role: str, writable: bool) -> Buffer:

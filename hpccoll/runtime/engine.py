@@ -16,55 +16,51 @@ kept by address in a least-recently-used cache that frees what it drops.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn, Protocol, TypeAlias
 
+import numpy as np
 from mpi4py import MPI
 
-from hpccoll.collectives.choice import best_algorithm, best_chunks
+from hpccoll.collectives.choice import Choice
 from hpccoll.collectives.registry import Algorithm
-from hpccoll.errors import BufferError
-from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, Buffer, Flat, Step
+from hpccoll.errors import MismatchError, UsageError
+from hpccoll.runtime.arrays import ArrayModule, Flat, Step
 from hpccoll.runtime.cache import LeastRecent
-from hpccoll.runtime.dtypes import DType, dtype_named
+from hpccoll.runtime.collective import Job, afterwards, borrowed, rewritten
+from hpccoll.runtime.decider import Decider
 from hpccoll.runtime.execute import Executable, Run, Setting
 from hpccoll.runtime.job import layout
+from hpccoll.runtime.library import Library, LibraryExecutable
 from hpccoll.runtime.lower import lower
+from hpccoll.runtime.node.device_executable import DeviceExecutable, bound_in
+from hpccoll.runtime.node.executable import NodeExecutable
+from hpccoll.runtime.node.node import Node
+from hpccoll.runtime.node.task import Task
 from hpccoll.runtime.program import Program
-from hpccoll.runtime.reductions import Reduction
 from hpccoll.runtime.scratch import Scratch
 
 BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
 PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One collective as this rank sees it.
+Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | LibraryExecutable
 
-    `count` is the elements of the vector, or of one block; `source` and `result` are None where the operation gives
-    this rank none; `algorithm` is None for the model's choice.
-    """
 
-    operation: Operation
-    algorithm: Algorithm | None
-    root: int
-    reduction: Reduction
-    source: Buffer | None
-    result: Buffer | None
-    count: int
+class UnderWay(Protocol):
+    """An asynchronous operation; `advance` goes as far as it can, never blocks, and returns whether all is done."""
 
-    @property
-    def dtype(self) -> DType:
-        """The element type; bytes where there is no buffer at all (barrier)."""
-        buffer = self.result or self.source
-        return buffer.dtype if buffer else dtype_named("uint8")
+    def advance(self) -> bool:
+        """See there."""
 
-    @property
-    def module(self) -> ArrayModule:
-        """The array module of the buffers."""
-        buffer = self.result or self.source
-        return buffer.module if buffer else NUMPY
+
+class Done:
+    """An operation that was over before its handle was made."""
+
+    def advance(self) -> bool:
+        """All is done."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,10 @@ class _Prepared:
     before: tuple[Step, ...]
     after: tuple[Step, ...]
 
+    def run(self) -> Run:
+        """Return it under way, without binding."""
+        return Run(self.program, self.setting, self.before, self.after)
+
 
 class Engine:
     """The runtime of one communicator."""
@@ -86,42 +86,59 @@ class Engine:
         self._scratch = Scratch()
         self._programs: LeastRecent[Program] = LeastRecent(PROGRAMS)
         self._seen: LeastRecent[bool] = LeastRecent(SIGHTINGS)
-        self.executables: LeastRecent[Executable] = LeastRecent(EXECUTABLES, Executable.free)
-        self._prepared: list[Executable] = []
-        self._active: dict[int, Run] = {}
+        self.executables: LeastRecent[Bound] = LeastRecent(EXECUTABLES, lambda dropped: dropped.free())
+        self._prepared: list[Bound] = []
+        self._active: dict[int, UnderWay] = {}
         self._asynchronous = 0
         # Found out here, where all ranks come together anyway: later it would block what is under way.
-        node = layout(comm).node
-        self._nodes = tuple(
-            tuple(rank for rank in range(comm.size) if node[rank] == each) for each in sorted(set(node))
-        )
+        where = layout(comm)
+        self._nodes = where.members
+        self.node = Node(comm, where, self._active, self.progress)
+        self.library = Library(comm, self._active, self.progress, takes_device_memory)
+        self._decider = Decider(comm, where, self.node, self.library)
 
-    def run(self, job: Job) -> Executable | None:
+    def run(self, job: Job) -> Bound | None:
         """Carry out a job; return its executable once it has one, for callers that remember their buffers."""
         key = self._key(job)
-        executable = None if self._active else self.executables.get(key)
-        if executable is None and not self._active and self._seen.get(key):
+        executable = self.executables.get(key)
+        if executable is not None and not executable.live:  # its symmetric buffer was freed
+            executable = None
+        if executable is None and self._seen.get(key) and not self._active:
             executable = self.bind(borrowed(job))
             self.executables.put(key, executable)
-        if executable is not None:
+        if executable is not None and not (self._active and isinstance(executable, Executable)):
             executable()
             return executable
         self._seen.put(key, job.reduction.factor is None)
-        run = self._run(self._prepare(job, BLOCKING_TAG, self._scratch))
-        if self._active:
-            while not run.advance():
-                self.progress()
+        algorithm = self.choose(job).algorithm
+        if algorithm is None:
+            self.library.run(job)
+        elif algorithm.shared:
+            self.bind(job)()
         else:
+            run = self._prepare(job, BLOCKING_TAG, self._scratch).run()
+            while self._active and not run.advance():
+                self.progress()
             run.finish()
         return None
 
-    def start(self, job: Job) -> Run:
-        """Begin a job and return at once; `progress` carries it on."""
+    def start(self, job: Job) -> UnderWay:
+        """Begin a job and return at once; `progress` carries it on.
+
+        By loads and stores it is carried out here and now: that is work for this core, which nobody else could do.
+        """
+        algorithm = self.choose(job).algorithm
+        if algorithm is not None and algorithm.shared:
+            self.bind(job)()
+            return Done()
+        self.library.asynchronous()
         lane = FIRST_LANE + self._asynchronous % LANES
         self._asynchronous += 1
         while lane in self._active:
             self.progress()
-        run = self._active[lane] = self._run(self._prepare(job, lane, Scratch()))
+        run: UnderWay
+        run = self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run()
+        self._active[lane] = run
         self.progress()
         return run
 
@@ -131,14 +148,24 @@ class Engine:
             if run.advance():
                 del self._active[lane]
 
-    def prepare(self, job: Job) -> Executable:
-        """Bind a job to be run many times; freed with the engine."""
-        executable = self.bind(job)
+    def prepare(self, job: Job) -> Bound:
+        """Bind a job to be run many times; all ranks do so together. Freed with the engine."""
+        executable = self.bind(job, together=True)
         self._prepared = [*(known for known in self._prepared if known.live), executable]
         return executable
 
-    def bind(self, job: Job) -> Executable:
-        """Make the persistent requests of a job."""
+    def bind(self, job: Job, *, together: bool = False) -> Bound:
+        """Make the persistent requests of a job, or what it takes to run it in shared memory.
+
+        Args:
+            job: the collective.
+            together: whether all ranks bind it now, in the same order.
+        """
+        choice = self.choose(job)
+        if choice.algorithm is None:
+            return self.library.bind(job, together=together)
+        if choice.algorithm.shared:
+            return self._bind_node(job, choice.algorithm, choice.chunks)
         prepared = self._prepare(job, BLOCKING_TAG, self._scratch)
         return Executable(
             prepared.program, prepared.setting, prepared.before, prepared.after, self._active, self.progress
@@ -149,6 +176,7 @@ class Engine:
         self.executables.clear()
         while self._prepared:
             self._prepared.pop().free()
+        self.node.free()
 
     def stages(self, module: ArrayModule) -> bool:
         """Whether memory of this module goes through pinned host memory on its way to MPI."""
@@ -159,41 +187,103 @@ class Engine:
         """Whether asynchronous operations are under way."""
         return bool(self._active)
 
-    def choose(self, job: Job) -> tuple[Algorithm, int]:
-        """Return the algorithm and the number of pipelined chunks for a job."""
-        nbytes = job.count * job.dtype.itemsize * (self.size if job.operation.blocked else 1)
-        algorithm = job.algorithm or best_algorithm(job.operation, self.size, nbytes)
-        return algorithm, min(best_chunks(algorithm, self.size, nbytes), max(job.count, 1))
+    def choose(self, job: Job) -> Choice:
+        """Return what carries out a job; see there."""
+        return self._decider.choose(job)
 
-    def program(self, job: Job, in_place: bool) -> Program:
-        """Return the lowered plan of a job, made once for its shape."""
-        algorithm, chunks = self.choose(job)
+    def program(
+        self,
+        job: Job,
+        algorithm: Algorithm,
+        chunks: int,
+        in_place: bool,
+        *,
+        staged: bool = False,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Program:
+        """Return the lowered plan of a job, made once for its shape.
+
+        Args:
+            job: the collective.
+            algorithm: what carries it out.
+            chunks: in how many chunks its messages follow each other.
+            in_place: whether input and output share memory.
+            staged: whether loads and stores go through the arena.
+            sizes: the elements of each chunk, where only part of each is run.
+        """
         on_device = job.module.on_device
-        key = (algorithm, chunks, job.root, job.count, job.dtype.itemsize, in_place, on_device)
+        shape = job.count if sizes is None else sizes
+        key = (algorithm, chunks, job.root, shape, job.dtype.itemsize, in_place, on_device, staged)
         program = self._programs.get(key)
         if program is None:
             plan = algorithm.plan(self.size, job.root, chunks, self._nodes)
-            program = lower(plan, self.rank, job.count, job.dtype.itemsize, in_place, on_device=on_device)
+            program = lower(
+                plan,
+                self.rank,
+                job.count,
+                job.dtype.itemsize,
+                in_place,
+                on_device=on_device,
+                staged=staged,
+                sizes=None if sizes is None else np.array(sizes, np.int64),
+            )
             self._programs.put(key, program)
         return program
 
-    def _run(self, prepared: _Prepared) -> Run:
-        return Run(prepared.program, prepared.setting, prepared.before, prepared.after)
+    def _bind_node(self, job: Job, algorithm: Algorithm, chunks: int) -> NodeExecutable | DeviceExecutable:
+        self.node.require(algorithm.full_name, len(self._nodes))
+        job, before, in_place = rewritten(job, self.rank)
+        called = (job.operation.value, algorithm.name, chunks, job.root, job.count)
+        facts = (*called, job.dtype.name, job.reduction.name, "device" if job.module.on_device else "host")
+        task = Task(
+            algorithm.plan(self.size, job.root, chunks, self._nodes),
+            job.source,
+            job.result,
+            job.count,
+            job.dtype,
+            job.module,
+            job.reduction.function,
+            lambda sizes: self.program(job, algorithm, chunks, in_place, staged=sizes is not None, sizes=sizes),
+            partial(self._scratch.take, job.module, job.dtype),
+            before,
+            afterwards(job, self.size),
+            facts,
+        )
+        executable = bound_in(self.node, task, partial(self._disagree, facts))
+        self.node.symmetric.uses(executable, job.source, job.result)
+        return executable
+
+    def _disagree(self, facts: tuple[object, ...]) -> NoReturn:
+        """Say which ranks came to one meeting with different collectives; all ranks get here."""
+        told = self.comm.allgather(facts)
+        names = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
+        differ = [at for at in range(len(names)) if len({each[at] for each in told}) > 1]
+        shown = "; ".join(
+            f"rank {rank}: " + ", ".join(f"{names[at]} {each[at]}" for at in differ) for rank, each in enumerate(told)
+        )
+        raise MismatchError(f"ranks called different collectives: {shown}; pass the same arguments on every rank")
 
     def _key(self, job: Job) -> tuple[object, ...]:
         addresses = tuple(buffer.address if buffer else 0 for buffer in (job.source, job.result))
-        kind = (job.operation, job.algorithm, job.root, job.reduction.name, job.dtype.name, job.module.name)
+        kind = (
+            job.operation,
+            job.algorithm,
+            job.library,
+            job.root,
+            job.reduction.name,
+            job.dtype.name,
+            job.module.name,
+        )
         return (*kind, job.count, *addresses)
 
     def _prepare(self, job: Job, tag: int, scratch: Scratch) -> _Prepared:
-        in_place = shares_memory(job, self.rank)
-        before: tuple[Step, ...] = ()
-        if job.reduction.name == "premul_sum" and job.source is not None:
-            job, before, in_place = self._scaled(job, job.source)
-        elif job.operation is Operation.ALL_TO_ALL and in_place and job.source is not None:
-            job, before = self._snapshot(job, job.source)
+        choice = self.choose(job)
+        algorithm, chunks = choice.algorithm, choice.chunks
+        if algorithm is None:
+            raise UsageError(f"{job.operation.value} by the MPI library is no plan")
+        job, before, in_place = rewritten(job, self.rank)
         module, dtype = job.module, job.dtype
-        program = self.program(job, in_place)
+        program = self.program(job, algorithm, chunks, in_place)
         empty = module.empty(0, dtype)
         spare = scratch.take(module, dtype, program.work + program.landing)
         memories: tuple[Flat, Flat, Flat, Flat] = (
@@ -204,53 +294,4 @@ class Engine:
         )
         staged = self.stages(module)
         setting = Setting(memories, module, job.reduction.function, dtype.itemsize, self.comm, tag, staged)
-        averages = job.reduction.name == "avg" and job.result is not None
-        after = (module.divide(job.result.flat, self.size),) if averages and job.result else ()
-        return _Prepared(program, setting, before, after)
-
-    def _scaled(self, job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...], bool]:
-        """premul_sum: scale into the output where it holds the whole vector, else into memory of its own."""
-        whole = job.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and job.result is not None
-        target = job.result.flat if whole and job.result else job.module.empty(source.count, job.dtype)
-        step = job.module.scale(target, source.flat, job.reduction.factor, source.shape)
-        return replace(job, source=replace(source, flat=target)), (step,), whole
-
-    def _snapshot(self, job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...]]:
-        target = job.module.empty(source.count, job.dtype)
-        return replace(job, source=replace(source, flat=target)), (job.module.copy(target, source.flat),)
-
-
-def borrowed(job: Job) -> Job:
-    """Return the job on the same memory without keeping it alive.
-
-    What is cached must not hold on to buffers that their owner has let go of. It is run only for buffers that lie
-    where these lay, so the memory is there whenever it runs.
-    """
-    source, result = (
-        buffer and replace(buffer, flat=buffer.module.borrow(buffer.flat)) for buffer in (job.source, job.result)
-    )
-    return replace(job, source=source, result=result)
-
-
-def shares_memory(job: Job, rank: int) -> bool:
-    """Return whether input and output are the same memory where a chunk is both brought and wanted.
-
-    Raises:
-        BufferError: they overlap in any other way.
-    """
-    source, result = job.source, job.result
-    if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):
-        return False
-    offset = rank * job.count * job.dtype.itemsize
-    shift = {
-        Operation.ALL_GATHER: offset,
-        Operation.GATHER: offset,
-        Operation.REDUCE_SCATTER: -offset,
-        Operation.SCATTER: -offset,
-    }.get(job.operation, 0)
-    if source.address != result.address + shift:
-        raise BufferError(
-            f"{job.operation.value}: x and out overlap on rank {rank} but are not the same chunk; "
-            "pass separate memory, or for in place the rank's own block of the larger buffer"
-        )
-    return True
+        return _Prepared(program, setting, before, afterwards(job, self.size))

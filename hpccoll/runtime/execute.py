@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
@@ -182,12 +182,13 @@ class Executable:
 
     def free(self) -> None:
         """Give the requests back to MPI; the executable cannot run after."""
-        self.steps, self.live, self._memories = (_freed,), False, ()
+        self.steps, self.live, self._memories = (freed,), False, ()
         while self._waits:
             self._waits.popitem()[1].Free()
 
 
-def _freed() -> None:
+def freed() -> NoReturn:
+    """Say that an executable was freed."""
     raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")
 
 

@@ -56,6 +56,13 @@ class Layout:
         return len(set(self.node))
 
     @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        return tuple(
+            tuple(rank for rank, node in enumerate(self.node) if node == each) for each in sorted(set(self.node))
+        )
+
+    @property
     def ranks_per_node(self) -> tuple[int, ...]:
         """How many ranks each node has."""
         return tuple(self.node.count(node) for node in range(self.nodes))

@@ -16,18 +16,41 @@ from hpccoll.runtime.program import Memory, Place
 
 
 class Placement:
-    """The places of one rank's chunks, changing as the plan goes on."""
+    """The places of one rank's chunks, changing as the plan goes on.
 
-    def __init__(self, plan: Plan, rank: int, sizes: IntArray, used: NDArray[np.bool_], in_place: bool) -> None:
+    Args:
+        plan: whose chunks.
+        rank: whose places.
+        sizes: elements of each chunk, shape (C,).
+        used: the chunks that the rank holds at any time, shape (C,).
+        in_place: whether input and output share memory.
+        arena: the chunks that live in the node's shared memory, shape (C,), packed there.
+        apart: whether chunks are kept apart, since in the user's memory they are.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        sizes: IntArray,
+        used: NDArray[np.bool_],
+        in_place: bool,
+        arena: NDArray[np.bool_] | None = None,
+        apart: bool = False,
+    ) -> None:
         of = (np.array([rank]), plan.ranks, len(sizes), plan.root)
         self.held, self.wanted = plan.operation.held(*of)[0], plan.operation.wanted(*of)[0]
-        scratch = used & ~self.wanted
+        arena = np.zeros_like(self.held) if arena is None else arena
+        scratch = used & ~self.wanted & ~arena
         self.sizes = sizes
-        self.work = int(sizes[scratch].sum())
-        self._start = np.stack([self._packed(mask) for mask in (self.held, self.wanted, scratch)])
-        self._home = np.where(self.wanted, Memory.RESULT, Memory.WORK)
+        self.work, self.arena = int(sizes[scratch].sum()), int(sizes[arena].sum())
+        nothing = np.zeros_like(self.held)
+        masks = (self.held, self.wanted, scratch, nothing, arena)  # in the order of Memory
+        self._start = np.stack([self._packed(mask) for mask in masks])
+        self._home = np.where(arena, Memory.ARENA, np.where(self.wanted, Memory.RESULT, Memory.WORK))
         resident = self.held & self.wanted if in_place else np.zeros_like(self.held)
         self._now = np.where(resident, Memory.RESULT, Memory.SOURCE)
+        self.apart = apart
 
     def _packed(self, mask: NDArray[np.bool_]) -> IntArray:
         ends = np.cumsum(np.where(mask, self.sizes, 0))
@@ -35,11 +58,23 @@ class Placement:
 
     def now(self, chunks: IntArray) -> list[Place]:
         """Return where these chunks are, neighbours merged, empty ones left out."""
-        return self._merged(chunks, self._now[chunks])
+        return self.merged(chunks, self._now[chunks])
 
     def home(self, chunks: IntArray) -> list[Place]:
         """Return where these chunks will be once they have arrived, likewise."""
-        return self._merged(chunks, self._home[chunks])
+        return self.merged(chunks, self._home[chunks])
+
+    def at(self, chunks: IntArray, memory: Memory) -> list[Place]:
+        """Return where these chunks are in one of the memories, likewise."""
+        return self.merged(chunks, np.full(len(chunks), memory))
+
+    def homes(self, chunks: IntArray) -> IntArray:
+        """Return the memory that is each chunk's home."""
+        return np.asarray(self._home[chunks], np.int64)
+
+    def rehome(self, chunks: IntArray) -> None:
+        """Let those of the chunks that the rank wants live in its output from their next arrival on."""
+        self._home[chunks[self.wanted[chunks]]] = Memory.RESULT
 
     def strays(self, chunks: IntArray) -> IntArray:
         """Return those of the chunks that are not at home."""
@@ -50,10 +85,12 @@ class Placement:
         self._now[chunks] = self._home[chunks]
 
     def unsettled(self) -> IntArray:
-        """Return the wanted chunks that never left the input."""
-        return np.nonzero(self.wanted & self.held & (self._now == Memory.SOURCE))[0]
+        """Return the wanted chunks that never left the input, or that are in shared memory."""
+        elsewhere = (self.held & (self._now == Memory.SOURCE)) | (self._now == Memory.ARENA)
+        return np.nonzero(self.wanted & elsewhere)[0]
 
-    def _merged(self, chunks: IntArray, memory: IntArray) -> list[Place]:
+    def merged(self, chunks: IntArray, memory: IntArray) -> list[Place]:
+        """Return where chunks are, each in its own memory, neighbours merged, empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():
@@ -61,7 +98,9 @@ class Placement:
         chunks, memory, sizes = chunks[full], memory[full], sizes[full]
         starts = self._start[memory, chunks]
         stops = starts + sizes
-        cuts = np.nonzero((memory[1:] != memory[:-1]) | (starts[1:] != stops[:-1]))[0] + 1
+        apart = (memory[1:] != memory[:-1]) | (starts[1:] != stops[:-1])
+        apart |= self.apart
+        cuts = np.nonzero(apart)[0] + 1
         first, last = [0, *cuts.tolist()], [*(cuts - 1).tolist(), len(chunks) - 1]
         return [Place(Memory(int(memory[a])), int(starts[a]), int(stops[b])) for a, b in zip(first, last, strict=True)]
 

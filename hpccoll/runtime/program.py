@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from hpccoll.plan.plan import Plan
 
+OWN = -1  # the owner of a place of this rank
+
 
 class Memory(IntEnum):
     """Where an element lives."""
@@ -19,15 +21,17 @@ class Memory(IntEnum):
     RESULT = 1  # the user's output
     WORK = 2  # chunks that this rank passes on but does not want
     LANDING = 3  # messages on their way into a reduction, or packed together
+    ARENA = 4  # chunks that other ranks of the node touch, where they cannot touch the user's own memory
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Elements start to stop (exclusive) of one memory."""
+    """Elements start to stop (exclusive) of one memory, of this rank or of the rank of this node that is `owner`."""
 
     memory: Memory
     start: int
     stop: int
+    owner: int = OWN
 
     @property
     def count(self) -> int:
@@ -36,11 +40,12 @@ class Place:
 
     def overlaps(self, other: Place) -> bool:
         """Whether the two share elements."""
-        return self.memory is other.memory and self.start < other.stop and other.start < self.stop
+        same = self.memory is other.memory and self.owner == other.owner
+        return same and self.start < other.stop and other.start < self.stop
 
     def part(self, start: int, stop: int) -> Place:
         """Elements start to stop of this place."""
-        return Place(self.memory, self.start + start, self.start + stop)
+        return Place(self.memory, self.start + start, self.start + stop, self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,11 @@ class Join:
     right: Place
     out: Place
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What it touches."""
+        return self.left, self.right, self.out
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -82,18 +92,41 @@ class Copy:
     source: Place
     out: Place
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What it touches."""
+        return self.source, self.out
 
-Instruction: TypeAlias = Receive | Send | Wait | Join | Copy
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Wait until all ranks of the node are here."""
+
+
+Local: TypeAlias = Join | Copy | Meet
+Instruction: TypeAlias = Receive | Send | Wait | Local
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions, how many elements of scratch they need, and the plan that they carry out for one rank."""
+    """Instructions, how many elements of scratch they need, and the plan that they carry out for one rank.
+
+    `arena` is the elements that they use of the node's shared memory; `touched` says which of the user's own memories
+    (SOURCE, RESULT) other ranks of the node load from or store into.
+    """
 
     instructions: tuple[Instruction, ...]
     work: int
     landing: int
     plan: Plan
+    arena: int = 0
+    touched: frozenset[Memory] = frozenset()
+
+    @property
+    def uses_arena(self) -> bool:
+        """Whether anything lies in the node's shared memory."""
+        places = (place for step in self.instructions if isinstance(step, Join | Copy) for place in step.places)
+        return any(place.memory is Memory.ARENA for place in places)
 
     @property
     def messages(self) -> int:

@@ -15,18 +15,26 @@ import numpy as np
 from hpccoll import Communicator, Reduction
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import adopt
+from hpccoll.runtime.collective import Job
 from hpccoll.runtime.dtypes import DType
-from hpccoll.runtime.engine import Job
 from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits
 
 GUARD = 7  # elements, so that buffers are not aligned either
 
 
+Take = Callable[[int], Array]  # gives that many bytes
+
+
+def private(nbytes: int) -> Array:
+    """Memory of this rank alone."""
+    return np.empty(nbytes, np.uint8)
+
+
 class Guarded:
     """Memory with guard elements on both sides."""
 
-    def __init__(self, count: int, dtype: DType) -> None:
-        whole = np.empty(count + 2 * GUARD, dtype.numpy)
+    def __init__(self, count: int, dtype: DType, take: Take) -> None:
+        whole = take((count + 2 * GUARD) * dtype.itemsize).view(dtype.numpy)
         self.bytes = whole.view(np.uint8)
         self.bytes[:] = 0xA5
         self.edge = GUARD * dtype.itemsize
@@ -41,14 +49,15 @@ class Guarded:
 class Call:
     """The buffers of one rank in one case, and the ways to call the collective on them."""
 
-    def __init__(self, comm: Communicator, case: Case) -> None:
+    def __init__(self, comm: Communicator, case: Case, take: Take = private) -> None:
+        self.take = take
         self.comm, self.case, self.n, self.rank = comm, case, comm.size, comm.rank
         self.guards: list[Guarded] = []
         self.x, self.out = self._buffers()
         self.given = case.brought(self.rank, self.n)
 
     def _memory(self, count: int) -> Array:
-        guarded = Guarded(count, self.case.kind)
+        guarded = Guarded(count, self.case.kind, self.take)
         self.guards.append(guarded)
         return guarded.flat
 
@@ -139,17 +148,18 @@ class Call:
         return None if held is None else held.copy()
 
 
-def check(comm: Communicator, raw: Any, cases: Sequence[Case]) -> None:
+def check(comm: Communicator, raw: Any, cases: Sequence[Case], pool: Callable[[], Take] = lambda: private) -> None:
     """Run cases and hold every result against replay, arithmetic and the other ranks.
 
-    The ranks share out the replays, each making those of every n-th case for all ranks.
+    The ranks share out the replays, each making those of every n-th case for all ranks. `pool` gives the memory of a
+    case, from its beginning again.
     """
     n = comm.size
     shares = [oracle(case, comm) for case in cases[comm.rank :: n]]
     mine = raw.alltoall([[share[rank] for share in shares] for rank in range(n)])
     for i, case in enumerate(cases):
         wanted = mine[i % n][i // n]
-        for found in Call(comm, case).results():
+        for found in Call(comm, case, pool()).results():
             if found is not None:
                 assert bits(found) == wanted, (case, comm.rank, found, np.frombuffer(wanted, found.dtype))
             if case.operation is Operation.ALL_REDUCE and found is not None:
@@ -161,7 +171,7 @@ def oracle(case: Case, comm: Communicator) -> list[bytes]:
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
     sample = adopt(np.empty(0, case.kind.numpy), "x", writable=False)
     job = Job(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
-    results = case.replayed(comm.size, comm._engine.choose(job)[1])
+    results = case.replayed(comm.size, comm._engine.choose(job).chunks)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]
         assert not any(wrong), (case, "replay itself is wrong", wrong)

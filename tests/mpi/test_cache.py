@@ -215,7 +215,7 @@ def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
 
     def objects() -> int:
         hpc._engine.executables.clear()
-        hpc._quick.clear()
+        hpc._seen.clear()
         gc.collect()
         return len(gc.get_objects())
 

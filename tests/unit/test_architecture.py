@@ -28,6 +28,7 @@ FLOORS = {
     "runtime": 3,
     "communicator": 4,
     "demo": 5,
+    "doctor": 5,
     "measure": 5,
     "predict": 5,
     "cli": 6,

@@ -106,15 +106,54 @@ def test_steps_are_bound_not_run():
     assert found == [6, 5, 3, 1.5]
 
 
+@pytest.mark.parametrize("count", [2, 4096])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("function", ["add", "multiply"])
-def test_a_step_neither_warns_nor_raises_whatever_numpy_was_told(function):
-    out = np.zeros(2)
-    step = NUMPY.combine(function, np.array([1e308, np.inf]), np.array([1e308, -np.inf]), out)
+def test_a_step_neither_warns_nor_raises_whatever_numpy_was_told(function, name, count):
+    dtype = DTYPES[name].numpy
+    most = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}[name]
+    out, left, right = np.zeros(count, dtype), np.full(count, most).astype(dtype), np.full(count, most).astype(dtype)
+    left[1], right[1] = np.inf, -np.inf
+    step = NUMPY.combine(function, left, right, out)
     step()
     with np.errstate(all="raise"):
         step()
         assert np.geterr()["over"] == "raise"
     assert np.isinf(out[0])
+
+
+def test_a_factor_that_the_dtype_cannot_hold_neither_warns_nor_raises():
+    out, x = np.zeros(2, np.float16), np.ones(2, np.float16)
+    with np.errstate(all="raise"):
+        NUMPY.scale(out, x, np.array([1e300, 1e-300]), (2,))()
+    assert out.tolist() == [np.inf, 0]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_steps_on_borrowed_memory_keep_nothing_alive(name):
+    x = np.ones(4096, DTYPES[name].numpy)
+    borrowed, own = NUMPY.borrow(x), np.zeros_like(x)
+    steps = [
+        *(NUMPY.combine(function, borrowed, own, borrowed) for function in ("add", "minimum")),
+        NUMPY.scale(borrowed, borrowed, 2, x.shape),
+        NUMPY.divide(borrowed, 2),
+    ]
+    for step in steps:
+        step()
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_steps_on_own_memory_keep_it(name):
+    out, x = (np.zeros(4096, DTYPES[name].numpy) for _ in range(2))
+    step, gone = NUMPY.combine("add", x, x, out), weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is not None
+    step()
 
 
 def test_host_memory_stages_nothing():

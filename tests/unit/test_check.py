@@ -212,7 +212,7 @@ def test_a_barrier_hears_nothing_of_its_own_round():
 )
 def test_a_stated_cost_that_is_not_the_plans(cost):
     plan = replace(plan_of([told()]), cost=cost)
-    assert "the plan takes 1 steps, 1/2 S sent on average and 1 S at most" in complaint(plan)
+    assert "the plan takes 1 steps, 1/2 S moved on average and 1 S at most" in complaint(plan)
 
 
 def test_chunks_that_cannot_carry_the_operation():
@@ -239,5 +239,5 @@ def test_what_all_to_all_lacks_is_named_by_rank():
     plan = named(Operation.ALL_TO_ALL, "pairwise").plan(3)
     short = replace(plan, make=lambda rank: replace(plan.make(rank), count=2))
     assert "is wrong: it was never written" in complaint(short)
-    wrong = replace(plan, make=lambda rank: plan.make(rank).each(lambda move: replace(move, send=Span(0, 1, 3))))
+    wrong = replace(plan, make=lambda rank: plan.make(rank).each(lambda move: replace(move, send=Span(0, 1, 3))))  # type: ignore[arg-type]  # a Move
     assert "is wrong" in complaint(wrong)

@@ -131,12 +131,18 @@ def test_goals_are_those_of_check():
 
 
 def plans() -> list[Plan]:
-    return [algorithm.plan(n, n // 2, 3) for algorithm in registered() for n in (1, 2, 3, 5, 8)]
+    free = [algorithm for algorithm in registered() if algorithm.full_name != "barrier/shared"]
+    return [algorithm.plan(n, n // 2, 3) for algorithm in free for n in (1, 2, 3, 5, 8)]
 
 
 @pytest.mark.parametrize("plan", plans(), ids=lambda plan: f"{plan.name}-{plan.ranks}")
 def test_every_plan_is_right_as_a_free_program(plan):
     proven(flattened(plan), plan.operation, plan.root, plan.whole().chunks)
+
+
+def test_a_fence_is_nothing_that_a_free_program_can_say():
+    with pytest.raises(PlanError, match="barrier/shared holds fences, which a free program cannot say"):
+        flattened(named(Operation.BARRIER, "shared").plan(2))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])

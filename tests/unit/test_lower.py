@@ -1,4 +1,4 @@
-"""Programs against replay, for every algorithm and all ranks at once, without MPI."""
+"""Programs of messages against replay, for every algorithm and all ranks at once, without MPI."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import Move, Op, Span
-from hpccoll.runtime import lower as lowering
-from hpccoll.runtime.lower import lower, segments
+from hpccoll.runtime import message_rounds as lowering
+from hpccoll.runtime.lower import lower
+from hpccoll.runtime.message_rounds import segments
 from hpccoll.runtime.placement import aligned
 from hpccoll.runtime.program import Copy, Join, Memory, Place, Program, Receive, Send, Wait
 from tests.unit.simulated import simulate
 
 ITEMSIZE = 8
-ALGORITHMS = registered()
+ALGORITHMS = [known for known in registered() if not known.shared]  # those: test_node_programs.py
 
 
 def mixed(left, right):

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 
 from hpccoll.collectives import named
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import lower as lowering
-from hpccoll.runtime.lower import PRIVATE, lower
+from hpccoll.runtime import message_rounds as lowering
+from hpccoll.runtime.lower import lower
+from hpccoll.runtime.message_rounds import PRIVATE
 from hpccoll.runtime.program import Copy, Join, Memory, Program, Send, Wait
 from tests.unit.test_lower import ALGORITHMS, CASES, ITEMSIZE, drawn, run
 

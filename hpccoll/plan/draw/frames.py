@@ -9,7 +9,7 @@ A plan is told as it is; `check` is what proves it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from hpccoll.plan.draw.phases import phases
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op
+from hpccoll.plan.shared import Via, moves_of, told, via
+from hpccoll.plan.step import NOBODY, Fence, IntArray, Op, Step
 
 Counts = NDArray[np.int16]
 
@@ -31,6 +32,7 @@ class Message:
     out: tuple[int, ...]
     into: tuple[int, ...]
     reduces: bool
+    via: Via = Via.MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Frame:
     source: IntArray  # (n, C)
     changed: Mask  # (n, C)
     done: Mask  # (n, C)
+    fences: tuple[tuple[int, ...], ...] = ()  # groups of ranks that wait for each other in this round
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +99,16 @@ def tell(plan: Plan, nodes: Sequence[int] = ()) -> Story:
 
     Cost: O(rounds * n * C * n) time and memory: for pictures, not for 24,576 ranks.
     """
-    rounds, state = plan.whole(), _State(plan)
-    frames = [state.frame(0, ())]
+    rounds, state = plan.raw(), _State(plan)
+    frames = [state.frame(0, (), ())]
     for number in range(1, rounds.count + 1):
-        messages = tuple(message for move in rounds.at(number - 1) for message in _messages(move, plan.ranks))
-        frames.append(state.frame(number, messages))
+        steps = rounds.at(number - 1)
+        messages = tuple(message for step in steps for message in _messages(step, plan.ranks))
+        frames.append(state.frame(number, messages, steps))
     names = phases(plan.operation, [_kinds(f.messages) for f in frames], [f.done for f in frames])
-    told = tuple(
-        Frame(f.number, name, f.messages, f.counts, f.source, f.changed, f.done)
-        for f, name in zip(frames, names, strict=True)
-    )
-    return Story(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, told, tuple(nodes))
+    named = zip(frames, names, strict=True)
+    in_phases = tuple(replace(frame, phase=name or "fence" * bool(frame.fences)) for frame, name in named)
+    return Story(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, in_phases, tuple(nodes))
 
 
 def _kinds(messages: tuple[Message, ...]) -> tuple[bool, bool]:
@@ -114,15 +116,24 @@ def _kinds(messages: tuple[Message, ...]) -> tuple[bool, bool]:
     return any(m.reduces for m in messages), any(not m.reduces for m in messages)
 
 
-def _messages(move: Move, n: int) -> list[Message]:
-    out, into = move.send.ids(n), move.recv.ids(n)
-    ops = np.broadcast_to(np.asarray(move.op), (n,))
+def _messages(step: Step, n: int) -> list[Message]:
     found = []
-    for to in np.nonzero(move.frm != NOBODY)[0].tolist():
-        frm = int(move.frm[to])
-        sent, taken = (tuple(ids[ids >= 0].tolist()) for ids in (out[frm], into[to]))
-        found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY)))
+    for move in moves_of(step, n):
+        out, into = move.send.ids(n), move.recv.ids(n)
+        ops = np.broadcast_to(np.asarray(move.op), (n,))
+        for to in np.nonzero(move.frm != NOBODY)[0].tolist():
+            frm = int(move.frm[to])
+            sent, taken = (tuple(ids[ids >= 0].tolist()) for ids in (out[frm], into[to]))
+            found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY), via(step)))
     return found
+
+
+def _groups(steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each fence, group by group."""
+    leaders = [step.leader for step in steps if isinstance(step, Fence)]
+    return tuple(
+        tuple(np.nonzero(leader == first)[0].tolist()) for leader in leaders for first in np.unique(leader[leader >= 0])
+    )
 
 
 class _State:
@@ -144,7 +155,7 @@ class _State:
         else:
             self.expected = plan.operation.expected(self.counts.astype(np.uint64), n).astype(np.int16)
 
-    def frame(self, number: int, messages: tuple[Message, ...]) -> Frame:
+    def frame(self, number: int, messages: tuple[Message, ...], steps: Sequence[Step]) -> Frame:
         """Let the messages of a round arrive, all of them read before any of them lands."""
         changed = np.zeros_like(self.wanted)
         counts, source = self.counts.copy(), self.source.copy()
@@ -158,6 +169,10 @@ class _State:
             else:
                 counts[place], source[place] = self.counts[origin], self.source[origin]
             changed[place] = True
+        if self.barrier:
+            before = counts[:, 0] > 0
+            counts[:, 0] = told(before, steps)
+            changed[:, 0] |= (counts[:, 0] != before).any(axis=-1)
         self.counts, self.source = counts, source
         done = self.wanted & (source != NOBODY) & (counts == self.expected).all(axis=-1)
-        return Frame(number, "", messages, counts, source, changed, done)
+        return Frame(number, "", messages, counts, source, changed, done, _groups(steps))

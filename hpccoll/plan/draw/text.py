@@ -9,6 +9,7 @@ import numpy as np
 from hpccoll.plan.draw.frames import Frame, Message, Story
 from hpccoll.plan.draw.grid import tile_label
 from hpccoll.plan.operation import Operation
+from hpccoll.plan.shared import Via
 from hpccoll.plan.step import NOBODY
 
 WIDE = 116  # characters a line
@@ -40,6 +41,7 @@ def _key(story: Story) -> Iterator[str]:
 def _frame(story: Story, frame: Frame) -> Iterator[str]:
     title = f"round {frame.number}" if frame.number else "start"
     yield f"{title}, {frame.phase}" if frame.phase else title
+    yield from _flowed([f"{ranges(group)} wait for each other" for group in frame.fences])
     yield from _flowed([_message(story, m) for m in sorted(frame.messages, key=lambda m: (m.frm, m.to))])
     cells = [[_cell(story, frame, r, c) for c in range(frame.done.shape[1])] for r in range(story.ranks)]
     wide = max(len(cell) for row in cells for cell in row)
@@ -66,7 +68,8 @@ def _name(story: Story, chunk: int) -> str:
 
 def _message(story: Story, message: Message) -> str:
     chunks = f"{'+' if message.reduces else ''}c{ranges(message.out)}" if message.out and story.chunks > 1 else ""
-    return f"{message.frm} -> {message.to} {chunks or '+' * message.reduces}".rstrip()
+    by = "" if message.via is Via.MESSAGE else f"({message.via.value})"
+    return " ".join(part for part in (f"{message.frm} -> {message.to}", chunks or "+" * message.reduces, by) if part)
 
 
 def _flowed(items: Sequence[str]) -> Iterator[str]:

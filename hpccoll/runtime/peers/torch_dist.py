@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOOPBACK = "127.0.0.1"
+_SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+_GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
 # As which torch type a dtype is reduced: truth values as bytes of 0 and 1, complex sums as sums of pairs.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
@@ -65,7 +67,7 @@ class TorchPeer:
         self._torch = importlib.import_module("torch")
         self._dist = importlib.import_module("torch.distributed")
         if backend == "nccl":
-            self._torch.cuda.set_device(local)
+            self._torch.cuda.set_device(local % self._torch.cuda.device_count())
         self._one_node = where.nodes == 1
         self._store = self._meet(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
@@ -111,15 +113,17 @@ class TorchPeer:
         if operation is Operation.BARRIER:
             return self._completed(self._calls.barrier())
         part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
-        if part.module.on_device != (self.name == "nccl"):
-            given, taken = ("device", "host") if part.module.on_device else ("host", "cuda")
-            raise no_such(self.name, f"{given} buffers", f"use --buffer {taken}")
+        if self.name == "nccl" and not part.module.on_device:
+            raise no_such(self.name, "host buffers", "use --buffer cuda")
+        if self.name == "gloo" and part.module.on_device and operation not in _GLOO_ON_DEVICE:
+            raise no_such(self.name, f"{operation.value} of device buffers", "use --buffer host")
         if operation is Operation.ALL_TO_ALL and part.in_place:
             # Gloo accepts it and overwrites blocks before it has sent them.
             raise no_such(self.name, "all_to_all in place", "use --out-of-place")
         op, kind = self._reduction(redop, part.dtype) if operation.reduces else (None, "uint8")
         source, result = (self._tensor(flat, part.module, kind) for flat in (part.source, part.result))
-        return self._completed(self._calls.bind(operation, source, result, op, root, part.in_place))
+        launch = self._calls.bind(operation, source, result, op, root, part.in_place)
+        return self._completed(launch, on_device=part.module.on_device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
         """Return torch's operation and as which torch type to reduce, or raise UsageError."""
@@ -146,9 +150,10 @@ class TorchPeer:
             tensor = self._torch.as_tensor(message, device="cuda")
         return tensor.view(getattr(self._torch, kind))
 
-    def _completed(self, launch: Callable[[], Any]) -> Call:
+    def _completed(self, launch: Callable[[], Any], *, on_device: bool = False) -> Call:
         """Return what launches, waits, and names the engine where it fails."""
-        stream_done = self._torch.cuda.current_stream().synchronize if self.name == "nccl" else None
+        on_device = on_device or self.name == "nccl"
+        stream_done = self._torch.cuda.current_stream().synchronize if on_device else None
 
         def call() -> None:
             try:
@@ -179,8 +184,11 @@ def _require(backend: str, ranks_per_node: int) -> None:
         raise UnavailableError(
             "no CUDA device is here (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"
         )
-    if gpus < ranks_per_node:
-        raise UnavailableError(f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs")
+    if gpus < ranks_per_node and os.environ.get(_SHARE_GPUS) != "1":  # NCCL 2.30 and later take that
+        raise UnavailableError(
+            f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs; from NCCL 2.30 on "
+            f"{_SHARE_GPUS}=1 lets them"
+        )
     dist = importlib.import_module("torch.distributed")
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
         raise UnavailableError(f"this torch was built without {backend}; install a torch build that has it")

@@ -1,0 +1,122 @@
+"""What `algorithm="auto"` gives away: against every algorithm, the MPI library and Gloo, all on the same buffers.
+
+The best is the side with the smallest median of the same race. It is the winner of many, so it is a little luckier
+than it is fast; the A/A row says how much luck is worth. What must hold: the ratio auto / best, at the lower end of its
+95 % interval, is at most 1.05, or auto takes at most 1.5 us longer.
+
+    mpirun -n 2 python bench/auto.py --json auto.jsonl
+    mpirun -n 2 hpccoll tune all_reduce --output t.json; HPCCOLL_TUNING=t.json mpirun -n 2 python bench/auto.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Side
+from script import Result, main
+
+from hpccoll.collectives.registry import names
+from hpccoll.errors import HpccollError, UsageError
+from hpccoll.measure.engines import other, own
+from hpccoll.measure.memory import SharedModule, buffers_in
+from hpccoll.measure.record import SCHEMA
+from hpccoll.measure.statistics import ratio_of_medians
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import peers
+from hpccoll.runtime.arrays import ArrayModule
+from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.units import format_size
+
+AUTO, AGAIN = "auto", "auto again (A/A)"
+SHARE, US = 1.05, 1.5
+BUFFERS = ("host", "symmetric")
+MORE = 8192  # bytes beyond the two buffers, so that each can begin on a page
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case for each kind of buffer and size, and what it says of auto."""
+    engines = [each for each in peers.available(bench.comm, ("mpi", "gloo")).values() if not isinstance(each, str)]
+    for buffer in BUFFERS:
+        module = buffers_in(buffer, bench.own, 2 * max(bench.sizes) + MORE)
+        for nbytes in bench.sizes:
+            case, free = contest(bench, buffer, module, nbytes, engines)
+            yield bench.run(case)
+            yield judged(bench, case, buffer)
+            for each in free:
+                each()
+    for engine in engines:
+        engine.close()
+
+
+def contest(
+    bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.Peer]
+) -> tuple[Case, list[Callable[[], None]]]:
+    """Return the case of an all-reduce in place, and what frees it."""
+    if isinstance(module, SharedModule):
+        module.rewind()
+    comm, count = bench.comm, max(nbytes // 4, 1)
+    workload = Workload(
+        Task(Operation.ALL_REDUCE, count, dtype_named("float32"), "sum", 0, True, comm.rank, comm.size), module
+    )
+    ready = [("auto", own(bench.own, workload, "auto")), (AGAIN, own(bench.own, workload, "auto"))]
+    for name in names(Operation.ALL_REDUCE):
+        try:
+            ready.append((name, own(bench.own, workload, name)))
+        except UsageError:  # in shared memory, and the ranks are on several nodes
+            continue
+    for engine in engines:
+        try:
+            ready.append((engine.name, other(engine, workload)))
+        except HpccollError:
+            continue
+    sides = [Side(name, contender.call) for name, contender in ready]
+    judge = iter(range(len(sides)))
+
+    def check(call: Callable[[], object]) -> int:
+        workload.reset()
+        call()
+        return workload.wrong(str(next(judge)))
+
+    case = Case(f"all_reduce, {buffer}", count * 4, 1, sides, before=workload.reset, check=check)
+    return case, [contender.free for _, contender in ready]
+
+
+def judged(bench: Bench, case: Case, buffer: str) -> dict[str, Any]:
+    """Return the record of kind `auto`: auto against the fastest of all other sides, beside the noise."""
+    auto, again, *others = case.sides
+    best = min(others, key=_median)
+    ratio, noise = (ratio_of_medians(auto.samples_us, side.samples_us) for side in (best, again))
+    holds = ratio.low <= SHARE or _median(auto) <= _median(best) + US
+    line = (
+        f"{format_size(case.nbytes):>8}        auto / best, {buffer:<10} {_median(auto):10.2f} us / {best.name} "
+        f"{_median(best):.2f} us: {ratio.value:.2f}x [{ratio.low:.2f},{ratio.high:.2f}], A/A {noise.value:.2f}x "
+        f"[{noise.low:.2f},{noise.high:.2f}]: {'holds' if holds else 'MISSED'}"
+    )
+    return {
+        "schema": SCHEMA,
+        "kind": "auto",
+        "script": bench.script,
+        "case": case.name,
+        "ranks": bench.comm.size,
+        "nbytes": case.nbytes,
+        "auto_us": _median(auto),
+        "best": best.name,
+        "best_us": _median(best),
+        "ratio": asdict(ratio),
+        "noise": asdict(noise),
+        "musts": [{"text": f"within {SHARE}x or {US} us of the best", "ratio": asdict(ratio), "holds": holds}],
+        "line": line,
+    }
+
+
+def _median(side: Side) -> float:
+    return float(np.median(side.samples_us))
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "8,64,1K,16K,64K,256K,1M,4M,16M,64M", measure))

@@ -1,0 +1,154 @@
+"""Symmetric device memory beside ordinary device buffers, the MPI library, Gloo and NCCL; how near to a copy's speed.
+
+Where there is a GPU; ranks may share one. Times are CUDA events on the current stream of each rank. The floor is the
+bytes that all ranks of a device must move (each loads S and stores S in a two-shot all-reduce of n S), at the rate at
+which one rank alone copies device memory.
+
+    mpirun -n 2 python bench/device.py --require --json device.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Must, Side
+from script import Result, main
+
+from hpccoll.errors import HpccollError
+from hpccoll.measure.record import SCHEMA
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import Buffer, adopt
+from hpccoll.runtime.cuda_probe import takes_device_memory
+from hpccoll.runtime.peers import MpiPeer, TorchPeer
+from hpccoll.units import MiB, format_size
+
+SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"
+LARGE = 256 * MiB
+SHARE = 0.7  # of the copy's rate, that a large all-reduce must reach
+COPIES = 20
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case for each size, and how far the symmetric all-reduce is from the floor."""
+    peers = list(_peers(bench))
+    for nbytes in bench.sizes:
+        case = bench.run(_case(bench, nbytes // 4, peers))
+        yield case
+        yield _floor(bench, case)
+
+
+def _peers(bench: Bench) -> Iterator[TorchPeer | MpiPeer]:
+    if takes_device_memory():
+        yield MpiPeer(bench.comm, device_works=True)
+    for backend in ("gloo", "nccl"):
+        try:
+            yield TorchPeer(bench.comm, backend)
+        except HpccollError as error:
+            if bench.comm.rank == 0:
+                print(f"# left out: {backend}: {error}", file=sys.stderr)
+
+
+def _case(bench: Bench, count: int, peers: list[TorchPeer | MpiPeer]) -> Case:
+    own = bench.own
+    x = own.cupy_empty(count)
+    given = adopt(x, "x", writable=True)
+    plain = given.module.empty(count, given.dtype)
+    for flat in (x, plain):
+        flat.fill(0)
+    sides = [_side(ORDINARY, partial(own.all_reduce, plain, algorithm="ring"), given)]
+    sides.append(_side(f"{ORDINARY} (A/A)", partial(own.all_reduce, plain, algorithm="ring"), given))
+    musts: list[Must] = []
+    for peer in peers:
+        name = LIBRARY if peer.name == "mpi" else peer.name
+        try:
+            sides.append(_side(name, peer.prepare(Operation.ALL_REDUCE, plain, plain, "sum", 0), given))
+        except HpccollError as error:
+            if bench.comm.rank == 0:
+                print(f"# left out: {name}: {error}", file=sys.stderr)
+            continue
+        if peer.name == "gloo" and x.nbytes >= LARGE:
+            musts.append(Must("5x gloo", name, times=5.0))
+    sides.append(_side(SYMMETRIC, partial(own.all_reduce, x, algorithm="shared_two_shot"), given, tuple(musts)))
+    checked = {SYMMETRIC: x}
+    for side in sides:
+        side.wrong = bench.comm.allreduce(_wrong(bench, side.call, checked.get(side.name, plain)))
+    return Case("all_reduce", x.nbytes, 1, sides)
+
+
+def _side(name: str, call: Callable[[], object], buffer: Buffer, musts: tuple[Must, ...] = ()) -> Side:
+    return Side(name, call, musts, seconds=partial(_seconds, call, buffer.module))
+
+
+def _seconds(call: Callable[[], object], module: Any) -> float:
+    """Time one call by events on the current stream, the ranks having met."""
+    from mpi4py import MPI
+
+    begin, end, seconds = module.timer()
+    module.synchronize()
+    MPI.COMM_WORLD.Barrier()
+    begin()
+    call()
+    end()
+    return float(seconds())
+
+
+def _wrong(bench: Bench, call: Callable[[], object], x: Any) -> int:
+    pattern = np.arange(len(x), dtype=np.float32) % 7
+    x.set(pattern + bench.comm.rank)
+    call()
+    n = bench.comm.size
+    wrong = int(np.count_nonzero(x.get() != n * pattern + n * (n - 1) / 2))
+    x.fill(0)
+    return wrong
+
+
+def _floor(bench: Bench, case: Case) -> dict[str, Any]:
+    """Hold the symmetric all-reduce against the copy of device memory: rank 0 alone copies, the others wait."""
+    comm = bench.comm
+    given = adopt(bench.own.cupy_empty(case.nbytes, "uint8"), "x", writable=True)
+    other = given.module.empty(case.nbytes, given.dtype)
+    comm.Barrier()
+    copies = [_copy(given, other) for _ in range(COPIES)] if comm.rank == 0 else []
+    rate = comm.bcast(2 * case.nbytes / float(np.median(copies)) if copies else None)
+    gpu = bench.own._engine.node.gpu  # noqa: SLF001 - whether ranks share a device
+    assert gpu is not None
+    devices = len(set(comm.allgather(gpu.device)))
+    moved = 2 * case.nbytes * comm.size // devices
+    floor_us = moved / rate * 1e6
+    measured = float(np.median(case.side(SYMMETRIC).samples_us))
+    share = floor_us / measured
+    must = {"text": f"{SHARE:.0%} of the copy's rate", "ratio": None, "holds": share >= SHARE}
+    return {
+        "schema": SCHEMA,
+        "kind": "floor",
+        "script": bench.script,
+        "case": case.name,
+        "ranks": comm.size,
+        "nbytes": case.nbytes,
+        "moved_bytes": moved,
+        "floor_us": floor_us,
+        "GBps_a_rank": rate / 1e9,
+        "measured_us": measured,
+        "musts": [must] if case.nbytes >= LARGE else [],
+        "line": f"{format_size(case.nbytes):>8}        {case.name:<22} floor: {moved / MiB:.0f} MiB a device, copied "
+        f"at {rate / 1e9:.0f} GB/s in {floor_us:.0f} us; measured {measured:.0f} us, {share:.0%} of that rate",
+    }
+
+
+def _copy(given: Buffer, other: Any) -> float:
+    """Return the seconds of one copy within the device."""
+    timer = given.module.timer()
+    assert timer is not None
+    begin, end, seconds = timer
+    begin()
+    given.module.copy(other, given.flat)()
+    end()
+    return float(seconds())
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "1M,16M,256M", measure))

@@ -1,0 +1,203 @@
+"""Symmetric and ordinary buffers beside the MPI library and Gloo, and how far they are from the memory's limit.
+
+The peers get ordinary buffers, which suit them better than shared ones. The floor is what every rank cannot but do:
+read and write, in the same windows, all at once, the very bytes that it must move, with nothing to wait for.
+
+    mpirun -n 2 python bench/symmetric.py --json symmetric.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import exp, log
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Floats, Must, Side, all_reduce_check
+from mpi4py import MPI
+from script import Result, main
+
+from hpccoll.errors import HpccollError
+from hpccoll.measure.record import SCHEMA
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.peers import TorchPeer
+from hpccoll.units import MiB, format_size
+
+LIBRARY, GLOO, FLOOR = "MPI library", "gloo", "memory alone, in the same windows"
+SYMMETRIC, ORDINARY = "symmetric", "ordinary"
+LARGE = 16 * MiB
+TWICE = Must("2x the library", LIBRARY, times=2.0)
+TILE = 2**14
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case for each operation and size, floors, and geometric means."""
+    gloo = _gloo(bench.comm)
+    found: list[Case] = []
+    for nbytes in bench.sizes:
+        case = bench.run(all_reduce_case(bench, nbytes // 4, gloo))
+        found.append(case)
+        yield case
+        if nbytes >= LARGE:
+            yield floor(bench, case)
+    yield from means(bench, found)
+    for nbytes in bench.sizes:
+        for make in (reduce_scatter_case, all_gather_case, broadcast_case):
+            yield bench.run(make(bench, nbytes // 4))
+
+
+def _gloo(comm: MPI.Intracomm) -> TorchPeer | None:
+    try:
+        return TorchPeer(comm, "gloo")
+    except HpccollError:
+        return None
+
+
+def all_reduce_case(bench: Bench, count: int, gloo: TorchPeer | None) -> Case:
+    """Race the library and Gloo on an ordinary buffer, and hpccoll on both kinds."""
+    comm, own = bench.comm, bench.own
+    x, y = own.empty(count, "float32"), np.zeros(count, np.float32)
+    x[:] = 0
+    vendor = 2.0 if MPI.get_vendor()[0] == "MPICH" else 1.0
+    musts = [Must(f"{vendor:g}x the library at each size", LIBRARY, times=vendor)]
+    library = partial(comm.Allreduce, MPI.IN_PLACE, [y, MPI.FLOAT], MPI.SUM)
+    sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library)]
+    if gloo is not None:
+        musts.append(Must("5x gloo", GLOO, times=5.0))
+        sides.append(Side(GLOO, gloo.prepare(Operation.ALL_REDUCE, y, y, "sum", 0)))
+    ordinary = (Must("1.3x the library", LIBRARY, times=1.3),) if x.nbytes >= LARGE else ()
+    sides.append(Side(ORDINARY, partial(own.all_reduce, y, algorithm="shared_two_shot"), ordinary))
+    if x.nbytes >= LARGE:
+        musts.append(Must("within 1.3x of the floor", FLOOR, times=1 / 1.3))
+        sides.append(Side(FLOOR, memory(bench, x), checked=False))
+    sides.append(Side(SYMMETRIC, partial(own.all_reduce, x, algorithm="shared_two_shot"), tuple(musts)))
+    checks = {SYMMETRIC: all_reduce_check(comm, x)}
+    ordinary_check = all_reduce_check(comm, y)
+    case = Case("all_reduce", x.nbytes, calls(x.nbytes), sides)
+    for side in sides:
+        if side.checked:
+            side.wrong = comm.allreduce(checks.get(side.name, ordinary_check)(side.call))
+    return case
+
+
+def calls(nbytes: int) -> int:
+    """Return how many calls a sample times back to back, so that each side finds the caches as it left them itself."""
+    return max(LARGE // nbytes, 1)
+
+
+def memory(bench: Bench, x: Floats) -> Callable[[], object]:
+    """Return what a rank cannot but do: read and write its slice of every rank's window, n S/n bytes each way."""
+    node, n, rank = bench.own._engine.node, bench.comm.size, bench.comm.rank  # noqa: SLF001 - the windows themselves
+    block = node.symmetric.find(x.__array_interface__["data"][0], x.nbytes)
+    assert block is not None
+    low, high = len(x) * rank // n, len(x) * (rank + 1) // n
+    slices = [x[low:high], *(piece.view(np.float32)[low:high] for piece in block.pieces.values())]
+    tiles = [each[at : at + TILE] for at in range(0, high - low, TILE) for each in slices]
+    steps = [partial(np.negative, tile, tile) for tile in tiles]
+
+    def touch() -> None:
+        for step in steps:
+            step()
+
+    return touch
+
+
+def floor(bench: Bench, case: Case) -> dict[str, Any]:
+    """Hold the symmetric all-reduce against the memory: each rank reads S bytes and writes S, n slices of S/n each."""
+    moved = 2 * case.nbytes
+    took, measured = (float(np.median(case.side(name).samples_us)) for name in (FLOOR, SYMMETRIC))
+    return {
+        "schema": SCHEMA,
+        "kind": "floor",
+        "script": bench.script,
+        "case": case.name,
+        "ranks": bench.comm.size,
+        "nbytes": case.nbytes,
+        "moved_bytes": moved,
+        "floor_us": took,
+        "GBps_a_rank": moved / took / 1e3,
+        "measured_us": measured,
+        "line": f"{format_size(case.nbytes):>8}        {case.name:<22} floor: a rank moves {moved / MiB:.0f} MiB in "
+        f"the windows; {bench.comm.size} ranks at once take {took:.0f} us ({moved / took / 1e3:.1f} GB/s each); "
+        f"measured {measured:.0f} us, {measured / took:.2f}x the floor",
+    }
+
+
+def means(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Yield the geometric mean over the sizes of the symmetric all-reduce's ratios."""
+    least = 3.0 if MPI.get_vendor()[0] == "MPICH" else 2.5
+    for against, times in ((LIBRARY, least), (GLOO, 5.0)):
+        ratios = [
+            case.ratio(case.side(SYMMETRIC), against).value
+            for case in cases
+            if any(side.name == against for side in case.sides)
+        ]
+        if not ratios:
+            continue
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        yield {
+            "schema": SCHEMA,
+            "kind": "mean",
+            "script": bench.script,
+            "case": "all_reduce",
+            "side": SYMMETRIC,
+            "baseline": against,
+            "ranks": bench.comm.size,
+            "sizes": [case.nbytes for case in cases],
+            "ratio": mean,
+            "musts": [{"text": f"{times:g}x on geometric mean", "ratio": None, "holds": mean >= times}],
+            "line": f"{'':8}        all_reduce             {SYMMETRIC} against {against}: mean {mean:.2f}x (geometric)",
+        }
+
+
+def reduce_scatter_case(bench: Bench, count: int) -> Case:
+    """Race the library's reduce_scatter on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    comm, own = bench.comm, bench.own
+    block = count // comm.size
+    x, out = (own.empty(size, "float32") for size in (block * comm.size, block))
+    a, b = np.zeros(block * comm.size, np.float32), np.zeros(block, np.float32)
+    x[:] = comm.rank
+    library = partial(comm.Reduce_scatter_block, [a, MPI.FLOAT], [b, block, MPI.FLOAT], MPI.SUM)
+    ours = partial(own.reduce_scatter, x, out=out, algorithm="shared")
+    wrong = _wrong(comm, ours, out, comm.size * (comm.size - 1) / 2)
+    return _pair("reduce_scatter", x.nbytes, library, ours, wrong)
+
+
+def all_gather_case(bench: Bench, count: int) -> Case:
+    """Race the library's all_gather on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    comm, own = bench.comm, bench.own
+    block = count // comm.size
+    x, out = (own.empty(size, "float32") for size in (block, block * comm.size))
+    a, b = np.zeros(block, np.float32), np.zeros(block * comm.size, np.float32)
+    x[:] = comm.rank
+    library = partial(comm.Allgather, [a, MPI.FLOAT], [b, block, MPI.FLOAT])
+    ours = partial(own.all_gather, x, out=out, algorithm="shared")
+    return _pair(
+        "all_gather", out.nbytes, library, ours, _wrong(comm, ours, out, np.repeat(np.arange(comm.size), block))
+    )
+
+
+def broadcast_case(bench: Bench, count: int) -> Case:
+    """Race the library's broadcast on an ordinary buffer against hpccoll's on a symmetric one."""
+    comm, own = bench.comm, bench.own
+    x, a = own.empty(count, "float32"), np.zeros(count, np.float32)
+    x[:] = 7 if comm.rank == 0 else 0
+    ours = partial(own.broadcast, x, algorithm="shared")
+    wrong = _wrong(comm, ours, x, 7)
+    return _pair("broadcast", x.nbytes, partial(comm.Bcast, [a, MPI.FLOAT]), ours, wrong)
+
+
+def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: Any) -> int:
+    call()
+    return comm.allreduce(int(np.count_nonzero(out != right)))
+
+
+def _pair(name: str, nbytes: int, library: Callable[[], object], ours: Callable[[], object], wrong: int) -> Case:
+    sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
+    return Case(name, nbytes, calls(nbytes), sides)
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "1M,4M,16M,64M", measure))

@@ -1,0 +1,166 @@
+"""What `hpccoll tune` runs: every candidate at every size, raced side by side, and the points of the table it gives.
+
+The candidates are all algorithms of an operation and the MPI library's own collective. Each is measured in the place
+that a plain call has: in place where `comm.all_reduce(x)` works in place, else with an `out` of its own. A candidate
+that is far behind after a few iterations has no more time; one with a wrong result does not enter the table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from hpccoll.collectives.registry import named
+from hpccoll.collectives.table import LIBRARY, BufferKind, Point, Series, Timing
+from hpccoll.measure.benchmark import Contender, Method, Race
+from hpccoll.measure.engines import contenders
+from hpccoll.measure.memory import SharedModule, buffers_in
+from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.stopping import Stop, StoppingRule
+from hpccoll.measure.suite import Session, Suite
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.cuda import CarvedCupyModule
+from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.peers import MpiPeer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.communicator import Communicator
+
+IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # what works in place where nothing else is said
+HOPELESS, GLANCE = 3.0, 5  # so many times slower than the best after so many iterations
+FEWEST, MOST = 9, 1000  # iterations of a row; 9 have a 95 % interval without their extremes
+TIGHT = 0.01
+BUSY = 0.2  # cores that other programs may keep busy before what was measured is in doubt
+
+
+class Heat(Race):
+    """A race in which the hopeless fall out early."""
+
+    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: Method) -> None:
+        super().__init__(comm, workload, contenders, method)
+        self._all = list(contenders)
+
+    def verdict(self, contender: Contender) -> Stop | None:
+        """Decide on rank 0; a candidate far behind the best has spent what it is given."""
+        best = min(each.median_us for each in self._all)
+        if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
+            return Stop.BUDGET
+        return super().verdict(contender)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is tuned: these operations, sizes (nccl-tests' S), element types and kinds of buffers."""
+
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[DType, ...]
+    buffers: tuple[BufferKind, ...]
+    nodes: int
+    seed: int
+    date: str
+
+    def suites(self, buffer: BufferKind) -> list[Suite]:
+        """The rows in buffers of one kind; a barrier has none, and is measured once."""
+        method = Method(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
+        suites = []
+        for dtype in self.dtypes:
+            for place in (True, False):
+                operations = tuple(
+                    each
+                    for each in self.operations
+                    if (each in IN_PLACE) is place and (each is not Operation.BARRIER or buffer is self.buffers[0])
+                )
+                if operations:
+                    facts = (operations, self.sizes, dtype, "sum", 0, (place,), ("all",), str(buffer), self.nodes)
+                    suites.append(Suite(*facts, method))
+        return suites
+
+
+class Trial(Session):
+    """The rows of one suite, raced; `found` grows by a series of one point with each size that is done."""
+
+    found: tuple[Series, ...] = ()
+    date = ""
+
+    def trial(self) -> Iterator[CollectiveRecord]:
+        """Yield a record as soon as its row is measured, on every rank alike."""
+        for task in self.tasks:
+            if isinstance(self.module, SharedModule | CarvedCupyModule):
+                self.module.rewind()
+            workload = Workload(task, self.module)
+            ready, refused = contenders(self.comm, self.peers, workload, self._algorithms(task))
+            self.refused += [reason for reason in refused if reason not in self.refused]
+            records = []
+            for contender in Heat(self.world, workload, ready, self.suite.method).run():
+                records.append(self._record(task, contender))
+                yield records[-1]
+            for contender in ready:
+                contender.free()
+            self.found += (self._series(task, records),)
+
+    def _algorithms(self, task: Task) -> list[str]:
+        alone = self.suite.nodes == 1 and self.suite.buffer != BufferKind.CUDA
+        known = super()._algorithms(task)
+        return [name for name in known if alone or not named(task.operation, name).shared]
+
+    def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> Series:
+        timings = tuple(
+            Timing(each.row.algorithm or LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high)
+            for each in records
+            if not each.wrong
+        )
+        point = Point(records[0].row.nbytes, self.date, timings)
+        buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.suite.buffer)
+        return Series(task.operation, task.dtype.itemsize, buffer, (point,))
+
+
+class Bystanders:
+    """How many cores of this node programs other than the ranks keep busy, from the making of it; one node only."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._begin, self._busy = comm, time.perf_counter(), self._busy_s(comm)
+
+    def cores(self) -> float:
+        """Return the cores that others kept busy so far; collective."""
+        busy = self._busy_s(self._comm) - self._busy
+        return max(0.0, float(self._comm.bcast(busy / (time.perf_counter() - self._begin))))
+
+    @staticmethod
+    def _busy_s(comm: MPI.Intracomm) -> float:
+        mine, spent = psutil.Process().cpu_times(), psutil.cpu_times()
+        ranks = comm.allreduce(mine.user + mine.system)
+        return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
+
+
+def trials(sweep: Sweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None) -> list[Trial]:
+    """Return all that is to be run, ready; collective.
+
+    Args:
+        sweep: what is tuned.
+        world: the ranks.
+        comm: hpccoll's communicator on them.
+        budget_s: seconds for all rows together.
+        row_s: seconds for each row instead, None for a share of `budget_s`.
+    """
+    ready: list[Trial] = []
+    for buffer in sweep.buffers:
+        suites = sweep.suites(buffer)
+        if not suites:
+            continue
+        module = buffers_in(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
+        ready += [Trial(suite, world, comm, [MpiPeer(world)], module, own=True) for suite in suites]
+    rows = sum(trial.rows for trial in ready)
+    for trial in ready:
+        trial.date = sweep.date
+        method = trial.suite.method
+        rule = replace(method.rule, budget_s=row_s or budget_s / max(rows, 1))
+        trial.suite = replace(trial.suite, method=replace(method, rule=rule))
+    return ready

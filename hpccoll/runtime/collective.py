@@ -1,0 +1,111 @@
+"""One collective as a rank sees it, checked and made ready for its plan: in place or not, scaled, set aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpccoll.collectives.registry import Algorithm
+from hpccoll.errors import BufferError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays import NUMPY, ArrayModule, Buffer, Flat, Step
+from hpccoll.runtime.dtypes import DType, dtype_named
+from hpccoll.runtime.reductions import Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One collective as this rank sees it.
+
+    `count` is the elements of the vector, or of one block; `source` and `result` are None where the operation gives
+    this rank none; `algorithm` is None where it is to be chosen; `library` asks for the MPI library's own.
+    """
+
+    operation: Operation
+    algorithm: Algorithm | None
+    root: int
+    reduction: Reduction
+    source: Buffer | None
+    result: Buffer | None
+    count: int
+    library: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """The element type; bytes where there is no buffer at all (barrier)."""
+        buffer = self.result or self.source
+        return buffer.dtype if buffer else dtype_named("uint8")
+
+    @property
+    def module(self) -> ArrayModule:
+        """The array module of the buffers."""
+        buffer = self.result or self.source
+        return buffer.module if buffer else NUMPY
+
+
+def rewritten(job: Job, rank: int) -> tuple[Job, tuple[Step, ...], bool]:
+    """Return the job as its plan sees it, what must be done before, and whether it works in place."""
+    in_place = shares_memory(job, rank)
+    if job.reduction.name == "premul_sum" and job.source is not None:
+        return _scaled(job, job.source)
+    if job.operation is Operation.ALL_TO_ALL and in_place and job.source is not None:
+        return (*_snapshot(job, job.source), False)
+    return job, (), in_place
+
+
+def afterwards(job: Job, ranks: int) -> tuple[Step, ...]:
+    """Return what must be done after the plan: `avg` divides."""
+    averages = job.reduction.name == "avg" and job.result is not None
+    return (job.module.divide(job.result.flat, ranks),) if averages and job.result else ()
+
+
+def _scaled(job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...], bool]:
+    """premul_sum: scale into the output where it holds the whole vector, else into memory of its own."""
+    whole = job.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and job.result is not None
+    target = job.result.flat if whole and job.result else job.module.empty(source.count, job.dtype)
+    step = job.module.scale(target, source.flat, job.reduction.factor, source.shape)
+    return replace(job, source=_moved(source, target)), (step,), whole
+
+
+def _snapshot(job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...]]:
+    target = job.module.empty(source.count, job.dtype)
+    return replace(job, source=_moved(source, target)), (job.module.copy(target, source.flat),)
+
+
+def _moved(source: Buffer, target: Flat) -> Buffer:
+    return replace(source, flat=target, address=source.module.address(target))
+
+
+def borrowed(job: Job) -> Job:
+    """Return the job on the same memory without keeping it alive.
+
+    What is cached must not hold on to buffers that their owner has let go of. It is run only for buffers that lie
+    where these lay, so the memory is there whenever it runs.
+    """
+    source, result = (
+        buffer and replace(buffer, flat=buffer.module.borrow(buffer.flat)) for buffer in (job.source, job.result)
+    )
+    return replace(job, source=source, result=result)
+
+
+def shares_memory(job: Job, rank: int) -> bool:
+    """Return whether input and output are the same memory where a chunk is both brought and wanted.
+
+    Raises:
+        BufferError: they overlap in any other way.
+    """
+    source, result = job.source, job.result
+    if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):
+        return False
+    offset = rank * job.count * job.dtype.itemsize
+    shift = {
+        Operation.ALL_GATHER: offset,
+        Operation.GATHER: offset,
+        Operation.REDUCE_SCATTER: -offset,
+        Operation.SCATTER: -offset,
+    }.get(job.operation, 0)
+    if source.address != result.address + shift:
+        raise BufferError(
+            f"{job.operation.value}: x and out overlap on rank {rank} but are not the same chunk; "
+            "pass separate memory, or for in place the rank's own block of the larger buffer"
+        )
+    return True

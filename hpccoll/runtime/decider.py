@@ -1,0 +1,71 @@
+"""What carries out a job: what was asked for, or what `auto` takes, told in the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mpi4py import MPI
+
+from hpccoll.collectives.choice import BufferKind, Choice, Chooser, Question, best_chunks
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.collective import Job
+from hpccoll.runtime.job import Layout
+from hpccoll.runtime.library import Library
+from hpccoll.runtime.node.node import Node
+from hpccoll.runtime.tuning import decision_log, table_for
+
+
+class Decider:
+    """Decides for one communicator.
+
+    Args:
+        comm: all ranks; collective over it.
+        layout: where they run.
+        node: the ranks of this node, whose symmetric buffers are known there.
+        library: the MPI library's own collectives.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, node: Node, library: Library) -> None:
+        self._ranks, self._one_node = comm.size, layout.nodes == 1
+        self._node, self._library = node, library
+        self._chooser = Chooser(comm.size, layout.nodes, table_for(comm, layout))
+        self._log = decision_log(comm.rank, comm.size)
+
+    def choose(self, job: Job) -> Choice:
+        """Return what carries out a job: the algorithm, None for the MPI library's own; in how many chunks; and why.
+
+        Raises:
+            UsageError: the library was asked for, and its result is not what hpccoll promises.
+        """
+        nbytes = job.count * job.dtype.itemsize * (self._ranks if job.operation.blocked else 1)
+        if job.library:
+            if not self._library.offers(job):
+                raise UsageError(
+                    f"the MPI library's own {job.operation.value} does not mean the same for {job.dtype.name} and "
+                    f"{job.reduction.name} here; choose an algorithm by name, or auto"
+                )
+            choice = Choice(None, 1, "asked for")
+        elif job.algorithm is not None:
+            choice = Choice(job.algorithm, best_chunks(job.algorithm, self._ranks, nbytes), "asked for")
+        else:
+            shared = self._one_node and not self._node.problem and not job.module.on_device
+            question = Question(
+                job.operation, nbytes, job.dtype.itemsize, memory_of(job, self._node), self._library.offers(job), shared
+            )
+            choice = self._chooser.choose(question)
+            if self._log is not None:
+                self._log(question, choice, job.dtype.name, job.reduction.name)
+        if choice.chunks <= max(job.count, 1):
+            return choice
+        return replace(choice, chunks=max(job.count, 1))
+
+
+def memory_of(job: Job, node: Node) -> BufferKind:
+    """Return where the buffers of a job are that every rank has: those that only the root has decide nothing."""
+    if job.module.on_device:
+        return BufferKind.CUDA
+    buffers = [job.source] if job.operation not in (Operation.BROADCAST, Operation.SCATTER) else []
+    buffers += [job.result] if job.operation not in (Operation.REDUCE, Operation.GATHER) else []
+    symmetric = [node.symmetric.find(each.address, each.nbytes) for each in buffers if each and each.nbytes]
+    return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST

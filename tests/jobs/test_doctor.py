@@ -1,0 +1,199 @@
+"""`hpccoll doctor`, run for real: alone and on ranks, with cores, launchers and leftovers that are really wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hpccoll.doctor.leftovers import candidates
+from hpccoll.measure.schema import schema
+from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
+
+SHM = Path("/dev/shm")
+AREAS = {
+    "versions",
+    "mpi",
+    "launcher",
+    "slurm",
+    "cores",
+    "shared memory",
+    "limits",
+    "clock",
+    "topology",
+    "network",
+    "gpu",
+}
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The record of the run, and the findings."""
+    run, *findings = [json.loads(line) for line in path.read_text().splitlines()]
+    assert run["kind"] == "run"
+    assert {each["kind"] for each in findings} == {"finding"}
+    return run, findings
+
+
+def of(findings: list[dict[str, Any]], area: str, severity: str) -> list[dict[str, Any]]:
+    return [each for each in findings if (each["area"], each["severity"]) == (area, severity)]
+
+
+def alone(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    words = [str(BIN / "hpccoll"), "doctor", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(**more))
+
+
+def test_alone_it_looks_at_every_area(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = alone("--json", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    run, findings = read(out)
+    for record in (run, *findings):
+        jsonschema.validate(record, schema())
+    assert {each["area"] for each in findings} >= AREAS | {"torch", "environment"}
+    assert all(each["found"] and each["evidence"] for each in findings)
+    assert all(each["remedy"] for each in findings if each["severity"] in ("warning", "problem"))
+    assert not any("failed by itself" in each["found"] for each in findings)
+    assert "Traceback" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("ok")
+    assert of(findings, "mpi", "ok")[0]["provides"] == ["mpi"]
+
+
+def test_ranks_say_one_thing_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "doctor", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    run, findings = read(out)
+    assert run["ranks"] == 2
+    assert done.stdout.count("perf_counter") == 1
+    assert any("2 ranks met" in each["found"] for each in of(findings, "launcher", "ok"))
+    assert any("have the same versions" in each["found"] for each in of(findings, "versions", "ok"))
+    assert [each for each in findings if each["area"] == "binding"]
+
+
+def test_json_on_standard_output_is_nothing_else() -> None:
+    done = hpccoll(2, "doctor", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["kind"] for line in done.stdout.splitlines()} == {"run", "finding"}
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset of util-linux")
+def test_ranks_on_one_core_are_a_problem(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    core = min(os.sched_getaffinity(0))
+    words = ["taskset", "-c", str(core), *command(2, "doctor", "--json", str(out))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    _, findings = read(out)
+    (found,) = of(findings, "binding", "problem")
+    assert f"all 2 ranks are bound to core {core}" in found["found"]
+    assert f"rank 0: {core}, rank 1: {core}" in found["evidence"]
+    assert "--bind-to core" in found["remedy"]
+    assert any("2 ranks on 1 core" in each["found"] for each in of(findings, "cores", "warning"))
+
+
+def test_another_mpi_s_launcher_is_a_finding_and_no_end() -> None:
+    """What the other MPI's mpirun says to each of two processes, which this MPI does not see as one job."""
+    open_mpi = (BIN / "ompi_info").exists()
+    variable = "PMI_SIZE" if open_mpi else "OMPI_COMM_WORLD_SIZE"
+    rank = "PMI_RANK" if open_mpi else "OMPI_COMM_WORLD_RANK"
+    first = alone("--json", "-", **{variable: "2", rank: "0"})
+    assert first.returncode == 0, first.stderr
+    findings = [json.loads(line) for line in first.stdout.splitlines()][1:]
+    (found,) = of(findings, "launcher", "problem")
+    assert f"{variable}=2" in found["found"]
+    assert "mpirun of" in found["remedy"]
+    second = alone("--json", "-", **{variable: "2", rank: "1"})
+    assert (second.returncode, second.stdout) == (0, "")
+
+
+def test_a_killed_rank_s_shared_memory_is_named() -> None:
+    """MPICH leaves its segment when a rank is killed; the file is found, named, and left to the user."""
+    script = """
+import os, re, signal
+from mpi4py import MPI
+with open("/proc/self/maps") as maps:
+    print(*sorted(set(re.findall(r"(/dev/shm/\\S+)$", maps.read(), re.MULTILINE))), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment()
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = [path for path in map(Path, killed.stdout.split()) if path.exists()]
+    if not left:
+        pytest.skip("this MPI leaves nothing behind when one process is killed")
+    try:
+        findings = [json.loads(line) for line in alone("--json", "-").stdout.splitlines()][1:]
+        (found,) = of(findings, "shared memory", "warning")
+        words = shlex.split(found["remedy"])
+        assert words[:2] == ["rm", "--"]
+        assert {str(path) for path in left} <= set(words)
+        assert all(path.exists() for path in left)
+    finally:
+        for path in left:
+            path.unlink(missing_ok=True)
+
+
+def test_it_leaves_nothing_behind() -> None:
+    before = {path.name for path in SHM.iterdir()}
+    assert alone().returncode == 0
+    left = [each.path.name for each in candidates(SHM) if each.path.name not in before and not each.held]
+    assert not left
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_required_and_missing_ends_with_three(ranks: int) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU")
+    done = hpccoll(ranks, "doctor", "--require", "mpi,cuda,ipc")
+    assert done.returncode == 3
+    assert done.stderr.count("--require cuda: not available") == 1
+    assert "--require ipc: not available" in done.stderr
+    assert "Abort" not in done.stderr
+    assert "no CUDA device" in done.stdout
+
+
+def test_what_is_required_and_here_ends_with_zero() -> None:
+    assert alone("--require", "mpi").returncode == 0
+    wrong = alone("--require", "nonsense")
+    assert wrong.returncode == 2
+    assert "cuda_aware" in wrong.stderr
+
+
+def test_a_library_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
+    broken = tmp_path / "libmpi.so"
+    broken.write_text("not a library")
+    done = alone("--json", "-", MPI4PY_LIBMPI=str(broken))
+    assert done.returncode == 0, done.stderr
+    findings = [json.loads(line) for line in done.stdout.splitlines()][1:]
+    (found,) = of(findings, "mpi", "problem")
+    assert "no MPI library is here" in found["evidence"]
+    assert {each["area"] for each in findings} >= AREAS - {"versions"}
+
+
+def test_a_driver_that_crashes_or_hangs_is_a_finding(tmp_path: Path) -> None:
+    """A library under the driver's name that dies, or sleeps, as soon as it is loaded."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    for word, body in (("crashed by SIGSEGV", "raise(11);"), ("gave no answer within 2 s", "sleep(600);")):
+        source = tmp_path / "driver.c"
+        source.write_text(
+            f"#include <signal.h>\n#include <unistd.h>\n__attribute__((constructor)) void f(void) {{ {body} }}\n"
+        )
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+        done = alone("--limit", "2" if "sleep" in body else "30", "--json", "-", LD_LIBRARY_PATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        findings = [json.loads(line) for line in done.stdout.splitlines()][1:]
+        (found,) = of(findings, "gpu", "problem")
+        assert word in found["evidence"]

@@ -1,0 +1,234 @@
+"""A device that is none: memory that the ranks of a host share, streams that run late, events that processes share.
+
+It keeps CUDA's rules, as far as fences and symmetric buffers lean on them. What is queued on a stream runs in order,
+later, in a thread of the stream's own, while the host goes on. Recording an event queues it; waiting for an event
+queues a wait for what was last recorded when the host called it, and for nothing where nothing was. A kernel's
+parameters are read when it is queued. Memory that is freed is spoilt for all who still have it mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import queue
+import random
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpccoll.runtime.arrays import Borrowed, NumPyModule
+from hpccoll.runtime.node.kernels import THREADS, Kernel
+from tests.unit.host_kernels import HostKernels, run
+
+SPOILT = 0xDD
+STUCK_S = 30.0  # after which a wait for an event gives up
+
+
+class Mapping:
+    """Bytes of a nameless file, by address; other processes of this host open them by a path."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self.bytes = np.frombuffer(self.memory, np.uint8)
+        self.address = int(self.bytes.__array_interface__["data"][0])
+
+    @classmethod
+    def new(cls, nbytes: int) -> Mapping:
+        descriptor = os.memfd_create("late", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, max(nbytes, 1))
+        return cls(descriptor)
+
+    @classmethod
+    def opened(cls, handle: bytes) -> Mapping:
+        return cls(os.open(handle.decode(), os.O_RDWR | os.O_CLOEXEC))
+
+    @property
+    def handle(self) -> bytes:
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}".encode()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Stream:
+    """Runs what is queued, late and in order."""
+
+    def __init__(self, seed: int, lateness_s: float) -> None:
+        self.lateness_s, self.failed = lateness_s, ""
+        self._random = random.Random(seed)
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, step: Any) -> None:
+        self._queue.put(step)
+
+    def _run(self) -> None:
+        while (step := self._queue.get()) is not None:
+            if self.lateness_s:
+                time.sleep(self._random.random() * self.lateness_s)
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - told by `synchronize`, in the test's own thread
+                self.failed = self.failed or repr(error)
+
+    def synchronize(self) -> None:
+        done = threading.Event()
+        self.put(done.set)
+        assert done.wait(2 * STUCK_S), "the stream stands still"
+        assert not self.failed, self.failed
+
+    def end(self) -> None:
+        self.put(None)
+        self._thread.join()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's entry, and how many bytes its parameters are."""
+
+    entry: Any
+    nbytes: int
+
+
+class LateDriver:
+    """`Driver` on that device. `log` is what was called, for tests that count."""
+
+    processors = 2
+
+    def __init__(self, rank: int, folder: Path, lateness_s: float = 1e-3) -> None:
+        self.streams = {7: Stream(rank, lateness_s), 8: Stream(rank + 100, lateness_s)}
+        self.current = 7
+        self.kernels = HostKernels(folder)
+        self.owned: dict[int, Mapping] = {}
+        self.opened: dict[int, Mapping] = {}
+        self.events: dict[int, Mapping] = {}
+        self.log: list[str] = []
+        self._made = 0
+
+    def identity(self) -> str:
+        return "late"
+
+    def select(self) -> int:
+        return 0
+
+    def restore(self, device: int) -> None:
+        assert device == 0
+
+    def allocate(self, nbytes: int) -> int:
+        made = Mapping.new(nbytes)
+        self.owned[made.address] = made
+        return made.address
+
+    def release(self, address: int) -> None:
+        gone = self.owned.pop(address)
+        gone.bytes[:] = SPOILT
+        gone.close()
+
+    def export(self, address: int) -> bytes:
+        return self.owned[address].handle
+
+    def open(self, handle: bytes) -> int:
+        made = Mapping.opened(handle)
+        self.opened[made.address] = made
+        return made.address
+
+    def close(self, address: int) -> None:
+        self.opened.pop(address).close()
+
+    def array(self, address: int, nbytes: int, owner: object) -> Any:
+        return np.asarray(Borrowed("__array_interface__", address, nbytes, (owner, self.owned[address])))
+
+    def event(self, *, shared: bool) -> int:  # noqa: ARG002 - all are
+        return self._event(Mapping.new(16))
+
+    def _event(self, words: Mapping) -> int:
+        self._made += 1
+        self.events[self._made] = words
+        return self._made
+
+    def export_event(self, event: int) -> bytes:
+        return self.events[event].handle
+
+    def open_event(self, handle: bytes) -> int:
+        return self._event(Mapping.opened(handle))
+
+    def drop_event(self, event: int) -> None:
+        gone = self.events.pop(event)
+        gone.bytes[:] = SPOILT
+        gone.close()
+
+    def record(self, event: int, stream: int) -> None:
+        self.log.append("record")
+        words = self.events[event].bytes.view(np.uint64)
+        words[0] += 1
+        number = int(words[0])
+        self.streams[stream].put(lambda: words.__setitem__(1, max(int(words[1]), number)))
+
+    def wait(self, event: int, stream: int) -> None:
+        self.log.append("wait")
+        words = self.events[event].bytes.view(np.uint64)
+        number, end = int(words[0]), time.monotonic() + STUCK_S
+
+        def until() -> None:
+            while int(words[1]) < number:
+                assert time.monotonic() < end, "an event never came"
+                time.sleep(5e-5)
+
+        self.streams[stream].put(until)
+
+    def drain(self) -> None:
+        for stream in self.streams.values():
+            stream.synchronize()
+
+    def kernel(self, kernel: Kernel) -> Compiled:
+        return Compiled(self.kernels.kernel(kernel), kernel.rows * kernel.chain.words * 8)
+
+    def launch(self, function: Compiled, grid: tuple[int, int], parameters: int, stream: int) -> None:
+        self.log.append("launch")
+        assert grid[0] * grid[1] * THREADS >= 1
+        place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
+        words = np.frombuffer(ctypes.string_at(place, function.nbytes), np.uint64).copy()
+        kept = np.array([words.ctypes.data], np.uint64), words
+        self.streams[stream].put(lambda: run(function.entry, grid[1], int(kept[0].ctypes.data)))
+
+    def end(self) -> None:
+        for stream in self.streams.values():
+            stream.end()
+
+
+class LateModule(NumPyModule):
+    """Arrays in that device's memory: what is done to them is queued on the current stream."""
+
+    name, on_device = "late", True
+
+    def __init__(self, driver: LateDriver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def stream(self) -> tuple[int, object]:
+        return self._driver.current, None
+
+    def later(self, step: Any) -> Any:
+        return lambda: self._driver.streams[self._driver.current].put(step)
+
+    def combine(self, function: str, left: Any, right: Any, out: Any) -> Any:
+        return self.later(super().combine(function, left, right, out))
+
+    def copy(self, out: Any, source: Any) -> Any:
+        return self.later(super().copy(out, source))
+
+    def scale(self, out: Any, source: Any, factor: Any, shape: tuple[int, ...]) -> Any:
+        return self.later(super().scale(out, source, factor, shape))
+
+    def divide(self, out: Any, divisor: int) -> Any:
+        return self.later(super().divide(out, divisor))
+
+    def synchronize(self) -> None:
+        self._driver.streams[self._driver.current].synchronize()

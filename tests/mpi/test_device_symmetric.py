@@ -1,0 +1,446 @@
+"""Symmetric device memory without a device: the real fences, kernels and lifetimes on streams that run late.
+
+`late_device` stands in for the driver; its memory is shared for real, among the ranks of the run, and the kernels' own
+text runs in it. What the order of record, meeting and wait is for shows when one of them is left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpccoll
+from hpccoll.collectives import registered
+from hpccoll.errors import MismatchError, UnavailableError, UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import shapes
+from hpccoll.runtime.arrays import Buffer, adopt
+from hpccoll.runtime.node.device import Device, Fences
+from hpccoll.runtime.node.gate import Gate
+from hpccoll.runtime.node.ipc import SLOTS, Closings, limbo
+from tests.mpi import calls
+from tests.mpi.calls import Call, check
+from tests.mpi.cases import Case
+from tests.mpi.late_device import SPOILT, LateDriver, LateModule
+from tests.mpi.test_matrix import SAMPLE, counts
+from tests.unit.host_kernels import COMPILER
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
+
+SHARED = {known.full_name: known for known in registered() if known.shared}
+COUNT = 3000
+
+
+class World:
+    """A communicator on late devices: what `adopt` finds in their memory is theirs, all other memory is the host's."""
+
+    def __init__(self, comm, folder):
+        self.comm = comm
+        self.hpc = hpccoll.Communicator(comm)
+        self.driver = LateDriver(comm.rank, folder)
+        self.module = LateModule(self.driver)
+        self.node = self.hpc._engine.node
+        self.node.gpu = Device(self.hpc._engine.comm, self.node.ranks, self.node.gate, lambda: self.driver)
+
+    def empty(self, shape, dtype="float32"):
+        return self.node.device_empty(shape, dtype)
+
+    def adopt(self, array, role, writable):
+        found = adopt(array, role, writable)
+        if found.nbytes and self.node.symmetric.find(found.address, 1) is None:
+            return found
+        return Buffer(found.flat, self.module, found.dtype, found.address, found.shape)
+
+    def synchronize(self):
+        self.driver.drain()
+
+    def close(self):
+        self.hpc.close()
+        limbo().sweep()
+
+
+@pytest.fixture(scope="module")
+def world(comm, tmp_path_factory):
+    made = World(comm, tmp_path_factory.mktemp("kernels"))
+    yield made
+    made.close()
+    comm.Barrier()
+    limbo().sweep()
+    made.driver.end()
+
+
+@pytest.fixture(autouse=True)
+def adopted(world, monkeypatch):
+    """Every array of a call is looked up in the device's memory first."""
+    monkeypatch.setattr(shapes, "adopt", world.adopt)
+
+
+def late(world, step):
+    """Queue what a user's own kernel would do."""
+    world.module.later(step)()
+
+
+def queued(world, x, turn, **how):
+    """Queue a new input and an all-reduce of it; return what must come out."""
+    n, rank = world.hpc.size, world.hpc.rank
+    late(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
+    world.hpc.all_reduce(x, algorithm=how.pop("algorithm", "shared_two_shot"), **how)
+    return n * np.arange(len(x), dtype=x.dtype) + n * turn + n * (n - 1) // 2
+
+
+class Pool:
+    """Gives out a symmetric buffer piece by piece, misaligned on purpose."""
+
+    def __init__(self, whole):
+        self.whole, self.used = whole, 0
+
+    def __call__(self):
+        self.used = 0
+        return self.take
+
+    def take(self, nbytes):
+        begin, self.used = self.used, self.used + nbytes + 8
+        return self.whole[begin : begin + nbytes]
+
+
+class LateCall(Call):
+    """A call whose buffers are looked at only when the stream is through."""
+
+    world: World
+
+    def load(self):
+        self.world.synchronize()
+        super().load()
+
+    def result(self):
+        self.world.synchronize()
+        return super().result()
+
+
+def by_kernels(name, op, in_place):
+    """Whether a case has all that others touch in its own buffers: not in a scaled or a saved copy of them."""
+    operation = SHARED[name].operation
+    scaled = op.startswith("premul") and operation is not Operation.ALL_REDUCE
+    return operation is not Operation.BARRIER and not scaled and not (operation is Operation.ALL_TO_ALL and in_place)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if SHARED[name].operation is not Operation.BARRIER])
+@settings(max_examples=1)
+@given(data=st.data())
+def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, data):
+    """In place and out, in all reductions and element types, at any byte, the streams late at every step."""
+    pool = Pool(world.empty(2**20, "uint8"))
+    cases = []
+    for turn, (_, dtype, op, size, in_place, path, special) in enumerate(row for row in SAMPLE if row[0] == name):
+        count = data.draw(counts(size, world.hpc.size, turn), label="count")
+        root = (data.draw(st.integers(0, world.hpc.size - 1), label="root") + turn) % world.hpc.size
+        if by_kernels(name, op, in_place):
+            cases.append(Case(SHARED[name], dtype, op, count, root, in_place, path, special, seed=turn))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LateCall, "world", world, raising=False)
+        patch.setattr(calls, "Call", LateCall)
+        check(world.hpc, comm, cases, pool)
+    assert "launch" in world.driver.log or world.hpc.size == 1 or not cases
+
+
+@pytest.mark.parametrize("algorithm", ["shared_one_shot", "shared_two_shot"])
+def test_nothing_waits_for_the_stream_on_the_host(world, monkeypatch, algorithm):
+    """Calls follow each other without the host ever waiting for what they queued."""
+    x, out = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
+    queued(world, x, 0, out=out, algorithm=algorithm)
+
+    def never(*_):
+        raise AssertionError("the host waited for the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LateModule, "synchronize", never)
+        patch.setattr(LateDriver, "drain", never)
+        rights = [queued(world, x, turn, out=out, algorithm=algorithm) for turn in range(20)]
+    world.synchronize()
+    assert (out == rights[-1]).all()
+
+
+def test_a_call_is_a_few_driver_calls(world):
+    """Two-shot: two fences, each one record and a wait for each other rank, and one kernel."""
+    x, out = world.empty(COUNT), world.empty(COUNT)
+    for _ in range(3):
+        world.hpc.all_reduce(x, out=out, algorithm="shared_two_shot")
+    world.driver.log.clear()
+    world.hpc.all_reduce(x, out=out, algorithm="shared_two_shot")
+    others = world.hpc.size - 1
+    if others:
+        assert world.driver.log == ["record", *["wait"] * others, "launch", "record", *["wait"] * others]
+
+
+def test_another_stream_goes_on_where_the_first_one_was(world):
+    """The user changes streams between calls: the second must not overtake the first."""
+    x = world.empty(COUNT, "int64")
+    try:
+        for turn in range(12):
+            world.driver.current = 7 + turn % 2
+            right = queued(world, x, turn)
+            if turn % 3 == 0:
+                world.synchronize()
+                assert (x == right).all()
+            # What the next call's own kernel writes must come after this call's: the user's affair, as on any device.
+            world.synchronize()
+    finally:
+        world.driver.current = 7
+
+
+def test_a_call_on_another_stream_waits_for_scratch(world):
+    """One-shot in place sums into scratch that the calls share; the second call's stream is empty, the first's late."""
+    if world.hpc.size == 1:
+        pytest.skip("needs two ranks")
+    x, y = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
+    wrong = 0
+    for turn in range(6):
+        world.driver.streams[7].lateness_s = 0.03
+        try:
+            first = queued(world, x, turn, algorithm="shared_one_shot")
+            world.driver.current = 8
+            second = queued(world, y, turn + 5, algorithm="shared_one_shot")
+        finally:
+            world.driver.current = 7
+            world.driver.streams[7].lateness_s = 1e-3
+        world.synchronize()
+        wrong += int((x != first).any() or (y != second).any())
+    assert world.comm.allreduce(wrong) == 0
+
+
+class WithoutRecord(Fences):
+    """Nobody says when its work is done."""
+
+    def fence(self, stream):
+        self._gate.fence()
+        self._wait(self._gate.turn ^ 1, stream)
+
+    def enter(self, stream, entry, source, result):
+        direct = self._gate.enter(entry, source, result)
+        self._wait(self._gate.turn ^ 1, stream)
+        return direct
+
+
+class WithoutMeeting(Fences):
+    """Waits are called before the others need have recorded."""
+
+    def fence(self, stream):
+        turn = self._gate.turn
+        self._driver.record(self._own[turn], stream)
+        self._wait(turn, stream)
+        self._gate.fence()
+
+    def enter(self, stream, entry, source, result):
+        turn = self._gate.turn
+        self._driver.record(self._own[turn], stream)
+        self._wait(turn, stream)
+        return self._gate.enter(entry, source, result)
+
+
+class WithoutWait(Fences):
+    """Nobody waits."""
+
+    def _wait(self, turn, stream):
+        pass
+
+
+FENCES = {"whole": Fences, "no record": WithoutRecord, "no meeting": WithoutMeeting, "no wait": WithoutWait}
+
+
+@pytest.mark.parametrize("kind", FENCES)
+def test_every_part_of_a_fence_is_needed(world, comm, kind):
+    """Rank 0's stream is late, and the last rank's host: whole fences come out right, and no others do."""
+    if comm.size == 1:
+        pytest.skip("needs two ranks")
+    fences, driver = world.node.gpu.fences, world.driver
+    made = FENCES[kind](driver, world.node.gate, fences._own, list(zip(*fences._theirs, strict=True)))
+    x = world.empty(COUNT, "int64")
+    wrong = 0
+    world.synchronize()
+    comm.Barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.node.gpu, "fences", made)
+        driver.streams[7].lateness_s = 0.02 if comm.rank == 0 else 0
+        for turn in range(8):
+            if comm.rank == comm.size - 1:
+                time.sleep(5e-3)
+            right = queued(world, x, turn)
+            world.synchronize()
+            wrong += int((x != right).any())
+    driver.streams[7].lateness_s = 1e-3
+    world.synchronize()
+    assert (comm.allreduce(wrong) > 0) == (kind != "whole")
+
+
+def test_turns_are_alike_where_host_collectives_lie_between(world):
+    """Meetings on host memory count as well: which of two events comes next is the same on every rank."""
+    x, host = world.empty(COUNT, "int64"), np.zeros(10)
+    for turn in range(9):
+        for _ in range(turn % 3):
+            world.hpc.all_reduce(host, algorithm="shared_one_shot")
+        right = queued(world, x, turn)
+        world.synchronize()
+        assert (x == right).all()
+
+
+def test_ordinary_device_memory_is_refused_alike(world):
+    """One rank's buffer is not symmetric: all ranks hear of it, and the next call is right."""
+    x = world.empty(COUNT)
+    lonely = np.zeros(COUNT, np.float32)
+    mine = lonely if world.hpc.rank == 0 else x
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            shapes,
+            "adopt",
+            lambda array, role, writable: Buffer(
+                array,
+                world.module,
+                adopt(array, role, writable).dtype,
+                array.__array_interface__["data"][0],
+                array.shape,
+            ),
+        )
+        with pytest.raises(UsageError, match="cupy_empty"):
+            world.hpc.all_reduce(mine, algorithm="shared_two_shot")
+    right = queued(world, x, 3)
+    world.synchronize()
+    assert (x == right).all()
+
+
+def test_host_and_device_memory_do_not_go_together(world):
+    if world.hpc.size == 1:
+        pytest.skip("needs two ranks")
+    x = world.empty(COUNT) if world.hpc.rank else (world.empty(COUNT), np.zeros(COUNT, np.float32))[1]
+    with pytest.raises(MismatchError, match="memory"):
+        world.hpc.all_reduce(x, algorithm="shared_two_shot")
+
+
+def test_memory_lives_until_nobody_has_it_mapped(world, comm):
+    """The owner's array goes first: its memory stays as it was until the last mapping of it is closed."""
+    if comm.size == 1:
+        pytest.skip("needs two ranks")
+    x = world.empty(COUNT, "uint8")
+    block = world.node.symmetric.find(x.__array_interface__["data"][0], 1)
+    there = world.driver.opened[next(iter(block.pieces.values())).address]
+    x[:] = 1
+    comm.Barrier()
+    if comm.rank == 0:
+        world.hpc.free(x)
+        del x, block
+        gc.collect()
+        assert limbo().sweep() >= 1
+    comm.Barrier()
+    if comm.rank == 1:
+        assert (there.bytes[:COUNT] == 1).all()
+        world.hpc.free(x)
+        del x, block
+        gc.collect()
+    comm.Barrier()
+    if comm.size == 2:
+        assert limbo().sweep() == 0
+        comm.Barrier()
+        assert (there.bytes[:COUNT] == SPOILT).all()
+
+
+def test_buffers_that_come_and_go_leave_nothing(world, comm):
+    def held():
+        gc.collect()
+        comm.Barrier()
+        world.node.gpu.driver.drain()
+        left = limbo().sweep()
+        return len(world.driver.owned) - left, len(world.driver.opened)
+
+    def cycle(turn):
+        x = world.empty(COUNT, "int64")
+        rights = [queued(world, x, each + turn) for each in range(3)]
+        world.synchronize()
+        assert (x == rights[-1]).all()
+        if turn % 2:
+            world.hpc.free(x)
+
+    for turn in range(4):
+        cycle(turn)
+    before = held()
+    for turn in range(40):
+        cycle(turn)
+    assert held() == before
+
+
+def test_a_freed_buffer_says_so(world):
+    x = world.empty(COUNT)
+    world.hpc.all_reduce(x, algorithm="shared_two_shot")
+    world.hpc.free(x)
+    with pytest.raises(UsageError, match="was freed"):
+        world.hpc.all_reduce(x, algorithm="shared_two_shot")
+
+
+def test_what_fails_on_one_rank_fails_on_all(world, comm):
+    """Out of memory, or a handle that does not open: the same error everywhere, with a remedy, and nothing is left."""
+
+    def fails(*_):
+        raise RuntimeError("cudaErrorMapBufferObjectFailed")
+
+    gc.collect()
+    comm.Barrier()  # now all mappings of buffers that are gone are closed, and their memory can go, too
+    limbo().sweep()
+    before = len(world.driver.owned), len(world.driver.opened)
+    for name in ("allocate", "export", "open"):
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(world.driver, name, fails)
+            if name == "open" and comm.size == 1:
+                continue
+            with pytest.raises(UnavailableError, match=rf"rank {comm.size - 1}.*MapBuffer.*gpus-per-node"):
+                world.empty(COUNT)
+    assert (len(world.driver.owned), len(world.driver.opened)) == before
+    x = world.empty(COUNT, "int64")
+    right = queued(world, x, 1)
+    world.synchronize()
+    assert (x == right).all()
+
+
+def test_another_device_is_refused_alike(world, comm):
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 0:
+            patch.setattr(world.driver, "identity", lambda: "another")
+        with pytest.raises(UnavailableError, match="first device buffer"):
+            world.empty(COUNT)
+
+
+def test_without_cupy_or_a_device_every_rank_says_so(comm):
+    import importlib.util
+
+    if importlib.util.find_spec("cupy") is not None:
+        pytest.skip("CuPy is here")
+    with hpccoll.Communicator(comm) as hpc, pytest.raises(UnavailableError, match="CuPy is not here"):
+        hpc.cupy_empty(3)
+
+
+def test_closings_are_counted_and_never_early():
+    """Two buffers in one slot: it is through only when both are."""
+    mine, theirs = (memoryview(bytearray(8 * SLOTS)).cast("Q") for _ in range(2))
+    here, there = Closings(mine, [theirs]), Closings(theirs, [mine])
+    for each in (here, there):
+        each.made(3)
+        each.made(3 + SLOTS)
+    there.close(3 + SLOTS)
+    assert not here.through(3)
+    there.close(3)
+    assert here.through(3)
+    assert here.through(3 + SLOTS)
+    assert not there.through(3)
+
+
+def test_which_event_is_next_follows_the_meetings():
+    gate = Gate(memoryview(bytearray(64)).cast("Q"), (), False, (), lambda: None)
+    seen = []
+    for _ in range(4):
+        seen.append(gate.turn)
+        gate.fence()
+    assert seen == [1, 0, 1, 0]

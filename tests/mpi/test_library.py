@@ -1,0 +1,264 @@
+"""The MPI library's own collectives in hpccoll's place: the same results, in whatever order ranks wait."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccoll
+from hpccoll.collectives import named, names
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime.collective import Job
+from hpccoll.runtime.dtypes import DTYPES, dtype_named
+from hpccoll.runtime.library import PERSISTENT, Library, Underway, means_the_same
+from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.shapes import shape
+from tests.mpi.calls import Call
+from tests.mpi.cases import NAMES, OPS, Case, bits, legal
+
+FORMS = ("run", "bind", "together", "beside", "start")
+COUNTS = (0, 1, 7, 500)
+
+
+class Others:
+    """Asynchronous operations under way, as an engine has them."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, Underway] = {}
+        self.waited = 0
+
+    def progress(self) -> None:
+        self.waited += 1
+        for lane, each in list(self.under_way.items()):
+            if each.advance():
+                del self.under_way[lane]
+
+
+@pytest.fixture(scope="module")
+def hpc(comm) -> Iterator[hpccoll.Communicator]:
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+@pytest.fixture
+def others() -> Others:
+    return Others()
+
+
+@pytest.fixture
+def library(comm, others) -> Iterator[Library]:
+    own = comm.Dup()
+    yield Library(own, others.under_way, others.progress, lambda: False)
+    own.Free()
+
+
+def asked(call: Call) -> Job:
+    """The job of a call, as the communicator makes it."""
+    x, how = call.arguments()
+    operation, root = call.case.operation, how.get("root", 0)
+    shaped = shape(operation, x, how.get("out"), call.rank, call.n, root)
+    return Job(operation, None, root, Reduction.parse(how.get("op", "sum")), shaped.source, shaped.result, shaped.count)
+
+
+def carried(library: Library, call: Call, form: str) -> list[Any]:
+    """Run a call in one of the forms, and return the result of each time."""
+    job, found = asked(call), []
+    assert library.offers(job)
+    if form == "start":
+        call.load()
+        under_way = library.start(job)
+        while not under_way.advance():
+            pass
+        assert under_way.done
+        return [call.result()]
+    if form == "beside":
+        library.asynchronous()
+    bound = None if form == "run" else library.bind(job, together=form == "together")
+    for _ in range(3):
+        call.load()
+        if bound is None:
+            library.run(job)
+        else:
+            bound()
+        found.append(call.result())
+    if bound is not None:
+        bound.free()
+        with pytest.raises(UsageError, match="prepare it again"):
+            bound()
+    return found
+
+
+def rows() -> list[tuple[Operation, str, str]]:
+    return [
+        (operation, dtype, op)
+        for operation, dtype, op in product(Operation, NAMES, ("none", *OPS))
+        if legal(operation, dtype, op)
+        and not op.startswith("premul")
+        and means_the_same(operation, dtype_named(dtype), Reduction.parse("sum" if op == "none" else op))
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("operation", Operation)
+def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
+    for turn, (_, dtype, op) in enumerate(row for row in rows() if row[0] is operation):
+        count = COUNTS[(turn + FORMS.index(form)) % len(COUNTS)]
+        algorithm = named(operation, names(operation)[0])
+        for in_place in (False, True):
+            case = Case(
+                algorithm, dtype, op, count, turn % comm.size, in_place, special=not operation.reduces, seed=turn
+            )
+            wanted = case.replayed(comm.size, hpc._engine.choose(asked(Call(hpc, case))).chunks)[comm.rank]
+            for found in carried(library, Call(hpc, case), form):
+                if found is None:
+                    continue
+                if operation.reduces and case.kind.kind in "fc":
+                    assert case.wrong(comm.rank, comm.size, found) == 0, case
+                else:
+                    assert bits(found) == bits(wanted), case
+                if operation is Operation.ALL_REDUCE:
+                    assert len(set(comm.allgather(bits(found)))) == 1, (case, "ranks differ")
+
+
+def sums(rank: int, n: int, count: int) -> tuple[Job, np.ndarray, list[int]]:
+    """An all-reduce in place, its array and what must be in it after."""
+    x = np.arange(count, dtype=np.int64) + rank
+    shaped = shape(Operation.ALL_REDUCE, x, None, rank, n, 0)
+    job = Job(Operation.ALL_REDUCE, None, 0, Reduction("sum"), shaped.source, shaped.result, count)
+    return job, x, (n * np.arange(count) + n * (n - 1) // 2).tolist()
+
+
+def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, others):
+    """One rank has waited for what began before, and another has not: their blocking calls must meet."""
+    n, rank = comm.size, comm.rank
+    early = [library.bind(sums(rank, n, 4)[0]) for _ in range(3)]
+    for turn in range(20):
+        begun = [sums(rank, n, 1 + 50 * i) for i in range(4)]
+        others.under_way.update(enumerate(library.start(job) for job, _, _ in begun))
+        mine = list(range(4))
+        random.Random(100 * turn + rank).shuffle(mine)
+        if rank % 2:  # these wait before they block, the others after
+            while others.under_way:
+                others.progress()
+        job, x, wanted = sums(rank, n, 9)
+        library.run(job)
+        assert x.tolist() == wanted
+        for each in early:
+            each()
+        for i in mine:
+            while i in others.under_way:
+                others.progress()
+            assert begun[i][1].tolist() == begun[i][2]
+
+
+class Answering:
+    """Something under way at rank 0 that answers each other rank's message, and only when it is carried on."""
+
+    def __init__(self, gate: MPI.Intracomm) -> None:
+        self.gate = gate
+        self.asked = {peer: gate.irecv(source=peer) for peer in range(1, gate.size)}
+
+    def advance(self) -> bool:
+        for peer, request in list(self.asked.items()):
+            if request.test()[0]:
+                del self.asked[peer]
+                self.gate.send(None, peer)
+        return not self.asked
+
+
+@pytest.mark.parametrize("form", ["run", "bound before", "bound after"])
+def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library, others, form):
+    gate = comm.Dup()
+    job, x, wanted = sums(comm.rank, comm.size, 3)
+    early = library.bind(job)
+    library.asynchronous()
+    if comm.rank:
+        gate.send(comm.rank, 0)
+        gate.recv(source=0)
+    else:
+        others.under_way[0] = Answering(gate)
+    if form == "run":
+        library.run(job)
+    else:
+        (early if form == "bound before" else library.bind(job))()
+    assert x.tolist() == wanted
+    assert not others.under_way or comm.size == 1
+    gate.Free()
+
+
+def test_prepared_operations_are_persistent_where_that_is_faster(comm, hpc, library):
+    for operation in Operation:
+        case = Case(named(operation, names(operation)[0]), "uint8", "sum" if operation.reduces else "none", 3)
+        asks = asked(Call(hpc, case))
+        prepared, bound = library.bind(asks, together=True), library.bind(asks)
+        assert (prepared.request is not None) == (operation in PERSISTENT.get(MPI.get_vendor()[0], ()))
+        assert bound.request is None  # other ranks may not bind now
+        assert prepared.plan is None
+        assert prepared.live
+        prepared.free()
+        assert not prepared.live
+        prepared.free()  # twice does no harm
+
+
+def test_prepared_operations_do_not_run_out(comm, hpc, library):
+    """Persistent ones take tags or contexts of MPI, of which there are few; ranks free in other orders."""
+    case = Case(named(Operation.ALL_TO_ALL, "pairwise"), "int64", "none", 2)
+    calls = [Call(hpc, case) for _ in range(50)]
+    barrier = asked(Call(hpc, Case(named(Operation.BARRIER, "dissemination"), "uint8", "none", 0)))
+    for _ in range(60):
+        made = [library.bind(asked(call), together=True) for call in calls]
+        made += [library.bind(barrier, together=True) for _ in range(20)]
+        for each in made[::7]:
+            each()
+        random.Random(comm.rank).shuffle(made)
+        for each in made:
+            each.free()
+    calls[0].load()
+    library.run(asked(calls[0]))
+    found = calls[0].result()
+    assert found is not None
+    assert bits(found) == bits(case.replayed(comm.size, 2 * comm.size)[comm.rank])
+
+
+def test_what_is_bound_keeps_its_memory(comm, library):
+    n, rank = comm.size, comm.rank
+    bound = []
+    for _ in range(20):
+        job, x, wanted = sums(rank, n, 5000)
+        bound.append((library.bind(job), wanted))
+        del job, x
+    gc.collect()
+    fresh = [np.full(5000, -1, np.int64) for _ in range(40)]
+    for run, _ in bound:
+        run()
+    assert all((each == -1).all() for each in fresh)
+    for run, wanted in bound:
+        assert run.memories[0].tolist() == wanted
+
+
+def test_counts_that_mpi_cannot_take_are_refused(library):
+    far = Job(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31)
+    assert library.offers(far) == (MPI.Get_version()[0] >= 4)
+    assert library.offers(Job(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31 - 1))
+
+
+def test_only_what_means_the_same_is_offered():
+    def reductions(dtype: str) -> set[str]:
+        kinds = ("sum", "prod", "min", "max", "avg", "premul_sum", "band", "bor", "bxor")
+        return {op for op in kinds if means_the_same(Operation.ALL_REDUCE, DTYPES[dtype], Reduction(op, 2))}
+
+    whole = {"sum", "prod", "min", "max", "band", "bor", "bxor"}
+    for name in (name for name in NAMES if DTYPES[name].kind == "i"):
+        assert reductions(name) == (whole if DTYPES[name].itemsize >= 4 else whole - {"sum"})
+    assert all(reductions(name) == {"sum", "prod", "avg"} for name in ("float32", "float64", "complex64", "complex128"))
+    assert reductions("bool") == {"min", "max", "band", "bor", "bxor"}
+    assert reductions("float16") == reductions("bfloat16") == set()
+    assert all(means_the_same(Operation.ALL_GATHER, dtype, Reduction("sum")) for dtype in DTYPES.values())

@@ -1,0 +1,92 @@
+"""hpccoll doctor: what it reads of the environment and of SLURM, and that it shows nothing else of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpccoll.doctor import slurm, variables
+from hpccoll.doctor.asking import Answer
+from hpccoll.doctor.finding import Finding, Severity
+
+
+def worst(findings: list[Finding]) -> Severity:
+    return max(finding.severity for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "severity"),
+    [
+        ("OMPI_MCA_btl", "tcp,self", Severity.WARNING),
+        ("OMPI_MCA_btl", "^vader", Severity.WARNING),
+        ("OMPI_MCA_btl", "sm,tcp", Severity.PROBLEM),
+        ("OMPI_MCA_btl", "^openib", Severity.OK),
+        ("OMPI_MCA_btl", "self,sm,tcp", Severity.OK),
+        ("UCX_TLS", "tcp", Severity.WARNING),
+        ("UCX_TLS", "^sm", Severity.WARNING),
+        ("UCX_TLS", "sm,rc,cuda_copy", Severity.OK),
+        ("I_MPI_FABRICS", "ofi", Severity.WARNING),
+        ("I_MPI_FABRICS", "shm:ofi", Severity.OK),
+        ("NCCL_P2P_DISABLE", "1", Severity.WARNING),
+        ("NCCL_P2P_DISABLE", "0", Severity.OK),
+        ("CUDA_VISIBLE_DEVICES", "", Severity.WARNING),
+        ("CUDA_VISIBLE_DEVICES", "0,1", Severity.OK),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", Severity.WARNING),
+        ("HPCCOLL_DEBUG", "1", Severity.NOTE),
+        ("HPCCOLL_DEBG", "1", Severity.WARNING),
+        ("OMP_NUM_THREADS", "8", Severity.WARNING),
+        ("OMP_NUM_THREADS", "1", Severity.OK),
+    ],
+)
+def test_variables_that_hurt(name, value, severity):
+    found = variables.examine({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4, torch=True)
+    assert worst(found) is severity
+    if severity > Severity.NOTE:
+        assert name in found[0].found
+        assert found[0].remedy
+
+
+def test_threads_are_asked_for_only_where_they_multiply():
+    def told(ranks_: int, cores_: int, own: int, *, torch: bool) -> Severity:
+        return worst(variables.examine({}, ranks_, cores_, own, torch))
+
+    assert told(4, 8, 8, torch=True) is Severity.WARNING
+    assert told(4, 8, 2, torch=True) is Severity.OK  # each is bound to cores of its own
+    assert told(4, 8, 8, torch=False) is Severity.OK
+    assert told(1, 8, 8, torch=True) is Severity.OK
+
+
+def test_no_other_variable_is_shown():
+    environ = {"AWS_SECRET_ACCESS_KEY": "hidden", "OMPI_MCA_secret": "hidden", "UCX_TLS": "tcp"}
+    told = [*variables.examine(environ, 2, 4, 4, torch=True), *variables.chosen_network(environ)]
+    told += slurm.examine(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
+    assert "tcp" in str(told)
+    assert "hidden" not in str(told)
+    assert "SECRET" not in str(told)
+
+
+def test_slurm_tasks_devices_and_plugins():
+    (step,) = slurm.tasks({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, 1)
+    assert step.severity is Severity.WARNING
+    assert slurm.tasks({"SLURM_STEP_NUM_TASKS": "8"}, 8) == []
+    (allocation,) = slurm.tasks({"SLURM_NTASKS": "8"}, 1)
+    assert allocation.severity is Severity.NOTE
+    for hidden in ({"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}):
+        (found,) = slurm.devices(hidden)
+        assert "CUDA IPC" in found.found
+        assert "--gpu-bind=none" in found.remedy
+    assert slurm.devices({"SLURM_TRES_PER_TASK": "cpu:4"}) == []
+
+
+@pytest.mark.parametrize(
+    ("offered", "library", "severity"),
+    [
+        ("MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n", "MPICH 5.0.2", Severity.OK),
+        ("MPI plugin types are...\n\tnone\n\tpmi2\n", "Open MPI 5.0.11", Severity.WARNING),
+        ("MPI plugin types are...\n\tpmix\n\tpmi2\nspecific pmix plugin versions available: pmix_v4", "Open MPI 5", 0),
+        ("MPI plugin types are...\n\tnone\n", "MPICH 5.0.2", Severity.WARNING),
+    ],
+)
+def test_srun_without_a_plugin_of_this_mpi_is_a_warning(offered, library, severity):
+    answer = Answer("srun --mpi=list", True, True, "worked", offered)
+    (found,) = slurm.plugins(answer, {}, library)
+    assert found.severity == severity

@@ -1,0 +1,279 @@
+"""hpccoll doctor: what crashes, hangs or is left behind for real, and what it says of that."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from multiprocessing import shared_memory as python_shared_memory
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpccoll.doctor import examine, gpu, job, leftovers, limits, mpi_library, probe_cma, torch_backends
+from hpccoll.doctor.asking import Answer, ask, ask_python
+from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.probe_mpi_memory import OPERATIONS
+from hpccoll.errors import UnavailableError
+
+SHM = Path("/dev/shm")
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.fixture
+def left():
+    """A file such as MPICH leaves when it is killed; nobody has it open."""
+    path = SHM / f"mpich_shm_doctor's test {os.getpid()}"
+    path.write_bytes(bytes(5 << 20))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_crash_is_named_by_its_signal():
+    answer = ask_python(["-c", CRASH], 30)
+    assert (answer.worked, answer.here, answer.how) == (False, True, "crashed by SIGSEGV")
+    assert answer.data() is None
+
+
+def test_a_hang_is_ended_with_its_children(tmp_path):
+    sleeper = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    answer = ask_python(["-c", sleeper], 1.5)
+    assert "no answer within 1.5 s" in answer.how
+    child = Path("/proc") / answer.output.strip()
+    deadline = time.monotonic() + 30
+    while child.exists() and "Z" not in (child / "stat").read_text().split()[2] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
+
+
+def test_last_words_status_and_absence_are_told():
+    failed = ask_python(["-c", "import sys; print('fine'); sys.exit('the reason')"], 30)
+    assert failed.evidence.endswith("failed with exit status 1: the reason")
+    absent = ask(["no-such-command-here"], 30)
+    assert (absent.here, absent.how) == (False, "is not here")
+    worked = ask_python(["-c", "print('noise'); print('{\"a\": 1}')"], 30)
+    assert worked.data() == {"a": 1}
+    assert ask_python(["-c", "print('[1]')"], 30).data() is None
+
+
+def test_probes_do_not_inherit_the_launcher(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "64")
+    assert ask_python(["-c", "import os; print(os.environ.get('PMI_SIZE'))"], 30).output == "None\n"
+
+
+def test_crashed_probes_become_findings():
+    crashed = ask_python(["-c", CRASH], 30)
+    (problem, *_) = mpi_library.examine(crashed, 10)
+    assert (problem.severity, problem.found) == (Severity.PROBLEM, "MPI does not start")
+    assert "SIGSEGV" in problem.evidence
+    assert torch_backends.examine(crashed)[0].severity is Severity.WARNING
+    assert gpu.ipc(crashed).severity is Severity.PROBLEM
+    hung = ask_python(["-c", "import time; time.sleep(600)"], 0.5)
+    (slow,) = torch_backends.examine(hung)
+    assert "--limit" in slow.remedy
+    aware = gpu.aware([("send_recv", crashed), ("broadcast", Answer("x", True, True, "worked", "worked on 2 ranks\n"))])
+    assert [each.severity for each in aware] == [Severity.WARNING, Severity.OK]
+    assert not any("cuda_aware" in each.provides for each in aware)
+
+
+def test_a_leftover_is_named_with_the_command_that_removes_it(left):
+    (found,) = [each for each in leftovers.leftover_files(SHM) if str(left) in each.evidence]
+    assert found.severity is Severity.WARNING
+    assert "MPICH" in found.found
+    assert "5 MiB" in found.evidence
+    words = shlex.split(found.remedy.partition("  (")[0])
+    assert words[:2] == ["rm", "--"]
+    assert str(left) in words
+    assert left.exists()  # never removed by us
+    subprocess.run(["rm", "--", str(left)], check=True)
+    assert not any(str(left) in each.evidence for each in leftovers.leftover_files(SHM))
+
+
+@pytest.mark.parametrize("hold", ["opened", "mapped"])
+def test_a_file_in_use_is_no_leftover(left, hold):
+    # Another process has it; the mapped one keeps no descriptor.
+    script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDWR)\n"
+    script += "m = mmap.mmap(f, 4096) if sys.argv[2] == 'mapped' else None\n"
+    script += "import ctypes; print('ready', flush=True); sys.stdin.read()"
+    if hold == "mapped":
+        script = textwrap.dedent("""
+            import ctypes, os, sys
+            f = os.open(sys.argv[1], os.O_RDWR)
+            libc = ctypes.CDLL(None)
+            libc.mmap.restype = ctypes.c_void_p
+            libc.mmap(None, ctypes.c_size_t(4096), 3, 1, f, ctypes.c_long(0))
+            os.close(f)
+            print("ready", flush=True)
+            sys.stdin.read()
+        """)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(left), hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        (mine,) = [each for each in leftovers.candidates(SHM) if each.path == left]
+        assert mine.held
+        assert not any(str(left) in each.evidence for each in leftovers.leftover_files(SHM))
+    finally:
+        holder.communicate()
+    (mine,) = [each for each in leftovers.candidates(SHM) if each.path == left]
+    assert not mine.held
+
+
+def test_files_of_other_names_are_nobody_s_business():
+    other = python_shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        assert other.name not in {each.path.name for each in leftovers.candidates(SHM)}
+    finally:
+        other.close()
+        other.unlink()
+
+
+def test_segments_that_nobody_attached_are_named(tmp_path):
+    table = tmp_path / "proc/sysvipc/shm"
+    table.parent.mkdir(parents=True)
+    head = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap"
+    rows = [
+        f"0 {number} 1600 {1 << 20} 71 71 {held} {os.getuid()} 0 0 0 0 0 0 0 0" for number, held in ((5, 0), (6, 2))
+    ]
+    table.write_text("\n".join([head, *rows]))
+    (found,) = leftovers.leftover_segments(tmp_path)
+    assert found.remedy.endswith("ipcrm -m 5")
+    table.write_text("\n".join([head, rows[1]]))
+    assert leftovers.leftover_segments(tmp_path) == []
+
+
+def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
+    assert limits.cross_memory(30).provides in (("cma",), ())
+    assert probe_cma.said((b"", 1), b"text").startswith("refused (EPERM")
+    assert probe_cma.said((b"else", 0), b"text") == "read something else"
+    data, number = probe_cma.read(2**22 + 1, 0, 8)  # above the most processes that Linux allows
+    assert number != 0
+    assert data == bytes(8)
+
+
+def test_a_rank_that_waits_for_others_forever_is_ended():
+    script = (
+        "from hpccoll.doctor.job import watched\nimport time\nwith watched(1.0, 'MPI did not come'): time.sleep(600)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr == "MPI did not come\n"
+    with job.watched(60.0, "not needed"):
+        pass
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_probe_of_mpi_memory_finds_what_is_wrong(operation, monkeypatch):
+    """Host memory takes the path of device memory. An operation that does nothing must not pass."""
+    told = gpu.memory(operation, "host", None, 60)[1]
+    assert "worked on 1 rank," in told.output, told
+    broken = f"""
+        from hpccoll.doctor import probe_mpi_memory as probe
+        call, wanted = probe.OPERATIONS["{operation}"]
+        probe.OPERATIONS["{operation}"] = (lambda *_: None, lambda rank, n, count: wanted(rank, n, count) or [1.0])
+        probe.attempt("{operation}", "host")
+    """
+    answer = ask_python(["-c", textwrap.dedent(broken)], 60)
+    assert not answer.worked
+    assert "something else arrived" in answer.evidence
+
+
+def test_no_device_has_one_finding_with_its_evidence():
+    told: dict[str, Any] = {"nodes": [], "visible": None, "devices": [], "error": "libcuda.so.1 cannot be loaded"}
+    assert gpu.absent(told).severity is Severity.NOTE
+    hidden = gpu.absent(told | {"nodes": ["/dev/nvidia0"], "visible": ""})
+    assert hidden.severity is Severity.PROBLEM
+    assert "--gpus all" in hidden.remedy
+
+
+def test_what_nvidia_smi_prints_is_judged():
+    row = "0, NVIDIA A100, 550.54.15, {mig}, Default, {persistence}, 40960 MiB"
+    calm = Answer("nvidia-smi", True, True, "worked", row.format(mig="Disabled", persistence="Enabled"))
+    assert [each.severity for each in gpu.devices(calm)] == [Severity.OK]
+    text = row.format(mig="Enabled", persistence="Disabled")
+    _, mig, persistence = gpu.devices(Answer("nvidia-smi", True, True, "worked", text))
+    assert "nvidia-smi -mig 0" in mig.remedy
+    assert "nvidia-smi -pm 1" in persistence.remedy
+    matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \t{0}\tPXB\t0-31\nGPU1\t{0}\t X \tSYS\t0-31\n\nLegend:\n  X = Self\n"
+    (fast,) = gpu.links(Answer("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
+    assert (fast.severity, fast.found) == (Severity.OK, "GPUs are wired by NV12")
+    (slow,) = gpu.links(Answer("nvidia-smi topo -m", True, True, "worked", matrix.format("SYS")))
+    assert slow.severity is Severity.NOTE
+
+
+def test_devices_that_are_exclusive_or_apart_are_told():
+    told = {
+        "cuda": "13.0",
+        "visible": None,
+        "devices": [{"name": "A", "mode": "default"}, {"name": "A", "mode": "default"}],
+    }
+    assert [each.severity for each in gpu.present(told | {"peers": {"0-1": True, "1-0": True}})] == [Severity.OK] * 2
+    strict = told | {"devices": [{"name": "A", "mode": "exclusive_process"}], "peers": {}}
+    assert "nvidia-smi -c DEFAULT" in gpu.present(strict)[1].remedy
+    apart = gpu.present(told | {"peers": {"0-1": False, "1-0": True}})[1]
+    assert "1 of 2 pairs" in apart.found
+
+
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        ("HYDRA build details:\n    Version:      5.0.2\n", "MPICH 5.0.2"),
+        ("mpirun (Open MPI) 5.0.11\n", "Open MPI 5.0.11"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701", "Intel MPI 2021.13"),
+        ("something else 1.0", None),
+    ],
+)
+def test_whose_mpirun_it_is(words, whose):
+    assert mpi_library.whose_mpirun(words) == whose
+
+
+TOLD = {
+    "library": "MPICH 5.0.2",
+    "version": "MPICH Version: 5.0.2\nMPICH Device:       ch4:ofi",
+    "standard": [4, 1],
+    "compiled": [4, 1],
+    "threads": "multiple",
+    "extension": "/env/MPI.so",
+    "files": ["/env/lib/libmpi.so.12"],
+}
+
+
+def test_another_s_mpirun_on_the_path_is_a_problem(tmp_path, monkeypatch):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = mpi_library.launcher(TOLD, 10)
+    assert found.severity is Severity.PROBLEM
+    assert "N jobs of one rank each" in found.found
+    assert mpi_library.launcher(TOLD | {"library": "Open MPI 5.0.11"}, 10).severity is Severity.OK
+    mpirun.write_text("#!/bin/sh\nexec sleep 600\n")
+    assert mpi_library.launcher(TOLD, 0.5).severity is Severity.NOTE
+
+
+def test_the_library_s_build_and_a_second_library_are_judged():
+    assert mpi_library.build(TOLD)[0].severity is Severity.OK
+    assert mpi_library.build(TOLD | {"version": "MPICH Device:   ch3:nemesis"})[0].severity is Severity.WARNING
+    assert mpi_library.several(TOLD) == []
+    (two,) = mpi_library.several(TOLD | {"files": ["/env/lib/libmpi.so.12", "/opt/lib/libmpi.so.40"]})
+    assert two.severity is Severity.PROBLEM
+    assert mpi_library.binding(TOLD | {"compiled": [5, 0]})[0].severity is Severity.NOTE
+
+
+def test_what_is_required_must_be_shown_on_every_host():
+    here = Finding("torch", Severity.OK, "torch 2", "", provides=("torch",), hosts=("a",))
+    slow = Finding("torch", Severity.WARNING, "torch does not load", "no answer", hosts=("b",))
+    examine.require(["torch"], [here], 1)
+    with pytest.raises(UnavailableError, match=r"--require torch: not available on 1 of 2 hosts: torch does not load"):
+        examine.require(["torch"], [here, slow], 2)
+    none = Finding("gpu", Severity.NOTE, "no CUDA device", "libcuda.so.1 cannot be loaded")
+    with pytest.raises(UnavailableError, match=r"--require ipc: .*no CUDA device.*; --require nccl: ") as caught:
+        examine.require(["ipc", "nccl"], [none], 1)
+    assert caught.value.exit_status == 3
