@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError
-from hpccoll.lab import network
+from hpccoll.lab import network, processes
 from hpccoll.lab.config import Place
 from hpccoll.lab.crew import Crew
 from hpccoll.lab.isolation import Isolation
@@ -114,14 +113,14 @@ class Keeper:
         nodes = self.shape.chosen(asked.get("node", "all"))
         match asked["do"]:
             case "link":
-                for node in nodes:
-                    self.crew.link(node, asked)
+                for name in nodes:
+                    self.crew.link(name, asked)
             case "power":
-                for node in nodes:
-                    self.crew.power(node, on=asked["on"])
+                for name in nodes:
+                    self.crew.power(name, on=asked["on"])
             case "slow":
-                for node in nodes:
-                    self.crew.slow(node, float(asked["percent"]))
+                for name in nodes:
+                    self.crew.slow(name, float(asked["percent"]))
             case "mend":
                 self.mend()
             case "status":
@@ -134,8 +133,8 @@ class Keeper:
 
     def mend(self) -> None:
         """Undo what was done to nodes and links, and wait until all nodes are idle again."""
-        for node in self.shape.names:
-            self.crew.mend(node)
+        for name in self.shape.names:
+            self.crew.mend(name)
         self.wait_idle()
 
     def told(self) -> dict[str, Any]:
@@ -150,9 +149,7 @@ class Keeper:
     def end(self) -> None:
         """End all processes and remove what the lab wrote, except what jobs left in the shared folder."""
         self.crew.end()
-        if self.isolation is not Isolation.FLAT:
-            with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # all but this one, which is the first of its namespace
+        processes.end()
         clear(self.place.dir)
 
 
@@ -200,6 +197,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     place = Place(Path(given["dir"]), given["user"])
     keeper = Keeper(place, Shape.from_dict(given["shape"]), Isolation(given["isolation"]), given["why"])
+    if keeper.isolation is Isolation.FLAT:
+        processes.adopt()
     said: dict[str, Any] = {}
     try:
         try:

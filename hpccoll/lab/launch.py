@@ -50,7 +50,7 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
 def _words(place: Place, shape: Shape, isolation: Isolation, why: str, tell: int) -> list[str]:
     given = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
     given |= {"isolation": isolation.value, "why": why}
-    return [*isolation.words, sys.executable, "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
+    return [*isolation.words, sys.executable, "-S", "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
 
 
 def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> None:
