@@ -18,7 +18,7 @@ from pathlib import Path
 from hpccoll.lab import processes
 
 CYCLE_S = 0.004  # short against what is measured, long against what a signal costs
-LONGEST_STOP_S = 0.050
+LONGEST_STOP_S = 0.200
 LOOK_S = 0.050  # between two looks for new processes, and at other nodes
 WORK_S = 0.0002  # who runs less from one look to the next mostly sleeps
 IDLE_S = 1.0  # after which one that worked counts no more; a braked one may have no turn for a while

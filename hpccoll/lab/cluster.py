@@ -20,6 +20,7 @@ from typing import IO, Any, Self, TypeAlias
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import contact, isolation, launch, packages
 from hpccoll.lab.contact import Contact
+from hpccoll.lab.folder import clear
 from hpccoll.lab.shape import Shape, parse_rate
 
 Stream: TypeAlias = IO[Any] | int | None
@@ -81,6 +82,9 @@ class Lab:
             self._contact = launch.launch(self.shape, folder, *isolation.find(self.flat), read)
         except BaseException:
             os.close(self._lifeline)
+            self._lifeline = -1
+            if self._folder is None:
+                clear(folder)
             raise
         finally:
             os.close(read)

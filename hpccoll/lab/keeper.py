@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from hpccoll.errors import CommunicationError, HpccollError, UsageError
 from hpccoll.lab import network, processes
 from hpccoll.lab.config import Place
 from hpccoll.lab.crew import Crew
+from hpccoll.lab.folder import clear
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.shape import Shape
 
@@ -75,7 +75,7 @@ class Keeper:
             self.crew.resume()
             time.sleep(POLL_S)
         raise CommunicationError(
-            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; the logs in {self.place.dir}/log end "
+            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; their logs ended "
             f"with: {last_words(self.place)}"
         )
 
@@ -153,22 +153,6 @@ class Keeper:
         clear(self.place.dir)
 
 
-def clear(folder: Path) -> None:
-    """Remove a lab's folder, but for a shared folder that holds something."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name == "shared":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    for path in (folder / "shared", folder):
-        try:
-            path.rmdir()
-        except OSError:
-            return
-
-
 def last_words(place: Place) -> str:
     """Return the last line of each log."""
     found = []
@@ -179,7 +163,7 @@ def last_words(place: Place) -> str:
 
 
 def listen(place: Place) -> socket.socket:
-    """Open the socket, by way of a descriptor: its name may hold 107 characters only, a folder's more."""
+    """Open the socket, by way of a descriptor as whoever connects to it does."""
     folder = os.open(place.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
