@@ -55,7 +55,8 @@ class Ports:
     host: str
 
 
-# Each line that is not a default has its reason. A lab is to notice a dead node in seconds, and to start a job at once.
+# Each line that is not a default has its reason. A lab is to notice a dead node soon (14 s;
+# 28 s with the default time limits of messages), and to start a job at once.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none
@@ -69,6 +70,8 @@ SelectTypeParameters=CR_CPU
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=5
+MessageTimeout=4
+TCPTimeout=1
 MailProg=/bin/true
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 SlurmdParameters=config_overrides

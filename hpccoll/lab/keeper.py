@@ -72,12 +72,12 @@ class Keeper:
             if done.stdout.strip() == str(self.shape.nodes):
                 return
             self.crew.reap()
+            if lost := self.crew.lost():
+                raise CommunicationError(f"{lost} ended; the logs say last: {last_words(self.place)}")
             self.crew.resume()
             time.sleep(POLL_S)
-        raise CommunicationError(
-            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; their logs ended "
-            f"with: {last_words(self.place)}"
-        )
+        late = f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s"
+        raise CommunicationError(f"{late}; the logs say last: {last_words(self.place)}")
 
     def serve(self, listener: socket.socket) -> None:
         """Answer until told to end, or until the lifeline breaks."""
