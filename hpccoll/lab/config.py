@@ -105,7 +105,9 @@ def slurm_conf(shape: Shape, place: Place, flat: Ports | None = None) -> str:
         "SlurmctldLogFile": place.log("slurmctld"),
         "SlurmdLogFile": place.log("%n"),
         "JobCompLoc": place.dir / "jobs.txt",
-    } | ({"SlurmctldPort": flat.control} if flat else {})
+    }
+    if flat:  # auth/none believes whoever can reach it: nobody from outside this host may
+        own |= {"SlurmctldPort": flat.control, "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
     lines = [f"{key}={value}\n" for key, value in own.items()]
     has = f"CPUs={shape.cpus} RealMemory=2000 State=UNKNOWN"
     for at, name in enumerate(shape.names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,6 +205,11 @@ def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
             lab.link("node1", rate="1M")
         lab.power("node2", on=False)
         assert [node["power"] for node in lab.told()["nodes"]] == [True, False, True]
+        listening = lab.run(["ss", "-Hltn"]).stdout.splitlines()
+        ports = re.findall(r"Port=(\d+)", (lab.dir / "slurm.conf").read_text(encoding="utf-8"))
+        places = [line.split()[3] for line in listening if line.split()[3].rpartition(":")[2] in ports]
+        assert places, "the daemons listen nowhere"
+        assert all(place.startswith("127.") for place in places), "auth/none must not be reached from outside"
 
 
 def test_flat_is_found_where_namespaces_are_refused(needs_slurm):

@@ -18,7 +18,7 @@ import platform
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank)
-print(*comm.gather(f"{platform.node()}:{comm.size}:{total}") or (), sep="\\n", end="")
+print(*comm.gather(f"{platform.node()}:{comm.size}:{total}") or [], sep="\\n", end="")
 """
 EXPECTED = [f"node{1 + rank // 2}:8:28" for rank in range(8)]
 
@@ -35,7 +35,7 @@ def ranks_of(lab, *launcher):
 def test_mpich_reaches_all_nodes(lab, by):
     if (BIN.parent / "lib" / "libmpi.so.40").exists():
         pytest.skip("this environment holds Open MPI")
-    launcher = {"srun": ["srun", "--mpi=pmi2"], "mpirun": [BIN / "mpirun"]}[by]
+    launcher = ["srun", "--mpi=pmi2"] if by == "srun" else [str(BIN / "mpirun")]
     assert ranks_of(lab, *launcher, sys.executable) == EXPECTED
 
 

@@ -110,6 +110,7 @@ def test_flat_daemons_have_ports_of_their_own():
     said = settings(slurm_conf(Shape(nodes=2), PLACE, Ports(7000, (7001, 7002), "laptop")))
     assert said["SlurmctldHost"] == "laptop(127.0.0.1)"
     assert said["SlurmctldPort"] == "7000"
+    assert said["CommunicationParameters"] == "NoInAddrAny,NoCtldInAddrAny"
     assert "NodeHostname=laptop NodeAddr=127.0.0.1 Port=7002" in said["node2"]
 
 
