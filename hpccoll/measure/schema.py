@@ -26,6 +26,7 @@ _TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
     kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
+    kinds |= {"preflight_pair": _pair(), "preflight_node": _node(), "preflight_summary": _preflight()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -217,5 +218,56 @@ def _finding() -> Schema:
             "remedy": _TEXT_OR_NULL | {"description": "null where there is nothing to mend."},
             "provides": _list(_TEXT, "What of --require it shows to work."),
             "hosts": _list(_TEXT, "Where it was found; empty for the job as a whole, or where there is one host."),
+        },
+    )
+
+
+def _pair() -> Schema:
+    rate: Schema = {"type": ["number", "null"], "exclusiveMinimum": 0}
+    return _object(
+        "One direction of the link between two nodes, as its sender measured it (`hpccoll preflight`).",
+        {
+            "source": _TEXT | {"description": "The sending node's host name."},
+            "destination": _TEXT | {"description": "The receiving node's host name."},
+            "nbytes": _whole(1, "Of the long message."),
+            "repeats": _whole(0, "How often the pair was measured; 0 where it never could be."),
+            "latency_us": _TIME_OR_NULL | {"description": "Half the best round trip; null where there was none."},
+            "bandwidth_GBps": rate | {"description": "Of the best transfer; null where the link is broken."},
+            "transfer_us": _list(_TIME, "What the long message took, each time."),
+            "broken": _TEXT_OR_NULL | {"description": "Why the link could not be measured."},
+        },
+    )
+
+
+def _node() -> Schema:
+    return _object(
+        "What a node does by itself, on the cores that its first rank may use (`hpccoll preflight`).",
+        {
+            "node": _TEXT,
+            "repeats": _whole(),
+            "copy_GBps": _TIME_OR_NULL | {"description": "Bytes copied in memory, the best slice."},
+            "compute_Gops": _TIME_OR_NULL | {"description": "1e9 float64 operations a second, the best slice."},
+            "lost": _TEXT_OR_NULL | {"description": "Why the node was left out, where it was."},
+        },
+    )
+
+
+def _preflight() -> Schema:
+    kinds = ["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
+    fault = {
+        "kind": {"enum": kinds},
+        "nodes": _list(_TEXT, "The node, or the two ends of the link."),
+        "found": _TEXT,
+        "ratio": _TIME_OR_NULL | {"description": "The value over the median of the others; null where broken."},
+        "remedy": _TEXT,
+        "exclude": _TEXT | {"description": "The node to leave out."},
+    }
+    return _object(
+        "What is slow or broken; the last record of `hpccoll preflight`.",
+        {
+            "nodes": _list(_TEXT, "Those that were looked at."),
+            "threshold": _TIME | {"description": "Slow is below this fraction of the median of the others."},
+            "faults": _list(_object("One fault.", fault), "Empty where all is well."),
+            "exclude": _list(_TEXT, "Nodes to leave out of a job, for sbatch --exclude."),
         },
     )

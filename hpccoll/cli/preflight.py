@@ -1,0 +1,150 @@
+"""`hpccoll preflight`: measures every pair of nodes and every node, and names what is slow or broken.
+
+The records, in this order: `preflight_pair`, two for each pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
+`latency_us`, `bandwidth_GBps`, the best of `transfer_us`, and `broken`: why there is none); `preflight_node`, one a
+node (`node`, `repeats`, `copy_GBps`, `compute_Gops`, `lost`); and one `preflight_summary` (`nodes`, `threshold`,
+`faults`, `exclude`). hpccoll/preflight/judge.py says what counts as slow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table
+from hpccoll.cli.progress import progress
+from hpccoll.errors import CommunicationError, UsageError
+from hpccoll.units import GB, format_size, parse_size
+
+if TYPE_CHECKING:
+    from hpccoll.preflight.judge import Fault
+    from hpccoll.preflight.survey import Survey
+
+MOST_IN_A_TABLE = 12  # nodes whose pairs a table still shows
+FOUND, BROKEN = 1, CommunicationError.exit_status
+
+
+@click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
+@click.option("--sweeps", type=click.IntRange(1), default=5, show_default=True, help="Times a pair is measured.")
+@click.option("--size", help="The long message; default what a typical link here carries in 20 ms.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.6,
+    show_default=True,
+    help="Slow is below this fraction of the median of the others.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds after which a message counts as lost.",
+)
+@click.option("--ranks-as-nodes", is_flag=True, help="Take every rank for a node: to try it on one machine.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+def preflight(
+    sweeps: int, size: str | None, threshold: float, limit: float, ranks_as_nodes: bool, target: str | None
+) -> int:
+    """Measure every pair of nodes and every node alone, and name the links and nodes that are slow or broken.
+
+    The first rank of each node takes part. Pairs are measured in rounds, each node in one pair of a round. The last
+    line for people is an --exclude= for sbatch. Exit status: 0 all is well; 1 something is slow; 4 something is broken.
+    """
+    from hpccoll.preflight.conduct import Conductor, Wishes, take_part
+    from hpccoll.preflight.judge import faults
+    from hpccoll.runtime import job
+
+    nbytes = parse_size(size) if size is not None else None
+    if nbytes == 0:
+        raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
+    wishes = Wishes(sweeps, nbytes, limit, ranks_as_nodes)
+    world, failure = job.world(), job.mpi().Exception
+    if world.rank != 0:
+        take_part(world, wishes, failure)
+        return 0
+    with json_lines(target) as lines:
+        conductor = Conductor(world, wishes, failure)
+        if target is not None:
+            lines.write(_run_record(conductor.survey))
+        with progress("rounds", conductor.steps) as advance:
+            survey = conductor.run(advance)
+        found = faults(survey, threshold)
+        for record in _records(survey, threshold, found):
+            lines.write(record)
+    if target != STDOUT:
+        _show(survey, found)
+    status = max((_status(fault) for fault in found), default=0)
+    conductor.end()
+    if not conductor.clean:  # messages are under way that will never arrive: MPI could not end by itself
+        job.abort(status)
+    return status
+
+
+def _run_record(survey: Survey) -> dict[str, Any]:
+    from hpccoll.cli.run_record import run_record_alone
+    from hpccoll.runtime import job
+
+    return run_record_alone() | {"hosts": list(survey.nodes), "nodes": len(survey.nodes), "commit": job.commit()}
+
+
+def _status(fault: Fault) -> int:
+    return BROKEN if fault.ratio is None else FOUND
+
+
+def _records(survey: Survey, threshold: float, found: list[Fault]) -> list[dict[str, Any]]:
+    from hpccoll.preflight.judge import exclude
+
+    pairs = [each.record(survey.nodes) for each in survey.directions()]
+    nodes = [survey.node_record(node) for node in range(len(survey.nodes))]
+    summary = {
+        "schema": SCHEMA,
+        "kind": "preflight_summary",
+        "nodes": list(survey.nodes),
+        "threshold": threshold,
+        "faults": [fault.as_dict() for fault in found],
+        "exclude": exclude(found),
+    }
+    return [*pairs, *nodes, summary]
+
+
+def _show(survey: Survey, found: list[Fault]) -> None:
+    """Print for people: pairs and nodes as tables, what is wrong in words, and the option that leaves it out."""
+    from hpccoll.preflight.judge import exclude
+
+    names = survey.nodes
+    if len(names) <= MOST_IN_A_TABLE:
+        _show_pairs(survey)
+    rows = []
+    for node, name in enumerate(names):
+        speed = survey.speed(node)
+        cells = [f"{speed.copy_bytes_per_s / GB:.2f}", f"{speed.operations_per_s / 1e9:.2f}"] if speed else ["-", "-"]
+        rows.append([name, *cells, survey.lost.get(node, "")])
+    print_table("Nodes: the best slice", ("node", "copy GB/s", "Gop/s", ""), rows, ("copy GB/s", "Gop/s"))
+    print()
+    for fault in found:
+        print(f"{fault.found}\n    remedy: {fault.remedy}")
+    if found:
+        print(f"--exclude={','.join(exclude(found))}")
+    else:
+        print(f"all links and nodes are alike: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
+    sys.stdout.flush()
+
+
+def _show_pairs(survey: Survey) -> None:
+    names = survey.nodes
+    rates = {(name, other): "-" for name in names for other in names}
+    times = dict(rates)
+    for each in survey.directions():
+        key, rate, latency = (names[each.source], names[each.destination]), each.bytes_per_s, each.latency_seconds
+        rates[key] = "broken" if rate is None else f"{rate / GB:.3g}"
+        times[key] = "broken" if rate is None or latency is None else f"{latency * 1e6:.1f}"
+    for title, cells in (
+        (f"Bandwidth of {format_size(survey.nbytes)} in GB/s, from row to column", rates),
+        ("Latency in us, half a round trip begun by the row", times),
+    ):
+        rows = [[name, *(cells[name, other] for other in names)] for name in names]
+        print_table(title, ("", *names), rows, names)
+        print()
