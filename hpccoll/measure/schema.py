@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from hpccoll.measure.bandwidth import SEND_RECV
-from hpccoll.measure.record import SCHEMA, VERSIONS
+from hpccoll.measure.record import SCHEMA, SLURM, VERSIONS
 from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
 from hpccoll.measure.stopping import Stop
 from hpccoll.plan.operation import Operation
@@ -67,6 +67,7 @@ def _list(items: Schema, description: str) -> Schema:
 
 def _run() -> Schema:
     versions: dict[str, Schema] = dict.fromkeys(VERSIONS, _TEXT_OR_NULL)
+    slurm: dict[str, Schema] = dict.fromkeys(SLURM, _TEXT_OR_NULL)
     return _object(
         "What a run was and where; precedes its measurements. A resumed file holds one for each run.",
         {
@@ -79,9 +80,11 @@ def _run() -> Schema:
             "devices": _list(_TEXT, "Names of the accelerators in use."),
             "oversubscribed": _FLAG,
             "clock_residual_us": _TIME_OR_NULL | {"description": "null where clocks were not aligned."},
+            "slurm": {"type": ["object", "null"], "properties": slurm, "description": "null outside SLURM."},
             "commit": _TEXT_OR_NULL,
             "start_time": {"type": "string", "format": "date-time"},
         },
+        optional=("slurm",),  # files written before there was one
     )
 
 
