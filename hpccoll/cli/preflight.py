@@ -9,6 +9,7 @@ node (`node`, `repeats`, `copy_GBps`, `compute_Gops`, `lost`); and one `prefligh
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ import click
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table
 from hpccoll.cli.progress import progress
 from hpccoll.errors import CommunicationError, UsageError
+from hpccoll.measure.output import require_writable
 from hpccoll.units import GB, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -44,9 +46,16 @@ FOUND, BROKEN = 1, CommunicationError.exit_status
     help="Seconds after which a message counts as lost.",
 )
 @click.option("--ranks-as-nodes", is_flag=True, help="Take every rank for a node: to try it on one machine.")
+@click.option("--exclude-file", metavar="FILE", help="Write the --exclude= there, too; empty where all is well.")
 @click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
 def preflight(
-    sweeps: int, size: str | None, threshold: float, limit: float, ranks_as_nodes: bool, target: str | None
+    sweeps: int,
+    size: str | None,
+    threshold: float,
+    limit: float,
+    ranks_as_nodes: bool,
+    exclude_file: str | None,
+    target: str | None,
 ) -> int:
     """Measure every pair of nodes and every node alone, and name the links and nodes that are slow or broken.
 
@@ -66,12 +75,16 @@ def preflight(
         take_part(world, wishes, failure)
         return 0
     with json_lines(target) as lines:
+        if exclude_file is not None:
+            require_writable(exclude_file, "--exclude-file")
         conductor = Conductor(world, wishes, failure)
         if target is not None:
             lines.write(_run_record(conductor.survey))
         with progress("rounds", conductor.steps) as advance:
             survey = conductor.run(advance)
         found = faults(survey, threshold)
+        if exclude_file is not None:
+            Path(exclude_file).write_text(_exclude(found), encoding="utf-8")
         for record in _records(survey, threshold, found):
             lines.write(record)
     if target != STDOUT:
@@ -88,6 +101,12 @@ def _run_record(survey: Survey) -> dict[str, Any]:
     from hpccoll.runtime import job
 
     return run_record_alone() | {"hosts": list(survey.nodes), "nodes": len(survey.nodes), "commit": job.commit()}
+
+
+def _exclude(found: list[Fault]) -> str:
+    from hpccoll.preflight.judge import exclude
+
+    return f"--exclude={','.join(exclude(found))}\n" if found else ""
 
 
 def _status(fault: Fault) -> int:
@@ -112,8 +131,6 @@ def _records(survey: Survey, threshold: float, found: list[Fault]) -> list[dict[
 
 def _show(survey: Survey, found: list[Fault]) -> None:
     """Print for people: pairs and nodes as tables, what is wrong in words, and the option that leaves it out."""
-    from hpccoll.preflight.judge import exclude
-
     names = survey.nodes
     if len(names) <= MOST_IN_A_TABLE:
         _show_pairs(survey)
@@ -127,7 +144,7 @@ def _show(survey: Survey, found: list[Fault]) -> None:
     for fault in found:
         print(f"{fault.found}\n    remedy: {fault.remedy}")
     if found:
-        print(f"--exclude={','.join(exclude(found))}")
+        print(_exclude(found), end="")
     else:
         print(f"all links and nodes are alike: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
     sys.stdout.flush()
