@@ -29,6 +29,7 @@ FLOORS = {
     "communicator": 4,
     "demo": 5,
     "doctor": 5,
+    "lab": 5,
     "measure": 5,
     "predict": 5,
     "preflight": 5,

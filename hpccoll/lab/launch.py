@@ -1,0 +1,102 @@
+"""Starting a lab: its folder, its configuration and its first process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hpccoll.errors import UsageError
+from hpccoll.lab import flat
+from hpccoll.lab.config import Place, hosts_text, slurm_conf
+from hpccoll.lab.contact import Contact, running, said, user
+from hpccoll.lab.isolation import Isolation, require_links
+from hpccoll.lab.packages import search_path
+from hpccoll.lab.shape import Shape
+
+
+def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline: int | None) -> Contact:
+    """Start a lab and return when all its nodes are idle.
+
+    Args:
+        shape: what it is to look like.
+        folder: where it keeps its state; created, and removed with the lab.
+        isolation: how nodes are to be kept apart.
+        why: why not better.
+        lifeline: the end of a pipe to read from; the lab ends when it closes. None: the lab outlives its maker.
+
+    Raises:
+        UsageError: the folder holds something else, or cannot be written.
+        UnavailableError: links were asked for in flat mode, or something is not installed.
+        CommunicationError: the nodes did not come up.
+    """
+    if shape.bytes_per_s is not None or shape.latency_s:
+        require_links(isolation, why, "--link or --latency")
+    place = Place(folder.resolve(), user())
+    _prepare(place, shape, isolation)
+    hear, tell = os.pipe()
+    try:
+        _start(place, _words(place, shape, isolation, why, tell), lifeline, tell)
+    finally:
+        os.close(tell)
+    with os.fdopen(hear, "rb") as news:
+        said(news.readline(), place)
+    return running(folder)
+
+
+def _words(place: Place, shape: Shape, isolation: Isolation, why: str, tell: int) -> list[str]:
+    given = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
+    given |= {"isolation": isolation.value, "why": why}
+    return [*isolation.words, sys.executable, "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
+
+
+def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> None:
+    """Start the keeper as nobody's child: its maker may end first, and no Ctrl-C of this terminal reaches it."""
+    with place.log("keeper").open("wb") as log:
+        subprocess.run(
+            ["setsid", "--fork", *words],
+            stdin=lifeline if lifeline is not None else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(tell,),
+            env=_environment(place),
+            cwd="/",
+            check=True,
+        )
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """Return the environment of daemons: what they need and no more; jobs bring that of whoever submits them."""
+    root = str(Path(__file__).parents[2])
+    return {"PATH": search_path(), "SLURM_CONF": str(place.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
+
+
+def _prepare(place: Place, shape: Shape, isolation: Isolation) -> None:
+    """Create the folder with the configuration."""
+    if any(character.isspace() for character in str(place.dir)):
+        raise UsageError(f"--dir {place.dir}: slurm.conf has no room for blanks in names; choose a path without")
+    try:
+        place.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = [path.name for path in place.dir.iterdir() if path.name != place.shared.name]
+        if held and not place.conf.exists():
+            raise UsageError(f"--dir {place.dir} holds {held[0]} and is no lab's; name an empty or a new folder")
+        for name in held:
+            _remove(place.dir / name)
+        for name in ("state", "spool", "log", "shared"):
+            (place.dir / name).mkdir(exist_ok=True)
+        ports = flat.free_ports(shape.nodes) if isolation is Isolation.FLAT else None
+        place.conf.write_text(slurm_conf(shape, place, ports), encoding="utf-8")
+        place.hosts.write_text(hosts_text(shape), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--dir {place.dir}: cannot write there ({error.strerror or error})") from error
+
+
+def _remove(path: Path) -> None:
+    """Remove what a lab left that was killed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
