@@ -40,6 +40,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}; fi
 # Output goes through pipes: unbuffered, a job that is killed has printed what it knew.
 export PYTHONUNBUFFERED=1
+# Some mpiruns give ranks a terminal: without this, tables in the output file would be full of its control codes.
+export TERM=dumb NO_COLOR=1 COLUMNS=${COLUMNS:-200}
 
 # --- Open MPI ---------------------------------------------------------------------------------------------------------
 

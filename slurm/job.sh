@@ -129,6 +129,8 @@ launcher_words() {
         *) LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node") ;;
         esac
         if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--bind-to none); fi
+        # Their daemons are one a node, whatever sbatch was told of tasks.
+        LAUNCH=(env -u SLURM_NTASKS_PER_NODE "${LAUNCH[@]}")
         ;;
     *) refuse 2 "unknown launcher HPCCOLL_LAUNCHER=$1; choose one of: auto, mpirun, srun" ;;
     esac

@@ -2,7 +2,7 @@
 
 The records, in this order: `preflight_pair`, two for each pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
 `latency_us`, `bandwidth_GBps`, the best of `transfer_us`, and `broken`: why there is none); `preflight_node`, one a
-node (`node`, `repeats`, `copy_GBps`, `compute_Gops`, `lost`); and one `preflight_summary` (`nodes`, `threshold`,
+node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one `preflight_summary` (`nodes`, `threshold`,
 `faults`, `exclude`). hpccoll/preflight/judge.py says what counts as slow.
 """
 
@@ -139,7 +139,9 @@ def _show(survey: Survey, found: list[Fault]) -> None:
         speed = survey.speed(node)
         cells = [f"{speed.copy_bytes_per_s / GB:.2f}", f"{speed.operations_per_s / 1e9:.2f}"] if speed else ["-", "-"]
         rows.append([name, *cells, survey.lost.get(node, "")])
-    print_table("Nodes: the best slice", ("node", "copy GB/s", "Gop/s", ""), rows, ("copy GB/s", "Gop/s"))
+    print_table(
+        "Nodes: memory copied, and sines computed", ("node", "copy GB/s", "Gsin/s", ""), rows, ("copy GB/s", "Gsin/s")
+    )
     print()
     for fault in found:
         print(f"{fault.found}\n    remedy: {fault.remedy}")

@@ -248,8 +248,8 @@ def _node() -> Schema:
         {
             "node": _TEXT,
             "repeats": _whole(),
-            "copy_GBps": _TIME_OR_NULL | {"description": "Bytes copied in memory, the best slice."},
-            "compute_Gops": _TIME_OR_NULL | {"description": "1e9 float64 operations a second, the best slice."},
+            "copy_GBps": _TIME_OR_NULL | {"description": "Bytes copied in memory, the median of its slices."},
+            "compute_Gsin_per_s": _TIME_OR_NULL | {"description": "1e9 sines of float64 a second, the median."},
             "lost": _TEXT_OR_NULL | {"description": "Why the node was left out, where it was."},
         },
     )

@@ -20,12 +20,12 @@ from hpccoll.preflight.mail import CONDUCTOR, Mail
 from hpccoll.preflight.pairing import Pair, rounds
 from hpccoll.preflight.survey import Survey
 from hpccoll.preflight.waiting import SilentError
-from hpccoll.units import KiB, MiB
+from hpccoll.units import MiB
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-FIRST_BYTES, FEWEST_BYTES, MOST_BYTES = 256 * KiB, 64 * KiB, 64 * MiB
+FEWEST_BYTES, MOST_BYTES = 1 * MiB, 64 * MiB  # the fewest are many against what switches and shapers let burst
 TRANSFER_S = 0.02  # what a long message should take on a healthy link
 SOON_S = 0.1  # for who is here already
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -69,7 +69,7 @@ def _obey(
 ) -> dict[str, Any]:
     if order["do"] == "pair":
         return asdict(Link(comm, order["peer"], limit_s, kept).measure(order["nbytes"], failure))
-    return asdict(speed.measure())
+    return asdict(speed.measure(shared=order["shared"]))
 
 
 def turns(groups: Sequence[Group], boots: Sequence[str]) -> list[list[Group]]:
@@ -132,7 +132,7 @@ class Conductor:
 
     def run(self, advance: Callable[[str], None]) -> Survey:
         """Measure everything; call `advance` after each step of `steps`."""
-        self._sweep(self._wishes.nbytes or FIRST_BYTES, advance)
+        self._sweep(self._wishes.nbytes or FEWEST_BYTES, advance)
         self.survey.nbytes = self._wishes.nbytes or self._suitable()
         self._forget()
         for _ in range(self._wishes.sweeps):
@@ -174,7 +174,9 @@ class Conductor:
         """Let nodes measure themselves; those that are one machine take turns."""
         nodes = [(node,) for node in range(len(self._leaders)) if node not in self.survey.lost]
         for turn in turns(nodes, self._boots):
-            for node, reply in self._told({node: {"do": "speed"} for (node,) in turn}).items():
+            shared = {node: self._boots.count(self._boots[node]) > 1 for (node,) in turn}
+            orders = {node: {"do": "speed", "shared": shared[node]} for (node,) in turn}
+            for node, reply in self._told(orders).items():
                 self.survey.speeds.setdefault(node, []).append(speed.Speed(**reply))
 
     def _told(self, orders: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -197,9 +199,9 @@ class Conductor:
 
     def _suitable(self) -> int:
         """Return a power of two that a typical link carries in about TRANSFER_S."""
-        rates = sorted(each.nbytes_per_s(FIRST_BYTES) for seen in self.survey.links.values() for each in seen)
+        rates = sorted(each.nbytes_per_s(FEWEST_BYTES) for seen in self.survey.links.values() for each in seen)
         if not rates:
-            return FIRST_BYTES
+            return FEWEST_BYTES
         wanted = int(rates[len(rates) // 2] * TRANSFER_S)
         return min(max(1 << max(wanted.bit_length() - 1, 0), FEWEST_BYTES), MOST_BYTES)
 

@@ -110,7 +110,7 @@ def _slow_nodes(survey: Survey, threshold: float) -> dict[int, Fault]:
     speeds = {node: speed for node in range(len(survey.nodes)) if (speed := survey.speed(node)) is not None}
     for what, unit, values in (
         ("copies", "GB/s in memory", {node: speed.copy_bytes_per_s / GB for node, speed in speeds.items()}),
-        ("computes", "Gop/s", {node: speed.operations_per_s / 1e9 for node, speed in speeds.items()}),
+        ("computes", "Gsin/s", {node: speed.operations_per_s / 1e9 for node, speed in speeds.items()}),
     ):
         for node, ratio in lows(values, threshold).items():
             name, value = survey.nodes[node], values[node]

@@ -1,13 +1,15 @@
-"""What was measured: of each direction of each pair of nodes, and of each node alone; the best of all repetitions.
+"""What was measured: of each direction of each pair of nodes, and of each node alone.
 
-The best, because whatever disturbs a measurement makes it worse: repetitions are spread over the whole run, and what is
-slow in all of them is slow itself.
+Of a link the best repetition counts, because whatever disturbs a short measurement makes it worse: repetitions are
+spread over the whole run, and what is slow in all of them is slow itself. Of a node alone, whose slices are long, the
+median counts: a node that is held up in most of them is slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from hpccoll.preflight.link import Seen
@@ -92,11 +94,11 @@ class Survey:
             )
 
     def speed(self, node: int) -> Speed | None:
-        """Return the best that a node showed; None where it was not measured."""
+        """Return what a node typically showed; None where it was not measured."""
         found = self.speeds.get(node, [])
         if not found:
             return None
-        return Speed(max(each.copy_bytes_per_s for each in found), max(each.operations_per_s for each in found))
+        return Speed(median(each.copy_bytes_per_s for each in found), median(each.operations_per_s for each in found))
 
     def node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node`."""
@@ -107,6 +109,6 @@ class Survey:
             "node": self.nodes[node],
             "repeats": len(self.speeds.get(node, [])),
             "copy_GBps": speed and speed.copy_bytes_per_s / GB,
-            "compute_Gops": speed and speed.operations_per_s / 1e9,
+            "compute_Gsin_per_s": speed and speed.operations_per_s / 1e9,
             "lost": self.lost.get(node),
         }
