@@ -9,6 +9,7 @@ node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one `pr
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,25 @@ from hpccoll.measure.output import require_writable
 from hpccoll.units import GB, format_size, parse_size
 
 if TYPE_CHECKING:
+    from hpccoll.preflight.conduct import Conductor
     from hpccoll.preflight.judge import Fault
     from hpccoll.preflight.survey import Survey
 
 MOST_IN_A_TABLE = 12  # nodes whose pairs a table still shows
 FOUND, BROKEN = 1, CommunicationError.exit_status
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for."""
+
+    sweeps: int
+    size: str | None
+    threshold: float
+    limit: float
+    ranks_as_nodes: bool
+    exclude_file: str | None
+    target: str | None
 
 
 @click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
@@ -48,52 +63,55 @@ FOUND, BROKEN = 1, CommunicationError.exit_status
 @click.option("--ranks-as-nodes", is_flag=True, help="Take every rank for a node: to try it on one machine.")
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= there, too; empty where all is well.")
 @click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
-def preflight(
-    sweeps: int,
-    size: str | None,
-    threshold: float,
-    limit: float,
-    ranks_as_nodes: bool,
-    exclude_file: str | None,
-    target: str | None,
-) -> int:
+def preflight(**given: Any) -> int:
     """Measure every pair of nodes and every node alone, and name the links and nodes that are slow or broken.
 
     The first rank of each node takes part. Pairs are measured in rounds, each node in one pair of a round. The last
     line for people is an --exclude= for sbatch. Exit status: 0 all is well; 1 something is slow; 4 something is broken.
     """
     from hpccoll.preflight.conduct import Conductor, Wishes, take_part
-    from hpccoll.preflight.judge import faults
     from hpccoll.runtime import job
 
-    nbytes = parse_size(size) if size is not None else None
+    options = Options(**given)
+    nbytes = parse_size(options.size) if options.size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
-    wishes = Wishes(sweeps, nbytes, limit, ranks_as_nodes)
+    wishes = Wishes(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
     world, failure = job.world(), job.mpi().Exception
     if world.rank != 0:
         take_part(world, wishes, failure)
         return 0
-    with json_lines(target) as lines:
-        if exclude_file is not None:
-            require_writable(exclude_file, "--exclude-file")
-        conductor = Conductor(world, wishes, failure)
-        if target is not None:
-            lines.write(_run_record(conductor.survey))
-        with progress("rounds", conductor.steps) as advance:
-            survey = conductor.run(advance)
-        found = faults(survey, threshold)
-        if exclude_file is not None:
-            Path(exclude_file).write_text(_exclude(found), encoding="utf-8")
-        for record in _records(survey, threshold, found):
-            lines.write(record)
-    if target != STDOUT:
-        _show(survey, found)
-    status = max((_status(fault) for fault in found), default=0)
+    conductor = Conductor(world, wishes, failure)
+    status = max((_status(fault) for fault in _conduct(conductor, options)), default=0)
     conductor.end()
     if not conductor.clean:  # messages are under way that will never arrive: MPI could not end by itself
         job.abort(status)
     return status
+
+
+def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
+    """Measure, write what was found, and return what is wrong; a run that is cut short writes what it has."""
+    from hpccoll.preflight.judge import faults
+
+    survey = conductor.survey
+    with json_lines(options.target) as lines:
+        if options.exclude_file is not None:
+            require_writable(options.exclude_file, "--exclude-file")
+        if options.target is not None:
+            lines.write(_run_record(survey))
+        try:
+            with progress("rounds", conductor.steps) as advance:
+                conductor.run(advance)
+        finally:
+            for record in _measured(survey):
+                lines.write(record)
+        found = faults(survey, options.threshold)
+        lines.write(_summary(survey, options.threshold, found))
+    if options.exclude_file is not None:
+        Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
+    if options.target != STDOUT:
+        _show(survey, found)
+    return found
 
 
 def _run_record(survey: Survey) -> dict[str, Any]:
@@ -113,12 +131,17 @@ def _status(fault: Fault) -> int:
     return BROKEN if fault.ratio is None else FOUND
 
 
-def _records(survey: Survey, threshold: float, found: list[Fault]) -> list[dict[str, Any]]:
+def _measured(survey: Survey) -> list[dict[str, Any]]:
+    if not survey.nbytes:
+        return []  # only connections were made so far
+    pairs = [each.record(survey.nodes) for each in survey.directions()]
+    return pairs + [survey.node_record(node) for node in range(len(survey.nodes))]
+
+
+def _summary(survey: Survey, threshold: float, found: list[Fault]) -> dict[str, Any]:
     from hpccoll.preflight.judge import exclude
 
-    pairs = [each.record(survey.nodes) for each in survey.directions()]
-    nodes = [survey.node_record(node) for node in range(len(survey.nodes))]
-    summary = {
+    return {
         "schema": SCHEMA,
         "kind": "preflight_summary",
         "nodes": list(survey.nodes),
@@ -126,7 +149,6 @@ def _records(survey: Survey, threshold: float, found: list[Fault]) -> list[dict[
         "faults": [fault.as_dict() for fault in found],
         "exclude": exclude(found),
     }
-    return [*pairs, *nodes, summary]
 
 
 def _show(survey: Survey, found: list[Fault]) -> None:
