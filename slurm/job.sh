@@ -22,10 +22,12 @@ refuse() {
 # note WORDS...: a line in the log of what happened to the job. A full disk must not hide the job's own end.
 note() { printf '%s attempt %s: %s\n' "$(date +%FT%T)" "$((${SLURM_RESTART_COUNT:-0} + 1))" "$*" >>"$RESULTS/ending.txt" || true; }
 
-# begin: all that is the same for every job. Sets RESULTS, RANKS and LAUNCH, the words that start a step.
+# begin [NODES]: all that is the same for every job, on the first NODES of its nodes or all. Sets RESULTS, RANKS and
+# LAUNCH, the words that start a step.
 begin() {
     set -uo pipefail
     in_a_job
+    NODES=${1:-$SLURM_JOB_NUM_NODES}
     make_results
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
@@ -46,7 +48,7 @@ begin() {
     hpccoll_is_everywhere
     ranks_and_binding
     choose_launcher
-    say "$SLURM_JOB_NAME: $RANKS ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), by $LAUNCHER; results in $RESULTS"
+    say "$SLURM_JOB_NAME: $RANKS ranks on $NODES nodes ($HOSTS), by $LAUNCHER; results in $RESULTS"
 }
 
 in_a_job() {
@@ -95,7 +97,15 @@ Install it where all nodes see it, and name that with HPCCOLL_VENV=/shared/path/
 
 ranks_and_binding() {
     local per_node=${SLURM_NTASKS_PER_NODE:-} gpus=${SLURM_GPUS_ON_NODE:-0}
-    RANKS=${RANKS:-${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * ${per_node:-1}))}}
+    if [ "$NODES" -gt "$SLURM_JOB_NUM_NODES" ]; then
+        refuse 2 "$NODES nodes are asked for, and this job has $SLURM_JOB_NUM_NODES; submit it with sbatch --nodes=$NODES"
+    fi
+    RANKS=${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * ${per_node:-1}))}
+    HOSTS=$SLURM_JOB_NODELIST
+    if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then
+        RANKS=$((NODES * ${per_node:-RANKS / SLURM_JOB_NUM_NODES}))
+        HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n "$NODES" | paste -sd,)
+    fi
     WRAP=()
     if [ "$gpus" = 0 ]; then return; fi
     WRAP=("$HPCCOLL_SLURM/bind.sh") # one rank a GPU, on the cores next to it
@@ -109,7 +119,8 @@ ranks_and_binding() {
 
 # launcher_words NAME: LAUNCH for srun or mpirun, as this MPI needs them.
 launcher_words() {
-    local per_node=$(((RANKS + SLURM_JOB_NUM_NODES - 1) / SLURM_JOB_NUM_NODES)) type=${HPCCOLL_SRUN_MPI:-}
+    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} some=''
+    if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then some=yes; fi
     case "$1" in
     srun)
         if [ -z "$type" ]; then
@@ -118,15 +129,22 @@ launcher_words() {
             MPICH*) type=pmi2 ;; # also Intel MPI's and MVAPICH's protocol; Cray's plugin is the site's default
             esac
         fi
-        LAUNCH=(srun ${type:+--mpi="$type"} --ntasks="$RANKS" --kill-on-bad-exit=1)
+        LAUNCH=(srun ${type:+--mpi="$type"} --nodes="$NODES" --ntasks="$RANKS" --kill-on-bad-exit=1)
+        if [ -n "$some" ]; then LAUNCH+=(--nodelist="$HOSTS"); fi
         # Without GPUs srun's own binding is left as the site has it: a plugin that is not there would warn each time.
         if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--cpu-bind=none); fi
         ;;
     mpirun)
         # Both understand SLURM, and start their daemons by srun. bind.sh binds better than they where there are GPUs.
         case "$LIBRARY" in
-        'Open MPI'*) LAUNCH=(mpirun -n "$RANKS" --map-by "ppr:$per_node:node") ;;
-        *) LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node") ;;
+        'Open MPI'*)
+            LAUNCH=(mpirun -n "$RANKS" --map-by "ppr:$per_node:node")
+            if [ -n "$some" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
+            ;;
+        *)
+            LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node")
+            if [ -n "$some" ]; then LAUNCH+=(-hosts "$HOSTS"); fi
+            ;;
         esac
         if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--bind-to none); fi
         # Their daemons are one a node, whatever sbatch was told of tasks.
@@ -240,6 +258,7 @@ finish() {
         rm -f "$stop_file"
         note "stopped at the warning signal; to be requeued"
         say "stopped with rows left; requeued, and goes on by itself"
+        trap 'exit 0' TERM
         if scontrol requeue "$SLURM_JOB_ID"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
         fi
@@ -258,5 +277,35 @@ finish() {
             "$STATUS" "${down:+; nodes that failed: $down}" "$RESULTS" >&2
         ;;
     esac
+    exit "$STATUS"
+}
+
+# merge_later: submit, once for an array, the job that waits for all its tasks and writes the report over them.
+merge_later() {
+    local folder words
+    folder=$(dirname "$RESULTS")
+    if ! mkdir "$folder/merging" 2>/dev/null; then return; fi
+    words=(sbatch --parsable --job-name="$SLURM_JOB_NAME-report" --dependency="afterany:$SLURM_ARRAY_JOB_ID"
+        --partition="$SLURM_JOB_PARTITION" ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} --nodes=1 --ntasks=1
+        --time=00:10:00 --output="$folder/report.out"
+        --wrap "HPCCOLL_SLURM='$HPCCOLL_SLURM'; source '$HPCCOLL_SLURM/job.sh'; merge '$folder'")
+    if "${words[@]}" >"$folder/merging/job"; then
+        say "job $(cat "$folder/merging/job") writes the report when all are done"
+    else
+        say "warning: a job cannot be submitted from here; when all are done: hpccoll scaling $folder"
+    fi
+}
+
+# merge FOLDER: put all tasks' results side by side.
+merge() {
+    RESULTS=$1
+    # shellcheck source=slurm/env.sh
+    source "$HPCCOLL_SLURM/env.sh"
+    tail -qn 1 "$RESULTS"/*/ending.txt | grep -v ': complete$' || true # the tasks that did not end well
+    hpccoll scaling "$RESULTS" --json "$RESULTS/scaling.jsonl" | tee "$RESULTS/scaling.txt"
+    STATUS=${PIPESTATUS[0]}
+    if hpccoll report --help >/dev/null 2>&1; then
+        hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" || STATUS=$?
+    fi
     exit "$STATUS"
 }

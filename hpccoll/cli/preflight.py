@@ -118,7 +118,15 @@ def _run_record(survey: Survey) -> dict[str, Any]:
     from hpccoll.cli.run_record import run_record_alone
     from hpccoll.runtime import job
 
-    return run_record_alone() | {"hosts": list(survey.nodes), "nodes": len(survey.nodes), "commit": job.commit()}
+    here = run_record_alone()
+    versions = {name: job.versions().get(name) for name in here["versions"]}
+    return here | {
+        "versions": versions,
+        "hosts": list(survey.nodes),
+        "nodes": len(survey.nodes),
+        "ranks": len(survey.nodes),
+        "commit": job.commit(),
+    }
 
 
 def _exclude(found: list[Fault]) -> str:

@@ -6,27 +6,28 @@ Readers should accept keys that they do not know: later versions of schema hpcco
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from hpccoll.measure.bandwidth import SEND_RECV
 from hpccoll.measure.record import SCHEMA, SLURM, VERSIONS
+from hpccoll.measure.schema_nodes import kinds_of_nodes
+from hpccoll.measure.schema_parts import FLAG as _FLAG
+from hpccoll.measure.schema_parts import TEXT as _TEXT
+from hpccoll.measure.schema_parts import TEXT_OR_NULL as _TEXT_OR_NULL
+from hpccoll.measure.schema_parts import TIME as _TIME
+from hpccoll.measure.schema_parts import TIME_OR_NULL as _TIME_OR_NULL
+from hpccoll.measure.schema_parts import Schema
+from hpccoll.measure.schema_parts import array as _list
+from hpccoll.measure.schema_parts import record as _object
+from hpccoll.measure.schema_parts import whole as _whole
 from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
 from hpccoll.measure.stopping import Stop
 from hpccoll.plan.operation import Operation
-
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": "string"}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_FLAG: Schema = {"type": "boolean"}
-_TIME: Schema = {"type": "number", "minimum": 0}
-_TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 
 
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
     kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
-    kinds |= {"preflight_pair": _pair(), "preflight_node": _node(), "preflight_summary": _preflight()}
+    kinds |= kinds_of_nodes()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -49,20 +50,6 @@ def _when(kind: str, command: str | None = None, name: str | None = None) -> Sch
         "if": {"properties": told, "required": list(told)},
         "then": {"$ref": f"#/$defs/{name or kind}"},
     }
-
-
-def _object(description: str, properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"description": description, "type": "object", "required": required, "properties": properties}
-
-
-def _whole(minimum: int = 0, description: str = "", *, null: bool = False) -> Schema:
-    what: Schema = {"type": ["integer", "null"] if null else "integer", "minimum": minimum}
-    return what | ({"description": description} if description else {})
-
-
-def _list(items: Schema, description: str) -> Schema:
-    return {"type": "array", "items": items, "description": description}
 
 
 def _run() -> Schema:
@@ -221,56 +208,5 @@ def _finding() -> Schema:
             "remedy": _TEXT_OR_NULL | {"description": "null where there is nothing to mend."},
             "provides": _list(_TEXT, "What of --require it shows to work."),
             "hosts": _list(_TEXT, "Where it was found; empty for the job as a whole, or where there is one host."),
-        },
-    )
-
-
-def _pair() -> Schema:
-    rate: Schema = {"type": ["number", "null"], "exclusiveMinimum": 0}
-    return _object(
-        "One direction of the link between two nodes, as its sender measured it (`hpccoll preflight`).",
-        {
-            "source": _TEXT | {"description": "The sending node's host name."},
-            "destination": _TEXT | {"description": "The receiving node's host name."},
-            "nbytes": _whole(1, "Of the long message."),
-            "repeats": _whole(0, "How often the pair was measured; 0 where it never could be."),
-            "latency_us": _TIME_OR_NULL | {"description": "Half the best round trip; null where there was none."},
-            "bandwidth_GBps": rate | {"description": "Of the best transfer; null where the link is broken."},
-            "transfer_us": _list(_TIME, "What the long message took, each time."),
-            "broken": _TEXT_OR_NULL | {"description": "Why the link could not be measured."},
-        },
-    )
-
-
-def _node() -> Schema:
-    return _object(
-        "What a node does by itself, on the cores that its first rank may use (`hpccoll preflight`).",
-        {
-            "node": _TEXT,
-            "repeats": _whole(),
-            "copy_GBps": _TIME_OR_NULL | {"description": "Bytes copied in memory, the median of its slices."},
-            "compute_Gsin_per_s": _TIME_OR_NULL | {"description": "1e9 sines of float64 a second, the median."},
-            "lost": _TEXT_OR_NULL | {"description": "Why the node was left out, where it was."},
-        },
-    )
-
-
-def _preflight() -> Schema:
-    kinds = ["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
-    fault = {
-        "kind": {"enum": kinds},
-        "nodes": _list(_TEXT, "The node, or the two ends of the link."),
-        "found": _TEXT,
-        "ratio": _TIME_OR_NULL | {"description": "The value over the median of the others; null where broken."},
-        "remedy": _TEXT,
-        "exclude": _TEXT | {"description": "The node to leave out."},
-    }
-    return _object(
-        "What is slow or broken; the last record of `hpccoll preflight`.",
-        {
-            "nodes": _list(_TEXT, "Those that were looked at."),
-            "threshold": _TIME | {"description": "Slow is below this fraction of the median of the others."},
-            "faults": _list(_object("One fault.", fault), "Empty where all is well."),
-            "exclude": _list(_TEXT, "Nodes to leave out of a job, for sbatch --exclude."),
         },
     )
