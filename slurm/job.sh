@@ -235,16 +235,18 @@ unusable_nodes() {
 # SLURM ends the job: time limit, scancel, or a node that died. What has been found is on disk; say why, and be quick.
 on_end() {
     trap '' TERM USR1
-    local state down why
-    state=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([^ ]*\) Reason=\([^ ]*\).*/\1 \2/p')
-    case "$state" in
-    *TIMEOUT* | *TimeLimit*) why="the time limit was reached" ;;
-    CANCELLED*) why="cancelled" ;;
-    *PREEMPT*) why="preempted" ;;
-    *) why="ended by SLURM" ;;
+    local told down why
+    # SLURM's state is only COMPLETING now, but it has written its reason into the output.
+    told=$(grep -a "CANCELLED AT" "$RESULTS/output.txt" 2>/dev/null | tail -n 1)
+    case "$told" in
+    *"TIME LIMIT"*) why="the time limit was reached" ;;
+    *PREEMPTION*) why="preempted" ;;
+    *REQUEUE*) why="requeued" ;;
+    *"NODE FAILURE"*) why="a node failed" ;;
+    *) why="cancelled" ;;
     esac
     if down=$(unusable_nodes "$SLURM_JOB_NODELIST"); then why="a node failed: $down"; fi
-    why+=" (${state:-SLURM does not answer}); results so far are in $RESULTS"
+    why+="; results so far are in $RESULTS"
     printf 'Error: %s\n' "$why" >&2
     note "$why"
     if [ -n "$step_pid" ]; then kill -TERM "$step_pid" 2>/dev/null; fi
