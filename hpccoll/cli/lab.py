@@ -75,8 +75,9 @@ def up(folder: Path | None, flat: bool, **shape: Any) -> int:
     way, why = isolation.find(flat)
     begun = time.monotonic()
     found = launch.launch(_shape(shape), folder, way, why, None)
+    reason = f"; {why}" if why else ""
     click.echo(
-        f"{found.shape.nodes} nodes are idle after {time.monotonic() - begun:.2f} s ({way.means}); "
+        f"{found.shape.nodes} nodes are idle after {time.monotonic() - begun:.2f} s ({way.means}{reason}); "
         f"shared folder {found.place.shared}"
     )
     click.echo(f"next: hpccoll lab run{_told(folder)} -- srun -N{found.shape.nodes} hostname")
@@ -96,6 +97,7 @@ def run(folder: Path | None, flat: bool, command: tuple[str, ...], **shape: Any)
     and Ctrl-C ends both. The exit status is the command's.
     """
     from hpccoll.lab import cluster, contact
+    from hpccoll.lab.isolation import Isolation
 
     asked = flat or any(value for value in shape.values())
     here = folder or cluster.default_dir()
@@ -105,7 +107,10 @@ def run(folder: Path | None, flat: bool, command: tuple[str, ...], **shape: Any)
                 raise UsageError(f"the lab in {here} has its shape already; leave --nodes, --link and the like away")
             if not asked:
                 return _foreground(cluster.Lab.attach(here), command)
-        return _foreground(stack.enter_context(cluster.Lab(_shape(shape), folder=folder, flat=flat)), command)
+        made = stack.enter_context(cluster.Lab(_shape(shape), folder=folder, flat=flat))
+        if made.contact.isolation is Isolation.FLAT and not flat:
+            click.echo(f"# this lab is {Isolation.FLAT.means} ({made.told()['why']})", err=True)
+        return _foreground(made, command)
 
 
 @lab.command(epilog="Example: hpccoll lab down")

@@ -20,14 +20,16 @@ from typing import IO, Any, Self, TypeAlias
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import contact, isolation, launch, packages
 from hpccoll.lab.contact import Contact
+from hpccoll.lab.folder import clear
 from hpccoll.lab.shape import Shape, parse_rate
 
 Stream: TypeAlias = IO[Any] | int | None
 FREE = "max"
 GRACE_S = 2.0
 # Nodes are emulated: their ranks share this machine's cores, whatever SLURM was told of them.
+_MAPPING = "PRTE_MCA_rmaps_default_mapping_policy"
 _MPI = {
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    _MAPPING: "slot:oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
@@ -58,6 +60,7 @@ class Lab:
         self._folder = folder
         self._contact: Contact | None = None
         self._lifeline = -1
+        self._started: list[subprocess.Popen[str]] = []
 
     @classmethod
     def attach(cls, folder: Path) -> Self:
@@ -79,6 +82,9 @@ class Lab:
             self._contact = launch.launch(self.shape, folder, *isolation.find(self.flat), read)
         except BaseException:
             os.close(self._lifeline)
+            self._lifeline = -1
+            if self._folder is None:
+                clear(folder)
             raise
         finally:
             os.close(read)
@@ -88,7 +94,12 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Take the lab down."""
+        """Take the lab down, and what was started on it by `start`."""
+        for process in self._started:
+            if process.poll() is None:  # without namespaces nothing else ends it
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        self._started.clear()
         if self._contact is not None:
             self._contact.end()
             self._contact = None
@@ -126,7 +137,10 @@ class Lab:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         mpi = _MPI | (_MPI_AS_ROOT if os.geteuid() == 0 else {})
         own = {"PATH": packages.search_path(), "SLURM_CONF": str(self.contact.place.conf)}
-        return mpi | kept | own | dict(more or {})
+        found = mpi | kept | own | dict(more or {})
+        if found[_MAPPING] == ":oversubscribe":  # right on one host; over several, Open MPI then fills the first alone
+            found[_MAPPING] = _MPI[_MAPPING]
+        return found
 
     def command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
         """Return the command that runs `argv` on the control node, and dies with whoever starts it."""
@@ -156,7 +170,7 @@ class Lab:
             stdin: as subprocess.Popen takes it; the same for `stdout` and `stderr`.
         """
         words = self.command(argv, cwd)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             words,
             env=self.environment(env),
             cwd=cwd,
@@ -166,6 +180,8 @@ class Lab:
             text=True,
             start_new_session=True,
         )
+        self._started = [process, *(other for other in self._started if other.poll() is None)]
+        return process
 
     def run(
         self,

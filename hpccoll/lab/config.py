@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpccoll.lab.folder import SHARED
 from hpccoll.lab.shape import Shape
 
 
@@ -38,7 +39,7 @@ class Place:
     @property
     def shared(self) -> Path:
         """The folder for what jobs read and write on all nodes."""
-        return self.dir / "shared"
+        return self.dir / SHARED
 
     def log(self, name: str) -> Path:
         """Return the log of a daemon."""

@@ -68,6 +68,21 @@ def _ends(process: int, limit_s: float) -> bool:
     return bool(select.select([process], [], [], limit_s)[0])
 
 
+def kill(place: Place) -> None:
+    """End a lab without a word, one that is still being built as well; wait until all of it is gone."""
+    try:
+        with _connected(place) as peer:
+            pid = _process_behind(peer)
+        process = os.pidfd_open(pid)
+    except (UnavailableError, ProcessLookupError):
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        _ends(process, END_LIMIT_S)
+    finally:
+        os.close(process)
+
+
 def running(folder: Path) -> Contact:
     """Return the lab that runs in a folder.
 
@@ -96,27 +111,37 @@ def user() -> str:
         return str(os.geteuid())
 
 
-def _asked(place: Place, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the keeper's answer and its process, which the kernel tells."""
+def _connected(place: Place) -> socket.socket:
+    """Return a connection, made by way of a descriptor: the name of a socket is short, that of a folder may be long."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(ANSWER_LIMIT_S)
     try:
         folder = os.open(place.dir, os.O_RDONLY)
-    except OSError as error:
-        raise _none(place, error) from error
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(ANSWER_LIMIT_S)
         try:
             peer.connect(f"/proc/self/fd/{folder}/{place.control.name}")
-        except OSError as error:
-            raise _none(place, error) from error
         finally:
             os.close(folder)
-        pid = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    except OSError as error:
+        peer.close()
+        raise _none(place, error) from error
+    return peer
+
+
+def _process_behind(peer: socket.socket) -> int:
+    """Return who listens at the other end: the kernel tells, and translates the number between namespaces."""
+    pid, _, _ = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def _asked(place: Place, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the keeper's answer, and its process."""
+    with _connected(place) as peer:
         try:
             peer.sendall(json.dumps(request).encode() + b"\n")
             line = peer.makefile("rb").readline()
         except OSError as error:
             raise CommunicationError(f"the lab in {place.dir} does not answer ({error}); `hpccoll lab down`") from error
-    return said(line, place), pid
+        return said(line, place), _process_behind(peer)
 
 
 def _none(place: Place, error: OSError) -> UnavailableError:

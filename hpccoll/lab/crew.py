@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.lab import network
+from hpccoll.lab import network, processes
 from hpccoll.lab.config import Place
 from hpccoll.lab.isolation import Isolation, require_links
 from hpccoll.lab.shape import Shape, beneath_tmp
@@ -33,6 +32,7 @@ class Node:
     bytes_per_s: float | None
     up: bool = True
     percent: float = 0.0
+    brake: subprocess.Popen[bytes] | None = None
 
 
 class Crew:
@@ -58,8 +58,7 @@ class Crew:
         if not self.shape.latency_s:
             return
         ends = [network.CONTROL_END, *(node.end for node in self.nodes.values())]
-        program = str(Path(__file__).with_name("switch.py"))
-        words = [sys.executable, "-I", "-S", program, str(self.shape.latency_s), *ends]
+        words = [*_program("switch"), str(self.shape.latency_s), *ends]
         self.others.append(self._started(words, "switch", stdin=subprocess.DEVNULL))
 
     def begin(self, name: str) -> None:
@@ -75,7 +74,7 @@ class Crew:
             "ip": network.node_batch(self.shape.address(name)),
             "slurmd": [_found("slurmd"), "-D", *([] if apart else ["-N", name])],
         }
-        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("node.py")), json.dumps(task)]
+        program = [*_program("node"), json.dumps(task)]
         node.process = self._started([*(APART if apart else ()), *program], name, stdin=subprocess.PIPE)
 
     def connect(self, name: str) -> None:
@@ -94,7 +93,9 @@ class Crew:
             self._apply(node)
         if not node.up:
             network.call(["ip", "link", "set", node.end, "down"])
-        self._tell(node, "go")
+        assert node.process.stdin is not None  # noqa: S101 - opened by `begin`
+        node.process.stdin.write(b"go\n")
+        node.process.stdin.flush()
 
     def link(self, name: str, asked: dict[str, Any]) -> None:
         """Give a running node's link the rate `bytes_per_s` (None: no limit), or take it `up` or down.
@@ -128,9 +129,9 @@ class Crew:
             self._cut(node)
             if self.isolation is not Isolation.FLAT:  # the kernel takes its time to remove a dead namespace's devices
                 network.call(["ip", "link", "del", node.end], check=False)
-            node.percent = 0.0
 
     def _cut(self, node: Node) -> None:
+        self._release(node)
         if node.process is None:
             return
         if self.isolation is Isolation.FLAT:  # no namespace ends its processes: it does so itself
@@ -156,8 +157,26 @@ class Crew:
             raise UsageError(f"--percent {percent:g}: give 0 (as fast as it can) to 95 (a twentieth of its speed)")
         if node.process is None:
             raise UsageError(f"{name} is off; `hpccoll lab power {name} on` first")
+        self._release(node)
         node.percent = percent
-        self._tell(node, f"slow {percent}")
+        if percent:
+            others = [self._root(other) for other in self.nodes.values() if other is not node]
+            roots = [str(root) for root in (self._root(node), *others) if root is not None]
+            node.brake = self._started([*_program("brake"), str(percent), *roots], name, stdin=subprocess.DEVNULL)
+
+    def _release(self, node: Node) -> None:
+        """End a node's brake, which lets its processes go."""
+        node.percent = 0.0
+        if node.brake is not None:
+            node.brake.terminate()
+            node.brake.wait()
+            node.brake = None
+
+    def _root(self, node: Node) -> int | None:
+        """Return a node's first process, below which is all that it runs."""
+        if node.process is None or self.isolation is Isolation.FLAT:
+            return node.process.pid if node.process else None
+        return next(iter(processes.below(node.process.pid)), None)
 
     def mend(self, name: str) -> None:
         """Make a node as it was when the lab came up."""
@@ -176,11 +195,6 @@ class Crew:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
         for name in sorted({*done.stdout.split()} & {*self.nodes}):
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
-
-    def _tell(self, node: Node, word: str) -> None:
-        if node.process is not None and node.process.stdin is not None:
-            node.process.stdin.write(f"{word}\n".encode())
-            node.process.stdin.flush()
 
     def _started(self, words: list[str], name: str, *, stdin: int) -> subprocess.Popen[bytes]:
         with self.place.log(name).open("ab") as log:
@@ -224,6 +238,11 @@ class Crew:
         for process in self.others:
             process.send_signal(signal.SIGKILL)
             process.wait()
+
+
+def _program(name: str) -> list[str]:
+    """Return the command of a program of this folder: without the environment's packages it starts in 20 ms."""
+    return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
 def _found(program: str) -> str:

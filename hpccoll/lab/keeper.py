@@ -8,21 +8,20 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError
-from hpccoll.lab import network
+from hpccoll.lab import network, processes
 from hpccoll.lab.config import Place
 from hpccoll.lab.crew import Crew
+from hpccoll.lab.folder import clear
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.shape import Shape
 
@@ -76,7 +75,7 @@ class Keeper:
             self.crew.resume()
             time.sleep(POLL_S)
         raise CommunicationError(
-            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; the logs in {self.place.dir}/log end "
+            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; their logs ended "
             f"with: {last_words(self.place)}"
         )
 
@@ -114,14 +113,14 @@ class Keeper:
         nodes = self.shape.chosen(asked.get("node", "all"))
         match asked["do"]:
             case "link":
-                for node in nodes:
-                    self.crew.link(node, asked)
+                for name in nodes:
+                    self.crew.link(name, asked)
             case "power":
-                for node in nodes:
-                    self.crew.power(node, on=asked["on"])
+                for name in nodes:
+                    self.crew.power(name, on=asked["on"])
             case "slow":
-                for node in nodes:
-                    self.crew.slow(node, float(asked["percent"]))
+                for name in nodes:
+                    self.crew.slow(name, float(asked["percent"]))
             case "mend":
                 self.mend()
             case "status":
@@ -134,8 +133,8 @@ class Keeper:
 
     def mend(self) -> None:
         """Undo what was done to nodes and links, and wait until all nodes are idle again."""
-        for node in self.shape.names:
-            self.crew.mend(node)
+        for name in self.shape.names:
+            self.crew.mend(name)
         self.wait_idle()
 
     def told(self) -> dict[str, Any]:
@@ -150,26 +149,8 @@ class Keeper:
     def end(self) -> None:
         """End all processes and remove what the lab wrote, except what jobs left in the shared folder."""
         self.crew.end()
-        if self.isolation is not Isolation.FLAT:
-            with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # all but this one, which is the first of its namespace
+        processes.end()
         clear(self.place.dir)
-
-
-def clear(folder: Path) -> None:
-    """Remove a lab's folder, but for a shared folder that holds something."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name == "shared":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    for path in (folder / "shared", folder):
-        try:
-            path.rmdir()
-        except OSError:
-            return
 
 
 def last_words(place: Place) -> str:
@@ -182,7 +163,7 @@ def last_words(place: Place) -> str:
 
 
 def listen(place: Place) -> socket.socket:
-    """Open the socket, by way of a descriptor: its name may hold 107 characters only, a folder's more."""
+    """Open the socket, by way of a descriptor as whoever connects to it does."""
     folder = os.open(place.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
@@ -200,6 +181,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     place = Place(Path(given["dir"]), given["user"])
     keeper = Keeper(place, Shape.from_dict(given["shape"]), Isolation(given["isolation"]), given["why"])
+    if keeper.isolation is Isolation.FLAT:
+        processes.adopt()
     said: dict[str, Any] = {}
     try:
         try:

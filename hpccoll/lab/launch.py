@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +12,14 @@ from pathlib import Path
 from hpccoll.errors import UsageError
 from hpccoll.lab import flat
 from hpccoll.lab.config import Place, hosts_text, slurm_conf
-from hpccoll.lab.contact import Contact, running, said, user
+from hpccoll.lab.contact import Contact, kill, running, said, user
+from hpccoll.lab.folder import clear, remove
 from hpccoll.lab.isolation import Isolation, require_links
 from hpccoll.lab.packages import search_path
 from hpccoll.lab.shape import Shape
+
+LONGEST_DIR = 60  # a daemon's socket is 44 characters longer, and none may be longer than 107
+_PLAIN = re.compile(rf"[\w./+-]{{1,{LONGEST_DIR}}}", re.ASCII)
 
 
 def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline: int | None) -> Contact:
@@ -43,14 +47,19 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
     finally:
         os.close(tell)
     with os.fdopen(hear, "rb") as news:
-        said(news.readline(), place)
+        try:
+            said(news.readline(), place)
+        except KeyboardInterrupt:
+            kill(place)
+            clear(place.dir)
+            raise
     return running(folder)
 
 
 def _words(place: Place, shape: Shape, isolation: Isolation, why: str, tell: int) -> list[str]:
     given = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
     given |= {"isolation": isolation.value, "why": why}
-    return [*isolation.words, sys.executable, "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
+    return [*isolation.words, sys.executable, "-S", "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
 
 
 def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> None:
@@ -76,15 +85,18 @@ def _environment(place: Place) -> dict[str, str]:
 
 def _prepare(place: Place, shape: Shape, isolation: Isolation) -> None:
     """Create the folder with the configuration."""
-    if any(character.isspace() for character in str(place.dir)):
-        raise UsageError(f"--dir {place.dir}: slurm.conf has no room for blanks in names; choose a path without")
+    if not _PLAIN.fullmatch(str(place.dir)):
+        raise UsageError(
+            f"--dir {place.dir}: SLURM takes at most {LONGEST_DIR} letters, digits and any of _ . - + / here; "
+            "name a shorter or plainer folder"
+        )
     try:
         place.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = [path.name for path in place.dir.iterdir() if path.name != place.shared.name]
         if held and not place.conf.exists():
             raise UsageError(f"--dir {place.dir} holds {held[0]} and is no lab's; name an empty or a new folder")
         for name in held:
-            _remove(place.dir / name)
+            remove(place.dir / name)
         for name in ("state", "spool", "log", "shared"):
             (place.dir / name).mkdir(exist_ok=True)
         ports = flat.free_ports(shape.nodes) if isolation is Isolation.FLAT else None
@@ -92,11 +104,3 @@ def _prepare(place: Place, shape: Shape, isolation: Isolation) -> None:
         place.hosts.write_text(hosts_text(shape), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--dir {place.dir}: cannot write there ({error.strerror or error})") from error
-
-
-def _remove(path: Path) -> None:
-    """Remove what a lab left that was killed."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -28,6 +28,7 @@ def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
     kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
     kinds |= kinds_of_nodes()
+    kinds["lab"] = _lab()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"records of {SCHEMA}",
@@ -208,5 +209,36 @@ def _finding() -> Schema:
             "remedy": _TEXT_OR_NULL | {"description": "null where there is nothing to mend."},
             "provides": _list(_TEXT, "What of --require it shows to work."),
             "hosts": _list(_TEXT, "Where it was found; empty for the job as a whole, or where there is one host."),
+        },
+    )
+
+
+def _lab() -> Schema:
+    rate: Schema = {"type": ["number", "null"], "minimum": 0, "description": "null where there is no limit."}
+    node = {
+        "name": _TEXT,
+        "address": _TEXT,
+        "power": _FLAG | {"description": "Whether it is on."},
+        "link_up": _FLAG,
+        "bytes_per_s": rate,
+        "slow_percent": _TIME,
+        "state": _TEXT | {"description": "What SLURM says of it."},
+    }
+    shape = {
+        "nodes": _whole(1),
+        "cpus": _whole(1),
+        "bytes_per_s": rate,
+        "latency_s": _TIME,
+        "shares": _list(_TEXT, "Paths beneath /tmp that nodes see."),
+        "subnet": _TEXT,
+    }
+    return _object(
+        "A throw-away SLURM cluster (`hpccoll lab status`).",
+        {
+            "dir": _TEXT,
+            "isolation": {"enum": ["root", "user", "flat"], "description": "How nodes are kept apart."},
+            "why": _TEXT | {"description": "Why they are not better apart; empty where they are as they should be."},
+            "shape": _object("As it was started.", shape),
+            "nodes": _list(_object("A node as it is.", node), "All of them."),
         },
     )
