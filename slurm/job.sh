@@ -202,6 +202,8 @@ plugin_is_there() {
 step() {
     local status=130 found
     if [ -z "$warned" ]; then
+        export HPCCOLL_STATUS_FILE=$RESULTS/.status
+        rm -f "$HPCCOLL_STATUS_FILE"
         "${LAUNCH[@]}" ${WRAP[@]+"${WRAP[@]}"} hpccoll "$@" &
         step_pid=$!
         rang=yes
@@ -212,6 +214,9 @@ step() {
             if [ "$found" != 127 ]; then status=$found; fi
         done
         step_pid=''
+        # srun gives the highest status of all ranks: 137 where it had to end those that waited for one with an error.
+        if [ -s "$HPCCOLL_STATUS_FILE" ]; then status=$(cat "$HPCCOLL_STATUS_FILE"); fi
+        rm -f "$HPCCOLL_STATUS_FILE"
     fi
     if [ "$status" -gt "$STATUS" ]; then STATUS=$status; fi
 }
