@@ -46,6 +46,7 @@ begin() {
         fi
     fi
     hpccoll_is_everywhere
+    if declare -F before_mpi >/dev/null; then before_mpi; fi # a script's own
     ranks_and_binding
     choose_launcher
     say "$SLURM_JOB_NAME: $RANKS ranks on $NODES nodes ($HOSTS), by $LAUNCHER; results in $RESULTS"

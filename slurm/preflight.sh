@@ -23,6 +23,15 @@ done
 # shellcheck source=slurm/job.sh
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
+# MPI itself needs every link: over a broken one it would hang in its start, and say nothing of where.
+ARGUMENTS=("$@")
+before_mpi() {
+    srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --quiet \
+        hpccoll preflight --reach --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" \
+        ${ARGUMENTS[@]+"${ARGUMENTS[@]}"} || { STATUS=$? && finish; }
+}
+
+HPCCOLL_NODE_WAIT_S=0 # a node that is out of reach has been named by then
 begin
 export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 step preflight --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" "$@"

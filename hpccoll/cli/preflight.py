@@ -8,6 +8,7 @@ node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one `pr
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import click
 
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table
 from hpccoll.cli.progress import progress
+from hpccoll.cli.run_record import run_record_alone
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.measure.output import require_writable
 from hpccoll.units import GB, format_size, parse_size
@@ -39,6 +41,7 @@ class Options:
     threshold: float
     limit: float
     ranks_as_nodes: bool
+    reach: bool
     exclude_file: str | None
     target: str | None
 
@@ -61,6 +64,7 @@ class Options:
     help="Seconds after which a message counts as lost.",
 )
 @click.option("--ranks-as-nodes", is_flag=True, help="Take every rank for a node: to try it on one machine.")
+@click.option("--reach", is_flag=True, help="Only try TCP between all nodes, without MPI: srun, one task a node.")
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= there, too; empty where all is well.")
 @click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
 def preflight(**given: Any) -> int:
@@ -73,6 +77,8 @@ def preflight(**given: Any) -> int:
     from hpccoll.runtime import job
 
     options = Options(**given)
+    if options.reach:
+        return _reach(options)
     nbytes = parse_size(options.size) if options.size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
@@ -87,6 +93,26 @@ def preflight(**given: Any) -> int:
     if not conductor.clean:  # messages are under way that will never arrive: MPI could not end by itself
         job.abort(status)
     return status
+
+
+def _reach(options: Options) -> int:
+    """Find out which nodes reach each other, before MPI has to; node 0 tells, and only of what is broken."""
+    from hpccoll.preflight import reach
+    from hpccoll.preflight.judge import faults
+
+    hosts, me, port = reach.from_slurm(os.environ)
+    survey = reach.survey(hosts, me, port, options.limit)
+    if survey is None:
+        return 0
+    found = faults(survey, options.threshold)
+    with json_lines(options.target) as lines:
+        lines.write(run_record_alone())
+        lines.write(_summary(survey, options.threshold, found))
+    if options.exclude_file is not None:
+        Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
+    if found and options.target != STDOUT:
+        _tell(found)
+    return BROKEN if found else 0
 
 
 def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
@@ -115,7 +141,6 @@ def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
 
 
 def _run_record(survey: Survey) -> dict[str, Any]:
-    from hpccoll.cli.run_record import run_record_alone
     from hpccoll.runtime import job
 
     here = run_record_alone()
@@ -173,13 +198,17 @@ def _show(survey: Survey, found: list[Fault]) -> None:
         "Nodes: memory copied, and sines computed", ("node", "copy GB/s", "Gsin/s", ""), rows, ("copy GB/s", "Gsin/s")
     )
     print()
-    for fault in found:
-        print(f"{fault.found}\n    remedy: {fault.remedy}")
     if found:
-        print(_exclude(found), end="")
+        _tell(found)
     else:
         print(f"all links and nodes are alike: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
     sys.stdout.flush()
+
+
+def _tell(found: list[Fault]) -> None:
+    for fault in found:
+        print(f"{fault.found}\n    remedy: {fault.remedy}")
+    print(_exclude(found), end="", flush=True)
 
 
 def _show_pairs(survey: Survey) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.slurm.batch import submit
 
-MANY = ("-b", "8", "-e", "64K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "1")
-ROWS, FILE = 10, "allreduce.jsonl"
+MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
+ROWS, FILE = 8, "allreduce.jsonl"
 ENDLESS = (*MANY[:-1], "30")
 
 

@@ -48,3 +48,16 @@ def test_a_slowed_node_is_named(lab, tmp_path):
     lab.slow("node2", 75)
     job, ended, named = preflight(lab, tmp_path)
     assert (ended, named) == (("FAILED", "1:0"), [("slow_node", ["node2"])]), job.output
+
+
+def test_a_broken_link_is_named_before_mpi_hangs(lab, tmp_path):
+    """Frames from node2 to node4 go to an address that nobody has."""
+    lost = ["ip", "neigh", "replace", "10.77.0.4", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"]
+    try:
+        assert lab.run(["srun", "--nodelist=node2", *lost]).returncode == 0
+        job, ended, named = preflight(lab, tmp_path, "--limit", "2")
+    finally:
+        lab.run(["srun", "--nodelist=node2", "ip", "neigh", "del", "10.77.0.4", "dev", "eth0"])
+    assert (ended, named) == (("FAILED", "4:0"), [("broken_link", ["node2", "node4"])]), job.output
+    assert "the link between node2 and node4 is broken: no answer by TCP within 2 s" in job.output
+    assert (job.results / "exclude.txt").read_text() == "--exclude=node4\n"
