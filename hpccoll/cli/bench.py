@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpccoll.runtime.peers import Peer
 
 OWN = "hpccoll"
+STOPPED = 130  # rows are left; as where an interrupt ended it
 TIGHT = 0.025  # half the interval over the median, at which a row is known well enough
 FEWEST, MOST = 3, 2000
 WHOLE_BUDGET_S = 45.0  # what all rows share; the fewest iterations of the largest messages come on top
@@ -53,6 +54,7 @@ class Options:
     csv: str | None
     json: str | None
     resume: str | None
+    stop_file: str | None
 
 
 @click.command()
@@ -80,6 +82,7 @@ class Options:
 @click.option("--csv", metavar="FILE", help="One line a row.")
 @click.option("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output.")
 @click.option("--resume", metavar="FILE", help="Go on with a result file: its rows are not measured again.")
+@click.option("--stop-file", metavar="FILE", help="Once this file is there, stop after the row under way (status 130).")
 def bench(**given: Any) -> int:
     r"""Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
 
@@ -98,12 +101,18 @@ def _run(options: Options) -> int:
     with _session(options, world.Dup()) as session, ExitStack() as stack:
         run = run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
-        wrong = 0
-        for record in session.run(world.bcast(outputs.finished if outputs else None)):
+        wrong, stopped = 0, False
+        rows = session.run(world.bcast(outputs.finished if outputs else None))
+        for record in rows:
             wrong += record.wrong or 0
             if outputs is not None:
                 outputs.add(record)
-    return 1 if wrong else 0
+            # Only rank 0 looks: a file server shows a new file to some nodes sooner than to others.
+            stopped = options.stop_file is not None and world.bcast(outputs.told_to_stop if outputs else None)
+            if stopped:
+                rows.close()
+                break
+    return 1 if wrong else STOPPED if stopped else 0
 
 
 def _suite(options: Options, nodes: int) -> Suite:
@@ -212,6 +221,12 @@ class _Outputs:
     def finished(self) -> set[RowKey]:
         """The rows that need not be measured again."""
         return {record.row.key for record in self.records}
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether --stop-file is there and rows are left."""
+        left = len(self.records) < self.session.rows - len(self.session.refused)
+        return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 
     def add(self, record: CollectiveRecord) -> None:
         """Keep a row, on disk first."""

@@ -11,8 +11,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from gettext import gettext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +25,7 @@ from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells count
 GRACE_S = 0.25
+STATUS_FILE = "HPCCOLL_STATUS_FILE"  # where a batch script finds it: srun's own is 137 if it had to end other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ COMMANDS = {
     "doctor": Lazy("hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."),
     "export": Lazy("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
     "lab": Lazy("hpccoll.cli.lab:lab", "Start a throw-away SLURM cluster on this machine."),
+    "preflight": Lazy("hpccoll.cli.preflight:preflight", "Name the nodes and links of a job that are slow or broken."),
+    "scaling": Lazy("hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),
     "tune": Lazy("hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."),
@@ -104,11 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
         sys.stdout.flush()  # a reader that went away shows here rather than at exit
-        return status if isinstance(status, int) else 0
+        return _left(status if isinstance(status, int) else 0)
     except click.ClickException as error:
         if prints():  # every rank was called with the same words
             error.show()
-        return error.exit_code
+        return _left(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _end(INTERRUPTED, "interrupted; finished records are kept")
     except BrokenPipeError:
@@ -119,6 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _in_job():
             raise
         return _end(1, traceback.format_exc())
+
+
+def _left(status: int) -> int:
+    """Leave the status of the command in the file that a batch script named, and return it."""
+    if os.environ.get(STATUS_FILE) and (prints() or status):
+        # Only the first rank that speaks; and where no file can be written, the script has the launcher's status.
+        with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
+            file.write(f"{status}\n")
+    return status
 
 
 def _closed_pipe() -> int:
@@ -137,10 +151,11 @@ def _end(status: int, message: str) -> int:
     if not _in_job():
         if prints():
             print(message, file=sys.stderr)
-        return status
+        return _left(status)
     # Often all ranks fail alike. The lowest speaks and ends the job before the others' time has come.
     time.sleep(min(launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
+    _left(status)
     time.sleep(GRACE_S / 2)  # the launcher forwards what it has read, not what is in the pipe when the job dies
     from hpccoll.runtime import job
 

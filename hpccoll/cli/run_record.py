@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Any
+
+
+def slurm_job() -> dict[str, str]:
+    """Return what SLURM says about the job that this process is in; nothing outside SLURM."""
+    from hpccoll.measure.record import SLURM
+
+    return {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
 
 
 def run_record(world: Any) -> dict[str, Any]:
@@ -24,12 +32,12 @@ def run_record(world: Any) -> dict[str, Any]:
         oversubscribed=where.oversubscribed,
         commit=job.commit(),
         start_time=datetime.now(UTC),
+        slurm=slurm_job(),
     ).as_dict()
 
 
 def run_record_alone() -> dict[str, Any]:
     """Return the record of kind `run` of a command that needs no MPI, without loading it."""
-    import os
     import platform
 
     import numpy as np
@@ -48,4 +56,5 @@ def run_record_alone() -> dict[str, Any]:
         oversubscribed=False,
         commit=None,
         start_time=datetime.now(UTC),
+        slurm=slurm_job(),
     ).as_dict()

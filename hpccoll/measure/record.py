@@ -19,6 +19,16 @@ from hpccoll.measure.stopping import Stop
 
 SCHEMA = "hpccoll/1"
 VERSIONS = ("hpccoll", "python", "numpy", "mpi4py", "mpi", "mpi_wheel", "torch", "cupy")
+# What SLURM says about a job, by the name in the record; an allow-list like VERSIONS.
+SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "job_name": "SLURM_JOB_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "nodelist": "SLURM_JOB_NODELIST",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "restarts": "SLURM_RESTART_COUNT",
+}
 Staging: TypeAlias = Literal["direct", "pinned"]
 
 
@@ -158,6 +168,7 @@ class RunRecord:
         commit: of the source that ran, or None where it is not known.
         start_time: when the run began, with its time zone.
         clock_residual_us: how far the ranks' clocks were apart after they were aligned; None where they were not.
+        slurm: the job's id, nodes and partition, by the names in SLURM; empty outside SLURM.
 
     Raises:
         UsageError: a version of something that is not in VERSIONS, or a start time without a zone.
@@ -174,6 +185,7 @@ class RunRecord:
     commit: str | None
     start_time: datetime
     clock_residual_us: float | None = None
+    slurm: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.versions) - set(VERSIONS))
@@ -196,6 +208,7 @@ class RunRecord:
             "devices": list(self.devices),
             "oversubscribed": self.oversubscribed,
             "clock_residual_us": self.clock_residual_us,
+            "slurm": {name: self.slurm.get(name) for name in SLURM} if self.slurm else None,
             "commit": self.commit,
             "start_time": self.start_time.astimezone(UTC).isoformat(timespec="seconds"),
         }

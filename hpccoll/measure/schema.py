@@ -6,26 +6,28 @@ Readers should accept keys that they do not know: later versions of schema hpcco
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from hpccoll.measure.bandwidth import SEND_RECV
-from hpccoll.measure.record import SCHEMA, VERSIONS
+from hpccoll.measure.record import SCHEMA, SLURM, VERSIONS
+from hpccoll.measure.schema_nodes import kinds_of_nodes
+from hpccoll.measure.schema_parts import FLAG as _FLAG
+from hpccoll.measure.schema_parts import TEXT as _TEXT
+from hpccoll.measure.schema_parts import TEXT_OR_NULL as _TEXT_OR_NULL
+from hpccoll.measure.schema_parts import TIME as _TIME
+from hpccoll.measure.schema_parts import TIME_OR_NULL as _TIME_OR_NULL
+from hpccoll.measure.schema_parts import Schema
+from hpccoll.measure.schema_parts import array as _list
+from hpccoll.measure.schema_parts import record as _object
+from hpccoll.measure.schema_parts import whole as _whole
 from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
 from hpccoll.measure.stopping import Stop
 from hpccoll.plan.operation import Operation
-
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": "string"}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_FLAG: Schema = {"type": "boolean"}
-_TIME: Schema = {"type": "number", "minimum": 0}
-_TIME_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
 
 
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
     kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
+    kinds |= kinds_of_nodes()
     kinds["lab"] = _lab()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -51,22 +53,9 @@ def _when(kind: str, command: str | None = None, name: str | None = None) -> Sch
     }
 
 
-def _object(description: str, properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"description": description, "type": "object", "required": required, "properties": properties}
-
-
-def _whole(minimum: int = 0, description: str = "", *, null: bool = False) -> Schema:
-    what: Schema = {"type": ["integer", "null"] if null else "integer", "minimum": minimum}
-    return what | ({"description": description} if description else {})
-
-
-def _list(items: Schema, description: str) -> Schema:
-    return {"type": "array", "items": items, "description": description}
-
-
 def _run() -> Schema:
     versions: dict[str, Schema] = dict.fromkeys(VERSIONS, _TEXT_OR_NULL)
+    slurm: dict[str, Schema] = dict.fromkeys(SLURM, _TEXT_OR_NULL)
     return _object(
         "What a run was and where; precedes its measurements. A resumed file holds one for each run.",
         {
@@ -79,9 +68,11 @@ def _run() -> Schema:
             "devices": _list(_TEXT, "Names of the accelerators in use."),
             "oversubscribed": _FLAG,
             "clock_residual_us": _TIME_OR_NULL | {"description": "null where clocks were not aligned."},
+            "slurm": {"type": ["object", "null"], "properties": slurm, "description": "null outside SLURM."},
             "commit": _TEXT_OR_NULL,
             "start_time": {"type": "string", "format": "date-time"},
         },
+        optional=("slurm",),  # files written before there was one
     )
 
 

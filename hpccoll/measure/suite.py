@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ class Session:
         rule = replace(method.rule, budget_s=seconds / max(self.rows, 1))
         self.suite = replace(self.suite, method=replace(method, rule=rule))
 
-    def run(self, finished: Collection[RowKey]) -> Iterator[CollectiveRecord]:
+    def run(self, finished: Collection[RowKey]) -> Generator[CollectiveRecord, None, None]:
         """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
         for task in self.tasks:
             algorithms = [
@@ -109,10 +109,13 @@ class Session:
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, peers, workload, algorithms)
             self.refused += [reason for reason in refused if reason not in self.refused]
-            for contender in Race(self.world, workload, ready, self.suite.method).run():
-                yield self._record(task, contender)
-            for contender in ready:
-                contender.free()
+            try:
+                for contender in Race(self.world, workload, ready, self.suite.method).run():
+                    yield self._record(task, contender)
+            except GeneratorExit:  # the caller has enough, on every rank; after an error there is nothing to tidy up
+                _free(ready)
+                raise
+            _free(ready)
 
     def _algorithms(self, task: Task) -> list[str]:
         return self.suite.algorithms_of(task.operation) if self.own else []
@@ -145,3 +148,8 @@ class Session:
         row = self._row(task, contender.engine, contender.algorithm)
         stream_us = tuple(contender.stream_us)
         return CollectiveRecord(row, tuple(contender.samples_us), stop, wrong, None, contender.staging, stream_us)
+
+
+def _free(contenders: Sequence[Contender]) -> None:
+    for contender in contenders:
+        contender.free()

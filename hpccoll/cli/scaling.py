@@ -1,0 +1,69 @@
+"""`hpccoll scaling`: result files of several runs, side by side over the number of nodes.
+
+The record of kind `scaling`, one a series: `op`, `nbytes`, `in_place`, `dtype`, `buffer`, `engine`, `algorithm`, and
+`points`: `nodes`, `ranks`, `p50_us` with its interval, `busbw_GBps`, and `ratio`, the median over that of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from hpccoll.cli.output import STDOUT, json_lines, print_table, prints
+from hpccoll.errors import UsageError
+from hpccoll.units import format_size
+
+if TYPE_CHECKING:
+    from hpccoll.measure.scaling import Scaling
+
+
+@click.command(epilog="Example: hpccoll scaling results/sweep-1234")
+@click.argument("paths", metavar="FILE|FOLDER...", nargs=-1, required=True)
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+def scaling(paths: tuple[str, ...], target: str | None) -> None:
+    """Put result files of `hpccoll bench` side by side: each row's time over the numbers of nodes it was run on.
+
+    A folder stands for all .jsonl files in it and beneath, such as those that slurm/sweep.sh leaves.
+    """
+    if not prints():
+        return
+    from hpccoll.measure.scaling import read, result_files, scalings
+
+    files = result_files(paths)
+    found = scalings(read(files))
+    if not found:
+        raise UsageError(
+            f"nothing to compare: no row of {', '.join(map(str, files[:4]))} was measured on two numbers of nodes; "
+            "name results of runs on different numbers of nodes"
+        )
+    with json_lines(target) as lines:
+        for each in found:
+            lines.write(each.record())
+    if target != STDOUT:
+        _show(found)
+
+
+def _show(found: Sequence[Scaling]) -> None:
+    """Print a table for each operation, place and kind of buffer; a column for each number of nodes."""
+    for (op, in_place, dtype, buffer), group in groupby(
+        sorted(found, key=lambda each: (each.series.op, each.series.in_place, each.series.dtype, each.series.buffer)),
+        key=lambda each: (each.series.op, each.series.in_place, each.series.dtype, each.series.buffer),
+    ):
+        members = list(group)
+        places = sorted({point.place for each in members for point in each.points})
+        counts = [
+            f"{nodes} x {ranks // nodes}" if ranks % nodes == 0 else f"{ranks} on {nodes}" for nodes, ranks in places
+        ]
+        title = f"{op}, {dtype}, {buffer} memory, {'in' if in_place else 'out of'} place; us by nodes x ranks a node"
+        rows = []
+        for each in members:
+            cells = {point.place: f"{point.time_us.p50:.4g}" for point in each.points}
+            name = f"{each.series.engine}/{each.series.algorithm}" if each.series.algorithm else each.series.engine
+            times = [cells.get(place, "-") for place in places]
+            rows.append([format_size(each.series.nbytes), name, *times, f"{each.ratios[-1]:.2f}x"])
+        columns = ("size", "contender", *counts, "last/first")
+        print_table(title, columns, rows, ("size", *counts, "last/first"))
+        click.echo()

@@ -1,0 +1,97 @@
+"""How a job may end before it is done: what was finished is kept, and the reason is told, with the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.slurm.batch import submit
+
+MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
+ROWS, FILE = 8, "allreduce.jsonl"
+ENDLESS = (*MANY[:-1], "30")
+
+
+def keys(rows):
+    return [(row["nbytes"], row["engine"], row["algorithm"]) for row in rows]
+
+
+def test_a_warned_job_is_requeued_and_resumes(lab, tmp_path):
+    job = submit(lab, tmp_path, "allreduce.sh", *MANY)
+    job.until(lambda: bool(job.records(FILE)))
+    lab.run(["scancel", "--batch", "--signal=USR1", job.number])
+    job.until(lambda: "stopped at the warning signal" in job.ending)
+    first = job.records(FILE)
+    assert 0 < len(first) < ROWS
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    rows = job.records(FILE)
+    assert rows[: len(first)] == first
+    assert len(rows) == len(set(keys(rows))) == ROWS  # every row, and none measured twice
+    assert [run["slurm"]["restarts"] for run in job.records(FILE, "run")] == [None, "1"]
+    assert job.facts()["Restarts"] == "1"
+    assert "finished rows are kept" in job.output
+    assert not (job.results / "stop").exists()
+
+
+def test_a_cancelled_job_keeps_its_rows(lab, tmp_path):
+    job = submit(lab, tmp_path, "allreduce.sh", *MANY)
+    job.until(lambda: bool(job.records(FILE)))
+    lab.run(["scancel", job.number])
+    assert job.ended() == ("CANCELLED", "143:0")
+    assert "Error: cancelled; results so far are in" in job.output
+    assert "attempt 1: cancelled" in job.ending
+    assert all(row["wrong"] == 0 for row in job.records(FILE))
+
+
+def test_an_earlier_job_is_continued_by_name(lab, tmp_path):
+    job = submit(lab, tmp_path, "allreduce.sh", *MANY)
+    job.until(lambda: bool(job.records(FILE)))
+    lab.run(["scancel", job.number])
+    job.ended()
+    before = job.records(FILE)
+    other = submit(lab, tmp_path, "allreduce.sh", *MANY, env={"HPCCOLL_RESUME": str(job.results)})
+    assert other.ended() == ("COMPLETED", "0:0"), other.output
+    rows = job.records(FILE)
+    assert rows[: len(before)] == before
+    assert len(rows) == len(set(keys(rows))) == ROWS
+
+
+test_an_earlier_job_is_continued_by_name = pytest.mark.full(test_an_earlier_job_is_continued_by_name)
+
+
+@pytest.mark.full
+def test_the_time_limit(lab, tmp_path):
+    unwarned = ("--time=00:01:00", "--signal=B:CONT@1", "--no-requeue")
+    job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS, options=unwarned)
+    assert job.ended(200) == ("TIMEOUT", "143:0")
+    assert "Error: the time limit was reached; results so far are in" in job.output
+    assert job.records(FILE)
+
+
+@pytest.mark.full
+def test_the_warning_before_the_time_limit_requeues(lab, tmp_path):
+    job = submit(lab, tmp_path, "allreduce.sh", *MANY, options=("--time=00:01:00", "--signal=B:USR1@45"))
+    job.until(lambda: int(job.facts()["Restarts"]) >= 1)
+    lab.run(["scontrol", "update", f"JobId={job.number}", "TimeLimit=00:30:00"])
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    assert len(job.records(FILE)) == ROWS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("node", ["node3", "node1"])
+def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(lab, tmp_path, node):
+    job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS[:-1], "5")
+    job.until(lambda: bool(job.records(FILE)))
+    lab.power(node, on=False)
+    before = job.records(FILE)
+    job.until(lambda: "PENDING" in job.facts()["JobState"])  # SLURM has noticed, and requeued it
+    if node != "node1":  # the batch script itself ran on node1
+        assert f"a node failed: {node}" in job.ending
+        assert f"Error: a node failed: {node}" in job.output
+    assert job.records(FILE)[: len(before)] == before
+    lab.run(["scancel", job.number])
+    other = submit(
+        lab, tmp_path, "allreduce.sh", *MANY, options=("--nodes=3",), env={"HPCCOLL_RESUME": str(job.results)}
+    )
+    assert other.ended() == ("COMPLETED", "0:0"), other.output
+    assert f"out of use when it began again: {node}" not in other.ending  # only a restarted job looks back
+    assert {row["ranks"] for row in job.records(FILE)} == {8, 6}

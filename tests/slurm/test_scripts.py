@@ -1,0 +1,211 @@
+"""The scripts of slurm/ as they are shipped, on a real SLURM: they end well, with right and complete results."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.batch import OTHER_VENV, SCRIPTS, Job, environment, submit
+
+SMALL = ("-b", "8", "-e", "1K", "-f", "128", "-n", "3", "--engine", "mpi,hpccoll", "--algorithm", "ring,auto")
+SHELL_SCRIPTS = sorted(path.name for path in SCRIPTS.glob("*.sh"))
+OPERATIONS = (
+    *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
+    "barrier",
+)
+
+other_mpi = pytest.mark.skipif(not OTHER_VENV.exists(), reason=f"no second MPI in {OTHER_VENV}; `make test` makes it")
+on_mpich = {"HPCCOLL_LAUNCHER": "auto"}
+on_open_mpi = {"HPCCOLL_VENV": str(OTHER_VENV), "HPCCOLL_LAUNCHER": "mpirun"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        pytest.param(on_mpich, "srun of MPICH", id="mpich-srun"),
+        pytest.param({"HPCCOLL_LAUNCHER": "mpirun"}, "mpirun of MPICH", id="mpich-mpirun"),
+        pytest.param(on_open_mpi, "mpirun of Open MPI", id="openmpi-mpirun", marks=other_mpi),
+        pytest.param(
+            {"HPCCOLL_VENV": str(OTHER_VENV)}, "of Open MPI", id="openmpi-auto", marks=[other_mpi, pytest.mark.full]
+        ),
+    ],
+)
+def test_all_reduce_is_right_and_complete(lab, tmp_path, env, launcher):
+    job = submit(lab, tmp_path, "allreduce.sh", *SMALL, env=env)
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    assert f"8 ranks on 4 nodes (node[1-4]), by {launcher}" in job.output
+    assert "\x1b" not in job.output
+    (run,) = job.records("allreduce.jsonl", "run")
+    assert run["hosts"] == [f"node{1 + rank // 2}" for rank in range(8)]
+    assert (run["nodes"], run["ranks"], run["slurm"]["job_id"]) == (4, 8, job.number)
+    assert run["slurm"]["nodelist"] == "node[1-4]"
+    rows = job.records("allreduce.jsonl")
+    assert sorted((row["nbytes"], row["engine"], row["algorithm"] or "-") for row in rows) == sorted(
+        (size, *who) for size in (8, 1024) for who in [("mpi", "-"), ("hpccoll", "ring"), ("hpccoll", "auto")]
+    )
+    assert all((row["wrong"], row["ranks"], row["nodes"], row["in_place"]) == (0, 8, 4, True) for row in rows)
+    assert job.ending.endswith("complete\n")
+    assert (job.results / "output.txt").read_text() == job.output
+
+
+@pytest.mark.full
+def test_all_reduce_exactly_as_shipped(lab, tmp_path):
+    job = submit(lab, tmp_path, "allreduce.sh")
+    assert job.ended(900) == ("COMPLETED", "0:0"), job.output
+    rows = job.records("allreduce.jsonl")
+    assert {row["nbytes"] for row in rows} >= {8, 32, 1 << 20, 1 << 25}
+    assert {row["engine"] for row in rows} >= {"mpi", "hpccoll"}
+    assert all(row["wrong"] == 0 for row in rows)
+
+
+@pytest.mark.full
+def test_every_operation(lab, tmp_path):
+    job = submit(lab, tmp_path, "collectives.sh", *SMALL[:-1], "ring,tree,auto")
+    assert job.ended(600) == ("COMPLETED", "0:0"), job.output
+    for operation in OPERATIONS:
+        rows = job.records(f"{operation}.jsonl")
+        assert {row["engine"] for row in rows} >= {"mpi", "hpccoll"}, operation
+        assert all((row["op"], row["wrong"], row["ranks"]) == (operation, 0, 8) for row in rows)
+
+
+@pytest.mark.full
+def test_the_barrier(lab, tmp_path):
+    job = submit(lab, tmp_path, "barrier.sh", "-n", "20")
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    assert {row["algorithm"] for row in job.records("barrier.jsonl")} >= {None, "dissemination", "tree"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("env", [on_mpich, {"HPCCOLL_LAUNCHER": "mpirun"}, pytest.param(on_open_mpi, marks=other_mpi)])
+def test_a_sweep_over_node_counts_ends_in_one_report(lab, tmp_path, env):
+    job = submit(lab, tmp_path, "sweep.sh", "all_reduce", *SMALL, env=env)
+    report = job.folder / "results" / f"sweep-{job.number}" / "scaling.txt"
+    job.until(lambda: report.exists() and "last/first" in report.read_text(), 300)
+    assert [row["nodes"] for count in (1, 2, 4) for row in job.records(f"{count}/sweep.jsonl")] == [1] * 6 + [2] * 6 + [
+        4
+    ] * 6
+    told = report.read_text()
+    assert "1 x 2  2 x 2  4 x 2" in " ".join(told.split()).replace("1 x 2 2 x 2 4 x 2", "1 x 2  2 x 2  4 x 2")
+    assert len(job.records("scaling.jsonl", "scaling")) == 6
+    job.until(lambda: not lab.run(["squeue", "--noheader"]).stdout.strip(), 60)
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS)
+def test_shellcheck_finds_nothing(script):
+    if shutil.which("shellcheck") is None:
+        if os.environ.get("CI") not in (None, "", "0", "false"):
+            pytest.fail("CI=1 and shellcheck is not installed: apt-get install shellcheck")
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    done = subprocess.run(
+        ["shellcheck", "-x", f"slurm/{script}"], cwd=SCRIPTS.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", [name for name in SHELL_SCRIPTS if name not in ("job.sh", "env.sh", "bind.sh")])
+def test_without_slurm_a_script_says_what_to_do(script, tmp_path):
+    for name in ("bash", "sed"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        [str(SCRIPTS / script)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("Error: no SLURM here")
+    assert "mpirun -n 4 hpccoll bench" in done.stderr
+
+
+def test_outside_a_job_a_script_says_how_to_submit_it(lab):
+    done = lab.run([str(SCRIPTS / "allreduce.sh")])
+    assert done.returncode == 2
+    assert "submit it: sbatch" in done.stderr
+
+
+def test_a_partition_that_is_not_there(lab, tmp_path):
+    done = lab.run(["sbatch", "--partition=nope", str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "invalid partition specified: nope" in done.stderr
+
+
+@pytest.mark.parametrize("options", ["--ntasks-per-node=3", "--nodes=9"])
+def test_more_tasks_or_nodes_than_there_are(lab, tmp_path, options):
+    """SLURM refuses at once, or keeps the job waiting with a reason: that is the site's choice (EnforcePartLimits)."""
+    done = lab.run(["sbatch", "--parsable", options, str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
+    if done.returncode:
+        assert "is not available" in done.stderr or "invalid" in done.stderr
+        return
+    job = Job(lab, done.stdout.strip(), tmp_path)
+    job.until(lambda: job.facts()["Reason"] in ("PartitionNodeLimit", "PartitionConfig"), 10)
+
+
+def refused(lab, tmp_path, script, *arguments, options=(), **env):
+    job = submit(lab, tmp_path, script, *arguments, options=options, env=env)
+    state, code = job.ended()
+    assert state == "FAILED", job.output
+    return job, int(code.split(":")[0])
+
+
+def test_results_that_cannot_be_written(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_RESULTS="/proc/results")
+    assert status == 2
+    assert "the results directory /proc/results/allreduce-" in job.output
+    assert "HPCCOLL_RESULTS=DIR" in job.output
+
+
+def test_a_node_without_the_package(lab, tmp_path):
+    venv = f"/tmp/venv-{tmp_path.name}"  # each node has a /tmp of its own
+    lab.run(["srun", "--nodelist=node1,node2,node4", "ln", "-s", environment()["HPCCOLL_VENV"], venv])
+    job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_VENV=venv)
+    assert status == 3
+    assert "hpccoll is not on all nodes:" in job.output
+    assert "node3: no" in job.output
+    assert not [word for word in ("node1:", "node2:", "node4:") if word in job.output]
+    assert "HPCCOLL_VENV=/shared/path" in job.output
+
+
+@other_mpi
+def test_a_launcher_of_another_mpi(lab, tmp_path):
+    env = {"HPCCOLL_VENV": str(OTHER_VENV), "HPCCOLL_LAUNCHER": "srun", "HPCCOLL_SRUN_MPI": "pmi2"}
+    job, status = refused(lab, tmp_path, "allreduce.sh", **env)
+    assert status == 4
+    assert "no launcher starts 8 ranks as one job of Open MPI" in job.output
+    assert "each of them is alone" in job.output
+    assert not job.records("allreduce.jsonl")
+
+
+def test_an_unknown_launcher(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_LAUNCHER="aprun")
+    assert status == 2
+    assert "choose one of: auto, mpirun, srun" in job.output
+
+
+def test_more_nodes_than_the_job_has(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "sweep.sh", options=("--nodes=1", "--array=2"))
+    assert status == 2
+    assert "submit it with sbatch --nodes=2" in job.output
+
+
+def test_options_that_hpccoll_refuses(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "allreduce.sh", "--engine", "nope")
+    assert status == 2
+    assert "unknown engine 'nope'" in job.output
+    assert "exit status 2" in job.ending
+
+
+def test_a_copied_script_finds_the_rest(lab, tmp_path):
+    shutil.copy(SCRIPTS / "barrier.sh", tmp_path / "mine.sh")
+    done = lab.run(["sbatch", "--parsable", "mine.sh"], cwd=tmp_path, env=environment())
+    job = Job(lab, done.stdout.strip(), tmp_path)
+    assert job.ended()[0] == "FAILED"
+    assert (
+        "set HPCCOLL_SLURM to the folder slurm/ of hpccoll"
+        in Path(job.folder / f"barrier-{job.number}.out").read_text()
+    )
