@@ -45,6 +45,7 @@ COMMANDS = {
     "demo": Lazy("hpccoll.cli.demo:demo", "Run the classic examples, printed rank by rank before and after."),
     "doctor": Lazy("hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."),
     "export": Lazy("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
+    "report": Lazy("hpccoll.cli.report:report", "Show result files as one HTML page, with findings in words."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),
     "tune": Lazy("hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."),
