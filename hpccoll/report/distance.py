@@ -24,7 +24,10 @@ from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.series import Picture
 
 Job: TypeAlias = tuple[int, int]  # ranks, nodes
-_MOST_WORK = 2**20  # rows times rounds' ranks that a fit may take: some half a minute
+_MOST_WORK = 1000  # rounds of few ranks, over all rows that are fitted and all jobs: some five seconds
+_LEAST_SHARE, _MOST_SIZES = 300, 8  # of which each job has at least so many; sizes of a job that are looked at
+_MANY_RANKS = 256  # from which on a round costs noticeably more the more ranks it has
+_DIRECT = 2  # rounds in which every rank may send to every other
 _WORST_FIT = 0.5  # median error beyond which the fitted machine explains nothing
 
 
@@ -81,8 +84,10 @@ def fitted_models(
     """
     found: dict[Job, Model] = {}
     missing: list[str] = []
-    for job in sorted(set(jobs)):
-        mine = _affordable([row for row in rows if (row.plan.ranks, row.nodes) == job])
+    several = sorted(set(jobs))
+    share = max(_MOST_WORK // max(len(several), 1), _LEAST_SHARE)
+    for job in several:
+        mine = _affordable([row for row in rows if (row.plan.ranks, row.nodes) == job], share)
         where = f"{job[0]} rank{'s' * (job[0] > 1)} on {job[1]} node{'s' * (job[1] > 1)}"
         try:
             fitted = fit(mine, where)
@@ -105,23 +110,29 @@ def jobs_of(pictures: Iterable[Picture]) -> list[Job]:
     return sorted({(p.setting.ranks, p.setting.nodes) for p in pictures if p.setting.ranks > 1})
 
 
-def _affordable(rows: Sequence[Measured]) -> list[Measured]:
-    """Return as many rows as can be fitted in reasonable time: whole algorithms, those of the fewest rounds first."""
+def _affordable(rows: Sequence[Measured], most: float) -> list[Measured]:
+    """Return as many rows as can be fitted in reasonable time: some sizes, whole algorithms, the cheapest first."""
+    sizes = sorted({row.nbytes for row in rows})
+    every = max(-(-len(sizes) // _MOST_SIZES), 1)
     by_algorithm: dict[str, list[Measured]] = {}
     for row in rows:
-        by_algorithm.setdefault(row.algorithm.full_name, []).append(row)
+        if row.nbytes in sizes[::every] or row.nbytes == sizes[-1]:
+            by_algorithm.setdefault(row.algorithm.full_name, []).append(row)
     kept: list[Measured] = []
-    work = 0
+    work = 0.0
     for mine in sorted(by_algorithm.values(), key=_work):
         work += _work(mine)
-        if kept and work > _MOST_WORK:
+        if kept and work > most:
             break
         kept += mine
     return kept
 
 
-def _work(rows: Sequence[Measured]) -> int:
-    return sum(row.plan.ranks * (row.plan.cost.steps if row.plan.cost else row.plan.ranks) for row in rows)
+def _work(rows: Sequence[Measured]) -> float:
+    """Return what simulating these rows costs, in rounds; where few rounds move everything, each has many messages."""
+    steps = [row.plan.cost.steps if row.plan.cost else row.plan.ranks for row in rows]
+    rounds = sum(many + (row.plan.ranks if many <= _DIRECT else 0) for many, row in zip(steps, rows, strict=True))
+    return rounds * (1 + rows[0].plan.ranks / _MANY_RANKS)
 
 
 def _told(name: str, link: Link) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from statistics import median
 from hpccoll.report.scale import tell_times
 
 _WIDTH, _MOST_WRITTEN, _MOST_SHAPES, _MOST_NAMES = 560, 16, 64, 40
+_ROOMY = 34.0  # pixels: a cell with room for the unit below the number
 _LEGEND, _LETTER, _LONGEST = 44, 7.2, 14
 # Shares of the median, and the colours there: perceived brightness falls steadily on both sides of 1.
 _STOPS = (
@@ -134,10 +135,10 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle
     about = f'data-head="{escape(cell.name)}" data-says="{escape(cell.said)}"'
     place = f'x="{x:.2f}" y="{y:.2f}" width="{side:.2f}" height="{side:.2f}"'
     title = f"<title>{escape(cell.name)}: {escape(cell.said)}</title>"
-    centre = f'x="{x + side / 2:.2f}" y="{y + side / 2:.2f}" dy=".35em"'
+    middle_of = f'x="{x + side / 2:.2f}" y="{y + side / 2:.2f}"'
     if cell.value is None:
         filled = f'class="broken" style="fill:url(#{heat.ident}-x)"' if cell.broken else 'class="none"'
-        cross = f'<text class="in bad" {centre}>&#215;</text>' if cell.broken else ""
+        cross = f'<text class="in bad" {middle_of} dy=".35em">&#215;</text>' if cell.broken else ""
         return f"<rect {filled} {place} {about}>{title}</rect>{cross}"
     red, green, blue = colour(_share(heat, cell.value, middle))
     words = ""
@@ -145,8 +146,9 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle
         ink = "pale" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "dark"
         number, _, unit = heat.tell(cell.value).partition(" ")
         size = min(side / 4.2, 13.0)
-        words = f'<text class="in {ink}" {centre} style="font-size:{size:.1f}px">{escape(number)}'
-        if side > 34:
+        lift = ' dy="-.05em"' if side > _ROOMY else ' dy=".35em"'
+        words = f'<text class="in {ink}" {middle_of}{lift} style="font-size:{size:.1f}px">{escape(number)}'
+        if side > _ROOMY:
             words += (
                 f'<tspan x="{x + side / 2:.2f}" dy="1.15em" style="font-size:{size * 0.8:.1f}px">{escape(unit)}</tspan>'
             )

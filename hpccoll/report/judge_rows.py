@@ -166,6 +166,8 @@ def _falls(scaling: Scaling, nbytes: int) -> Iterator[Finding]:
     at = sorted(best)
     for one, other in pairwise(at):
         before, after = best[one][1], best[other][1]
+        if scaling.over == "nodes" and one == 1:  # a network is slower than a node's memory: that is no finding
+            continue
         if bus_bytes_per_s(after)[2] < FALLS * bus_bytes_per_s(before)[1]:
             speeds = f"{tell_bytes_per_s(best[one][0])} to {tell_bytes_per_s(best[other][0])}"
             found = (
