@@ -134,6 +134,6 @@ def _show(results: Results, findings: Sequence[Finding], output: str) -> None:
                 print(textwrap.fill(f"{name}: {short}", _WIDTH, initial_indent=indent, subsequent_indent=indent + "  "))
     for left in results.foreign:
         click.echo(f"# left out: {left}", err=True)
-    rows, pairs = len(results.rows), len(results.of_kind("preflight_pair"))
+    rows, pairs = len(results.rows), results.pairs
     size = Path(output).stat().st_size
     print(f"{output}: {len(findings)} findings on {rows} measurements and {pairs} pairs of nodes, {size / 1e3:.0f} kB")

@@ -88,6 +88,14 @@ class Results:
     foreign: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs of nodes were looked at, each in both directions."""
+        ends = (
+            (run.number, pair.get("source"), pair.get("destination")) for run, pair in self.of_kind("preflight_pair")
+        )
+        return len({(number, frozenset((str(one), str(other)))) for number, one, other in ends})
+
     def of_kind(self, kind: str) -> list[tuple[Run, Mapping[str, Any]]]:
         """Return the preflight records of a kind."""
         return [(run, record) for run, record in self.preflight if record["kind"] == kind]

@@ -89,7 +89,7 @@ def _summary(results: Results) -> str:
     """Return what the page is about, in a line."""
     rows = len(results.rows)
     operations = sorted({row.record.row.op for row in results.rows})
-    pairs = len(results.of_kind("preflight_pair"))
+    pairs = results.pairs
     parts = [
         f"{rows:,} measurement{'s' * (rows != 1)} of {', '.join(operations)}" if rows else "",
         f"{pairs:,} pair{'s' * (pairs != 1)} of nodes" if pairs else "",

@@ -14,7 +14,7 @@ from hpccoll.units import format_size
 
 SLOWEST = 12
 _COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
-_NODE_COLUMNS = ("node", "copies in memory", "computes", "remark")
+_NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ def _slowest(directions: Sequence[Direction]) -> tuple[tuple[str, ...], ...]:
 
 
 def _alone(record: Mapping[str, Any]) -> tuple[str, ...]:
-    copies, computes = _number(record.get("copy_GBps")), _number(record.get("compute_Gops"))
+    copies, computes = _number(record.get("copy_GBps")), _number(record.get("compute_Gsin_per_s"))
     return (
         str(record.get("node")),
         tell_bytes_per_s(copies * 1e9) if copies else "-",
-        f"{computes:.3g} Gop/s" if computes else "-",
+        f"{computes:.3g}" if computes else "-",
         str(record.get("lost") or ""),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _MOST_TICKS = 7
+_NARROW, _WIDE = 0.9, 2.2  # decades: below, ticks are at equal steps; above, at powers of ten alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,15 @@ def linear_scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def ticks(scale: Scale) -> list[float]:
-    """Return the values to write beside an axis: powers of ten, with 2 and 5 between where there is room, or steps."""
+    """Return what to write beside an axis: powers of ten, with 2 and 5 between where there is room, or equal steps."""
     if not scale.log:
         step = _step(scale.high / _MOST_TICKS)
         return [at * step for at in range(int(scale.high / step + 1e-9) + 1)]
     decades = math.log10(scale.high / scale.low)
-    between = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
+    if decades < _NARROW:
+        step = _step((scale.high - scale.low) / (_MOST_TICKS - 2))
+        return [at * step for at in range(math.ceil(scale.low / step), math.floor(scale.high / step) + 1)]
+    between = (1.0, 2.0, 5.0) if decades < _WIDE else (1.0,)
     first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
     every = max(-(-(last - first) // (_MOST_TICKS + 1)), 1)
     powers = [power for power in range(first, last + 1) if (power - first) % every == 0]
