@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpccoll.report.load import Run
 
@@ -36,6 +37,7 @@ def facts(runs: Sequence[Run]) -> list[Fact]:
         Fact("ranks", tuple(_text(run, "ranks") for run in runs)),
         Fact("nodes", tuple(_text(run, "nodes") for run in runs)),
         Fact("hosts", tuple(_hosts(run) for run in runs)),
+        *(Fact(f"SLURM {name.replace('_', ' ')}", tuple(_slurm(run, name) for run in runs)) for name in _told(runs)),
         Fact("cores a rank", tuple(_cores(run) for run in runs)),
         Fact("more ranks than cores", tuple(_flag(run, "oversubscribed") for run in runs)),
         Fact("devices", tuple(_devices(run) for run in runs)),
@@ -43,6 +45,21 @@ def facts(runs: Sequence[Run]) -> list[Fact]:
         Fact("commit", tuple(_text(run, "commit") for run in runs)),
     ]
     return [fact for fact in found if any(value != NOTHING for value in fact.values)]
+
+
+def _told(runs: Sequence[Run]) -> list[str]:
+    """Return what some run says of its SLURM job."""
+    return list(dict.fromkeys(name for run in runs for name in _job(run)))
+
+
+def _job(run: Run) -> Mapping[str, Any]:
+    found = run.record.get("slurm")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _slurm(run: Run, name: str) -> str:
+    value = _job(run).get(name)
+    return NOTHING if value is None else str(value)
 
 
 def _text(run: Run, key: str) -> str:

@@ -9,7 +9,7 @@ from hpccoll.report.chart import Chart, Line, Point
 from hpccoll.report.looks import Look
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.scaling import Scaling
-from hpccoll.report.section import Panel, Section, legend_of, panel_of
+from hpccoll.report.section import Panel, Section, Table, legend_of, panel_of
 from hpccoll.report.series import Name, bus_bytes_per_s, seconds
 from hpccoll.units import format_size
 
@@ -30,8 +30,30 @@ def _section(ident: str, scaling: Scaling, looks: dict[Name, Look]) -> Section:
         _intro(scaling),
         tuple(_panels(ident, scaling, looks)),
         legend_of(scaling.names, looks),
+        beside=_table(scaling),
         short=f"{kind.op} over {scaling.over}",
     )
+
+
+def _table(scaling: Scaling) -> Table:
+    """Return who is fastest with the largest message, and what is left of the first job's bandwidth."""
+    nbytes = scaling.sizes[-1]
+    best: dict[int, tuple[float, str, CollectiveRecord]] = {}
+    for name in scaling.names:
+        for x, record in scaling.at(name, nbytes):
+            time = record.time_us.p50
+            if not record.wrong and (x not in best or time < best[x][0]):
+                best[x] = (time, name.label, record)
+    columns = (scaling.over, "fastest", "time", "bus bandwidth", "of the first")
+    first: float | None = None
+    rows = []
+    for x, (time, label, record) in sorted(best.items()):
+        speed = bus_bytes_per_s(record)[0]
+        first = first or speed
+        left = (tell_bytes_per_s(speed), f"{speed / first:.0%}") if speed else ("-", "-")
+        rows.append((str(x), label, tell_seconds(time * 1e-6), *left))
+    heading = f"Fastest with {format_size(nbytes)}" if nbytes else "Fastest"
+    return Table(heading, columns, tuple(rows), frozenset(columns) - {"fastest"})
 
 
 def _intro(scaling: Scaling) -> str:

@@ -19,7 +19,8 @@ from statistics import median
 
 from hpccoll.report.scale import tell_times
 
-_WIDTH, _MOST_WRITTEN, _MOST_SHAPES, _MOST_NAMES = 560, 16, 64, 40
+_WIDTH, MOST_WRITTEN, _MOST_SHAPES, _MOST_NAMES = 560, 16, 64, 40
+_LARGEST = 80.0  # pixels: a cell of a small matrix
 _ROOMY = 34.0  # pixels: a cell with room for the unit below the number
 _LEGEND, _LETTER, _LONGEST = 44, 7.2, 14
 # Shares of the median, and the colours there: perceived brightness falls steadily on both sides of 1.
@@ -74,7 +75,7 @@ def colour(share: float) -> tuple[int, int, int]:
 def svg(heat: Heat) -> str:
     """Return the matrix as an <svg> element."""
     margin = min(max((len(name) for name in heat.names), default=1), _LONGEST) * _LETTER + 12
-    side = (_WIDTH - margin - 4) / max(len(heat.names), 1)
+    side = min((_WIDTH - margin - 4) / max(len(heat.names), 1), _LARGEST)
     top = margin * 0.75 + 4
     height = top + side * len(heat.names) + _LEGEND
     values = [cell.value for cell in heat.cells if cell.value is not None]
@@ -142,7 +143,7 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle
         return f"<rect {filled} {place} {about}>{title}</rect>{cross}"
     red, green, blue = colour(_share(heat, cell.value, middle))
     words = ""
-    if len(heat.names) <= _MOST_WRITTEN:
+    if len(heat.names) <= MOST_WRITTEN:
         ink = "pale" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "dark"
         number, _, unit = heat.tell(cell.value).partition(" ")
         size = min(side / 4.2, 13.0)

@@ -20,7 +20,7 @@ from hpccoll.units import format_size
 Looks: TypeAlias = dict[Name, Look]
 Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float] | None]
 DASH = "-"
-FASTEST = ("size", "fastest", "time", "95 % interval", "against mpi", "over bound")
+FASTEST = ("size", "fastest", "time", "against mpi", "over bound")
 _TIE = 1.05  # who leads goes on leading in words while nobody is faster by more
 ALL = ("size", "engine", "algorithm", "median", "95 % interval", "iterations", "stopped by", "bus bandwidth", "wrong")
 
@@ -36,7 +36,6 @@ def sections(pictures: Sequence[Picture], looks: Looks, models: Models) -> list[
 def _section(ident: str, places: Sequence[Picture], looks: Looks, models: Models) -> Section:
     first, *rest = places
     names = {curve.name for picture in places for curve in picture.curves}
-    fastest = Table("Fastest at each size", FASTEST, _fastest(first, models), _numbers(FASTEST))
     tables = [Table(f"All measurements, {each.place}", ALL, _all(each), _numbers(ALL), folded=True) for each in places]
     folded = [panel for each in rest for panel in _panels(f"{ident}o", each, looks, models)]
     return Section(
@@ -48,7 +47,7 @@ def _section(ident: str, places: Sequence[Picture], looks: Looks, models: Models
         tuple(tables),
         tuple(folded),
         "Out of place" if folded else "",
-        beside=fastest,
+        beside=_fastest(first, models),
         short=_short(first),
     )
 
@@ -143,21 +142,26 @@ def _told(record: CollectiveRecord) -> str:
     return f"{told}, WRONG in {record.wrong} elements" if record.wrong else told
 
 
-def _fastest(picture: Picture, models: Models) -> tuple[tuple[str, ...], ...]:
-    rows = []
-    for nbytes in picture.sizes:
-        best = picture.best(nbytes)
-        if best is None:
-            rows.append((format_size(nbytes), "none was right", *[DASH] * 4))
-            continue
-        name, record = best
-        reference, bound = picture.reference(nbytes, name.library), models.bound_s(record)
-        ratio = None if reference is None or reference is record else ratio_to(record, reference)
-        value, between = ratio_cells(ratio)
-        against = DASH if ratio is None else f"{value} {between}"
-        over = DASH if bound is None else tell_times(seconds(record)[0] / bound)
-        rows.append((format_size(nbytes), name.label, *_times(record), against, over))
-    return tuple(rows)
+def _fastest(picture: Picture, models: Models) -> Table:
+    """Return who is fastest at each size; without the columns that have nothing to say."""
+    rows = [_leader(picture, nbytes, models) for nbytes in picture.sizes]
+    kept = [at for at in range(len(FASTEST)) if at <= FASTEST.index("time") or any(row[at] != DASH for row in rows)]
+    columns = tuple(FASTEST[at] for at in kept)
+    return Table(
+        "Fastest at each size", columns, tuple(tuple(row[at] for at in kept) for row in rows), _numbers(columns)
+    )
+
+
+def _leader(picture: Picture, nbytes: int, models: Models) -> tuple[str, ...]:
+    best = picture.best(nbytes)
+    if best is None:
+        return (format_size(nbytes), "none was right", DASH, DASH, DASH)
+    name, record = best
+    reference, bound = picture.reference(nbytes, name.library), models.bound_s(record)
+    ratio = None if reference is None or reference is record else ratio_to(record, reference)
+    against = DASH if ratio is None else " ".join(ratio_cells(ratio))
+    over = DASH if bound is None else tell_times(seconds(record)[0] / bound)
+    return (format_size(nbytes), name.label, tell_seconds(seconds(record)[0]), against, over)
 
 
 def _all(picture: Picture) -> tuple[tuple[str, ...], ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpccoll.report.heat import Cell, Heat, svg
+from hpccoll.report.heat import MOST_WRITTEN, Cell, Heat, svg
 from hpccoll.report.load import Results, Run
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.section import Panel, Section, Table
@@ -50,7 +50,8 @@ def _section(results: Results, run: Run) -> Section:
         _panel(f"{ident}l", "Latency from row to column", nodes, mine, by_latency=True),
     ]
     heading = f"The slowest of {len(mine)} directions"
-    tables = [Table(heading, _COLUMNS, _slowest(mine), frozenset({"bandwidth", "latency"}))]
+    folded = len(nodes) <= MOST_WRITTEN  # the matrix has the values
+    tables = [Table(heading, _COLUMNS, _slowest(mine), frozenset({"bandwidth", "latency"}), folded)]
     if alone:
         rows = tuple(_alone(record) for record in alone)
         tables.append(Table("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), folded=True))

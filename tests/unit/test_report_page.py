@@ -97,11 +97,34 @@ def test_the_page_shows_what_the_files_hold(page):
     assert lines["ring"] == lines["mpi"] == 8 * 3 + 4 * 3
     assert lines["rabenseifner"] == 4 * 3 + 2 * 3
     assert lines["the model's bound"] == 8
-    for said in ("MPICH 5.0.2", "more ranks than cores", "the link between vm:1 and vm:3 is slow", "laptop", "256 KiB"):
+    for said in (
+        "MPICH 5.0.2",
+        "more ranks than cores",
+        "the link between vm:1 and vm:3 is slow",
+        "laptop",
+        "256 KiB",
+        "of the first",
+    ):
         assert said in words, said
     sections = [attrs["id"] for attrs in parsed.of("section")]
     order = ["findings", "pairs3", "sc1", "sc2", "sc3", "sc4", "op1", "op2", "op3", "op4", "model", "environment"]
     assert sections == [*order, "reading"]
+
+
+def test_runs_are_told_apart_by_what_differs(tmp_path):
+    rows = [json.loads(line) for line in TWO.read_text().splitlines()]
+    rows[0] |= {"hosts": ["n1", "n2"], "slurm": {"job_id": "42", "partition": "debug", "array_task_id": None}}
+    file, target = tmp_path / "job.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    assert cli.main(["report", str(TWO), str(file), "-o", str(target), "--no-bound"]) == 0
+    table = target.read_text().split('class="environment"')[1].split("</table>")[0]
+    lines = {re.sub(r"<.*?>", " ", line).strip(): "differs" in line for line in table.splitlines() if "<tr" in line}
+    shown = {" ".join(line.split()): differs for line, differs in lines.items()}
+    assert shown["hosts vm (2) n1 (1), n2 (1)"]
+    assert shown["SLURM job id - 42"]
+    assert shown["SLURM partition - debug"]
+    assert not shown["mpi MPICH 5.0.2"]
+    assert not [line for line in shown if "array task" in line]
 
 
 def test_the_page_reads_without_its_script(page):
@@ -185,7 +208,7 @@ def test_the_size_that_a_command_asked_for_is_missed(tmp_path, capsys):
     [
         (["nowhere.jsonl"], "FILE nowhere.jsonl: cannot read it (No such file or directory)"),
         ([str(TWO), "-o", "no/such/place.html"], "-o no/such/place.html: cannot write there"),
-        ([str(TWO), "-o", str(TWO)], "is one of the result files; name another file for the page"),
+        (["mine.jsonl", "-o", "mine.jsonl"], "is one of the result files; name another file for the page"),
         ([str(TWO), "--machine", "deep-thought"], "deep-thought"),
         ([str(TWO), "--no-bound", "--json", "no/such/place"], "--json no/such/place: cannot write there"),
         ([], "Missing argument"),
@@ -193,12 +216,13 @@ def test_the_size_that_a_command_asked_for_is_missed(tmp_path, capsys):
 )
 def test_what_cannot_be_done_is_said_in_a_paragraph(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
-    before = TWO.read_bytes()
+    mine = tmp_path / "mine.jsonl"
+    mine.write_bytes(TWO.read_bytes())
     assert cli.main(["report", *arguments]) == 2
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err
-    assert TWO.read_bytes() == before
+    assert mine.read_bytes() == TWO.read_bytes()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
