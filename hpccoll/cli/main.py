@@ -50,6 +50,7 @@ COMMANDS = {
     "export": Lazy("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
     "lab": Lazy("hpccoll.cli.lab:lab", "Start a throw-away SLURM cluster on this machine."),
     "preflight": Lazy("hpccoll.cli.preflight:preflight", "Name the nodes and links of a job that are slow or broken."),
+    "report": Lazy("hpccoll.cli.report:report", "Show result files as one HTML page, with findings in words."),
     "scaling": Lazy("hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),

@@ -200,7 +200,7 @@ def _demo() -> Schema:
 
 def _finding() -> Schema:
     return _object(
-        "One thing that was looked at (`hpccoll doctor`).",
+        "One thing that was looked at (`hpccoll doctor`), or that results say (`hpccoll report`).",
         {
             "area": _TEXT,
             "severity": {"enum": ["ok", "note", "warning", "problem"]},

@@ -1,0 +1,119 @@
+"""Findings on noise: wide intervals, a row measured twice and not alike, times that drift, too few iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.measure.record import RowKey
+from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
+from hpccoll.report.load import Timed
+from hpccoll.report.scale import tell_seconds, tell_span
+from hpccoll.units import format_size
+
+WIDE = 0.10  # half the interval over the median
+MANY = 0.25  # of the rows, from which on it is a matter of the machine and not of a row
+AGAIN = 1.10  # the same thing measured twice: by this factor apart at least, chance aside
+_HALF = 12  # samples of a half, at least, to say that times drift
+_MOST_TOLD = 3
+_QUIETER = (
+    "measure on nodes of your own (--exclusive), bind ranks to cores, and give more time (--budget, --iterations); "
+    "believe no difference that is smaller than this one"
+)
+
+
+def all_of(rows: Sequence[Timed]) -> Iterator[Finding]:
+    """Yield every finding on noise."""
+    yield from _wide(rows)
+    yield from _apart(rows)
+    yield from _drifting(rows)
+    yield from _few(rows)
+
+
+def name_of(timed: Timed) -> str:
+    """Return what to call a row in a sentence."""
+    row = timed.record.row
+    return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
+
+
+def _wide(rows: Sequence[Timed]) -> Iterator[Finding]:
+    widths = [(_width(row), row) for row in rows if row.record.time_us.p50 > 0]
+    wide = sorted((each for each in widths if each[0] > WIDE), key=lambda each: -each[0])
+    if not widths or len(wide) < MANY * len(widths):
+        return
+    worst = "; ".join(f"{name_of(row)}: {_interval(row)}" for _, row in wide[:_MOST_TOLD])
+    found = f"many medians are not known well: {len(wide)} of {len(widths)} are uncertain by more than {WIDE:.0%}"
+    yield Finding("noise", Severity.WARNING, found, f"95 % intervals, the widest: {worst}", _QUIETER)
+
+
+def _width(timed: Timed) -> float:
+    time = timed.record.time_us
+    return (time.p50_high - time.p50_low) / 2 / time.p50
+
+
+def _interval(timed: Timed) -> str:
+    time = timed.record.time_us
+    return f"{tell_seconds(time.p50 * 1e-6)} {tell_span(time.p50_low * 1e-6, time.p50_high * 1e-6, tell_seconds)}"
+
+
+def _apart(rows: Sequence[Timed]) -> Iterator[Finding]:
+    """Hold measurements of the same row by several runs against each other (A/A)."""
+    alike: dict[tuple[RowKey, int, str], list[Timed]] = {}
+    for row in rows:
+        alike.setdefault((row.record.row.key, row.record.row.nodes, row.run.mpi), []).append(row)
+    pairs = [(several[0], other) for several in alike.values() for other in several[1:]]
+    found: list[tuple[float, str]] = []
+    for one, other in pairs:
+        ratio = _ratio(one, other)
+        if ratio is not None and (ratio.low > AGAIN or ratio.high < 1 / AGAIN):
+            size = max(ratio.value, 1 / ratio.value)
+            words = f"{name_of(one)}: {_interval(one)} in {one.run.title}, {_interval(other)} in {other.run.title}"
+            found.append((size, words))
+    if not found:
+        return
+    found.sort(reverse=True)
+    about = f"{len(found)} of {len(pairs)} rows that were measured twice differ, by up to {found[0][0]:.2f}x"
+    hosts = sorted({str(timed.run.hosts) for pair in pairs for timed in pair})
+    where = "" if len(hosts) < 2 else "; the runs were on different hosts"
+    evidence = "; ".join(words for _, words in found[:_MOST_TOLD]) + where
+    yield Finding(
+        "noise", Severity.WARNING, f"the same was measured again and came out different: {about}", evidence, _QUIETER
+    )
+
+
+def _ratio(one: Timed, other: Timed) -> Interval | None:
+    if min(one.record.time_us.min, other.record.time_us.min) <= 0:
+        return None
+    ratio = ratio_of_medians(one.record.samples_us, other.record.samples_us)
+    return ratio if ratio.coverage >= CONFIDENCE else None
+
+
+def _drifting(rows: Sequence[Timed]) -> Iterator[Finding]:
+    """Hold the first half of each row's iterations against the second."""
+    judged, drifting = 0, []
+    for row in rows:
+        samples = row.record.samples_us
+        half = len(samples) // 2
+        if half < _HALF or min(samples) <= 0:
+            continue
+        judged += 1
+        ratio = ratio_of_medians(samples[:half], samples[half:])
+        if ratio.low > AGAIN or ratio.high < 1 / AGAIN:
+            drifting.append((max(ratio.value, 1 / ratio.value), name_of(row)))
+    if not drifting or len(drifting) < MANY * judged:
+        return
+    drifting.sort(reverse=True)
+    size, name = drifting[0]
+    found = f"times drift while they are measured: in {len(drifting)} of {judged} rows the halves of a run differ"
+    evidence = f"medians of the first and the second half of the iterations; most: {name}, by {size:.2f}x"
+    yield Finding("noise", Severity.WARNING, found, evidence, _QUIETER)
+
+
+def _few(rows: Sequence[Timed]) -> Iterator[Finding]:
+    few = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
+    if not few:
+        return
+    found = f"{len(few)} of {len(rows)} rows have too few iterations for a 95 % interval; theirs is the range, marked ?"
+    fewest = min(few, key=lambda row: len(row.record.samples_us))
+    evidence = f"{name_of(fewest)}: {len(fewest.record.samples_us)} iterations"
+    yield Finding("noise", Severity.NOTE, found, evidence, "give more time: --budget, or --iterations 10")

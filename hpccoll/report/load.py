@@ -1,0 +1,210 @@
+"""Reads result files for a report: runs, their measurements, pairs of nodes, findings of the doctor.
+
+A file may hold several runs (a resumed one does), and a sweep is many files: each measurement is kept with the run it
+belongs to, which is the last `run` record before it. A directory stands for all `*.jsonl` below it; what is not
+hpccoll's there is left out and named, whereas a file that was named itself must be one of hpccoll's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.journal import read
+from hpccoll.measure.record import CollectiveRecord
+
+OPTION = "FILE"
+SUFFIX = ".jsonl"
+PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A `run` record and the file it is in; `number` counts over all files, from 1. An empty record: none was there."""
+
+    number: int
+    file: str
+    record: Mapping[str, Any]
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        """Package to version; empty where the record has none."""
+        found = self.record.get("versions")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def mpi(self) -> str:
+        """The MPI library, or an empty text."""
+        return str(self.versions.get("mpi") or "")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host name of each rank."""
+        return tuple(str(host) for host in _listed(self.record, "hosts"))
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Cores that each rank might run on."""
+        return tuple(cores for cores in _listed(self.record, "cores") if isinstance(cores, int))
+
+    @property
+    def command(self) -> str:
+        """The command line."""
+        return str(self.record.get("command") or "")
+
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return f"run {self.number} ({Path(self.file).name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A measurement and the run it belongs to."""
+
+    record: CollectiveRecord
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything that the files hold.
+
+    `preflight` and `told` (findings of the doctor) are the records as they are, with the run they belong to; `torn`
+    names the files whose last line is cut short, `foreign` those of a directory that are not hpccoll's, with the
+    reason; `others` counts the records of kinds that a report does not show.
+    """
+
+    files: tuple[str, ...]
+    runs: tuple[Run, ...]
+    rows: tuple[Timed, ...]
+    preflight: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
+    told: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
+    torn: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of nodes were looked at, each in both directions."""
+        ends = (
+            (run.number, pair.get("source"), pair.get("destination")) for run, pair in self.of_kind("preflight_pair")
+        )
+        return len({(number, frozenset((str(one), str(other)))) for number, one, other in ends})
+
+    def of_kind(self, kind: str) -> list[tuple[Run, Mapping[str, Any]]]:
+        """Return the preflight records of a kind."""
+        return [(run, record) for run, record in self.preflight if record["kind"] == kind]
+
+
+def load(paths: Sequence[str | Path]) -> Results:
+    """Return what the files and directories hold.
+
+    Raises:
+        UsageError: a file cannot be read, is not one of hpccoll's, is damaged, or there is nothing to show in any.
+    """
+    gathered = _Gathered()
+    for path in paths:
+        for file, named in _files(Path(path)):
+            gathered.add(file, named)
+    results = gathered.results()
+    if not results.rows and not results.preflight and not results.told:
+        raise UsageError(_nothing(results))
+    return results
+
+
+def _files(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the files that a path stands for, and whether it was named itself."""
+    if not path.is_dir():
+        yield path, True
+        return
+    found = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
+    if not found:
+        raise UsageError(f"{OPTION} {path}: no *{SUFFIX} in this directory; name files that hpccoll wrote with --json")
+    for file in found:
+        yield file, False
+
+
+class _Gathered:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.runs: list[Run] = []
+        self.rows: list[Timed] = []
+        self.preflight: list[tuple[Run, Mapping[str, Any]]] = []
+        self.told: list[tuple[Run, Mapping[str, Any]]] = []
+        self.torn: list[str] = []
+        self.foreign: list[str] = []
+        self.others: Counter[str] = Counter()
+
+    def add(self, path: Path, named: bool) -> None:
+        if str(path) in self.files:  # named twice, or by its directory as well
+            return
+        try:
+            contents = read(path, OPTION)
+        except UsageError as error:
+            if named:
+                raise
+            self.foreign.append(str(error).removeprefix(f"{OPTION} "))
+            return
+        self.files.append(str(path))
+        if contents.torn:
+            self.torn.append(str(path))
+        run: Run | None = None
+        for record in contents.records:
+            if record["kind"] == "run":
+                run = self._run(path, record)
+            else:
+                run = run or self._run(path, {})
+                self._record(run, record, path)
+
+    def _run(self, path: Path, record: Mapping[str, Any]) -> Run:
+        self.runs.append(Run(len(self.runs) + 1, str(path), record))
+        return self.runs[-1]
+
+    def _record(self, run: Run, record: Mapping[str, Any], path: Path) -> None:
+        kind = record["kind"]
+        if kind == "collective":
+            try:
+                self.rows.append(Timed(CollectiveRecord.from_dict(record), run))
+            except UsageError as error:
+                raise UsageError(f"{OPTION} {path}: {error}") from error
+        elif kind in PREFLIGHT:
+            self.preflight.append((run, record))
+        elif kind == "finding":
+            self.told.append((run, record))
+        else:
+            self.others[kind] += 1
+
+    def results(self) -> Results:
+        return Results(
+            tuple(self.files),
+            tuple(self.runs),
+            tuple(self.rows),
+            tuple(self.preflight),
+            tuple(self.told),
+            tuple(self.torn),
+            tuple(self.foreign),
+            dict(self.others),
+        )
+
+
+def _nothing(results: Results) -> str:
+    found = [f"{count} of kind {kind}" for kind, count in sorted(results.others.items())]
+    runs = [f"{len(results.runs)} of kind run"] * bool(results.runs)
+    held = f"only records {', '.join([*runs, *found])}" if runs or found else "no record"
+    where = ", ".join(results.files) or "; ".join(results.foreign)
+    return (
+        f"{OPTION} {where}: nothing to show: {held}; a report shows the measurements of `hpccoll bench`, the pairs of "
+        "`hpccoll preflight` and the findings of `hpccoll doctor`"
+    )
+
+
+def _listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+    found = record.get(key)
+    return found if isinstance(found, list) else ()

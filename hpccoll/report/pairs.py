@@ -1,0 +1,135 @@
+"""The pairs of nodes that a preflight measured, as matrices: who sends, to whom, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpccoll.report.heat import MOST_WRITTEN, Cell, Heat, svg
+from hpccoll.report.load import Results, Run
+from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
+from hpccoll.report.section import Panel, Section, Table
+from hpccoll.units import format_size
+
+SLOWEST = 12
+_COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
+_NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of a link; None where it could not be measured, then `broken` says why."""
+
+    source: str
+    destination: str
+    bytes_per_s: float | None
+    latency_s: float | None
+    broken: str | None
+    nbytes: int
+
+
+def sections(results: Results) -> list[Section]:
+    """Return a section for each run that measured pairs of nodes."""
+    runs = {run.number: run for run, _ in results.of_kind("preflight_pair")}
+    return [_section(results, run) for run in runs.values()]
+
+
+def _section(results: Results, run: Run) -> Section:
+    mine = [_direction(record) for of, record in results.of_kind("preflight_pair") if of.number == run.number]
+    summary = [record for of, record in results.of_kind("preflight_summary") if of.number == run.number]
+    alone = [record for of, record in results.of_kind("preflight_node") if of.number == run.number]
+    nodes = _names(mine, summary)
+    ident = f"pairs{run.number}"
+    broken = sum(each.broken is not None for each in mine)
+    sizes = sorted({each.nbytes for each in mine})
+    intro = f"{len(nodes)} nodes, {len(mine)} directions, messages of {', '.join(map(format_size, sizes))}"
+    intro += f"; {broken} of them broken." if broken else "."
+    panels = [
+        _panel(f"{ident}b", "Bandwidth from row to column", nodes, mine, by_latency=False),
+        _panel(f"{ident}l", "Latency from row to column", nodes, mine, by_latency=True),
+    ]
+    heading = f"The slowest of {len(mine)} directions"
+    folded = len(nodes) <= MOST_WRITTEN  # the matrix has the values
+    tables = [Table(heading, _COLUMNS, _slowest(mine), frozenset({"bandwidth", "latency"}), folded)]
+    if alone:
+        rows = tuple(_alone(record) for record in alone)
+        tables.append(Table("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), folded=True))
+    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables))
+
+
+def _direction(record: Mapping[str, Any]) -> Direction:
+    rate, latency = _number(record.get("bandwidth_GBps")), _number(record.get("latency_us"))
+    broken = record.get("broken")
+    if broken is None and rate is None:
+        broken = "not measured"
+    return Direction(
+        str(record.get("source")),
+        str(record.get("destination")),
+        None if rate is None or broken else rate * 1e9,
+        None if latency is None or broken else latency * 1e-6,
+        None if broken is None else str(broken),
+        int(_number(record.get("nbytes")) or 0),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+
+def _names(directions: Sequence[Direction], summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the nodes in the job's order, where the summary has it, else as they appear."""
+    told = [str(name) for record in summary for name in record.get("nodes") or []]
+    return list(dict.fromkeys([*told, *(name for each in directions for name in (each.source, each.destination))]))
+
+
+def _panel(ident: str, heading: str, nodes: list[str], directions: list[Direction], *, by_latency: bool) -> Panel:
+    tell = tell_seconds if by_latency else tell_bytes_per_s
+    at = {name: index for index, name in enumerate(nodes)}
+    cells = [
+        Cell(
+            at[each.source],
+            at[each.destination],
+            each.latency_s if by_latency else each.bytes_per_s,
+            f"{each.source} to {each.destination}",
+            _said(each),
+            each.broken is not None,
+        )
+        for each in directions
+    ]
+    worst = max if by_latency else min
+    values = [cell.value for cell in cells if cell.value is not None]
+    about = f"{heading}: {len(nodes)} nodes; worst {tell(worst(values))}." if values else f"{heading}: none measured."
+    heat = Heat(ident, heading, about, tuple(nodes), tuple(cells), tell, high_is_good=not by_latency)
+    return Panel(heading, svg(heat), ident, swaps=False)
+
+
+def _said(each: Direction) -> str:
+    if each.broken is not None:
+        return f"broken: {each.broken}"
+    parts = [tell_bytes_per_s(each.bytes_per_s)] if each.bytes_per_s else []
+    return ", ".join([*parts, *([tell_seconds(each.latency_s)] if each.latency_s else [])])
+
+
+def _slowest(directions: Sequence[Direction]) -> tuple[tuple[str, ...], ...]:
+    ordered = sorted(directions, key=lambda each: each.bytes_per_s or 0.0)[:SLOWEST]
+    return tuple(
+        (
+            each.source,
+            each.destination,
+            tell_bytes_per_s(each.bytes_per_s) if each.bytes_per_s else "-",
+            tell_seconds(each.latency_s) if each.latency_s else "-",
+            f"broken: {each.broken}" if each.broken is not None else "",
+        )
+        for each in ordered
+    )
+
+
+def _alone(record: Mapping[str, Any]) -> tuple[str, ...]:
+    copies, computes = _number(record.get("copy_GBps")), _number(record.get("compute_Gsin_per_s"))
+    return (
+        str(record.get("node")),
+        tell_bytes_per_s(copies * 1e9) if copies else "-",
+        f"{computes:.3g}" if computes else "-",
+        str(record.get("lost") or ""),
+    )
