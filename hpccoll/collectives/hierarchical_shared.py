@@ -97,7 +97,7 @@ def _sent(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Frac
 
 
 def _crossing(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps across nodes, and in slices what all of them send and the most that an owner stores and sends."""
+    """Return the steps across nodes, and in slices what all of them send and the most that an owner moves."""
     nodes = len(groups.sizes)
     sent = _sent(operation, inter, nodes, root)
     stated = named(operation, inter).plan(nodes, root).cost
