@@ -126,19 +126,20 @@ class Engine:
     def start(self, job: Job) -> UnderWay:
         """Begin a job and return at once; `progress` carries it on.
 
-        By loads and stores it is carried out here and now: that is work for this core, which nobody else could do.
+        By loads and stores alone it is carried out here and now.
         """
         algorithm = self.choose(job).algorithm
+        begun: UnderWay | None = None
         if algorithm is not None and algorithm.shared:
-            self.bind(job)()
-            return Done()
+            begun = self._binder.begin(job, algorithm)
+            if begun is None:
+                return Done()
         self.library.asynchronous()
         lane = FIRST_LANE + self._asynchronous % LANES
         self._asynchronous += 1
         while lane in self._active:
             self.progress()
-        run: UnderWay
-        run = self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run()
+        run = begun or (self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run())
         self._active[lane] = run
         self.progress()
         return run

@@ -72,7 +72,7 @@ def test_they_are_bit_equal_to_replay(nodes, name, data):
 def test_many_parts_through_few_lanes_are_bit_equal_to_replay(nodes, name, data):
     hpc, comm = nodes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MESSAGE", 96)
+        patch.setattr(parts, "MESSAGE_BYTES", 96)
         patch.setattr(parts, "LANE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 6))))
 
@@ -84,7 +84,7 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
     hpc, comm = nodes
     pool = Pool(hpc.empty(4 * 2**20, "uint8"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MESSAGE", 1024)
+        patch.setattr(parts, "MESSAGE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 8))), pool)
         if hpc._engine.node.remote is not None:
             patch.setattr(executable, "REMOTE_LEAST", 1)
@@ -116,6 +116,25 @@ def test_messages_under_way_get_on_meanwhile(nodes):
     n = comm.size
     assert (mine == n * (n + 1) / 2).all()
     assert all((x == n * (n - 1) / 2 + n * each).all() for each, x in enumerate(others))
+
+
+def test_they_are_under_way_themselves_and_follow_each_other(nodes):
+    hpc, comm = nodes
+    n, rank = comm.size, comm.rank
+    arrays = [np.full(200_000 + 1000 * each, rank + each, np.float64) for each in range(4)]
+    works = [
+        hpc.all_reduce(x, algorithm=name, async_op=True)
+        for x, name in zip(
+            arrays, ("hierarchical_ring", "ring", "hierarchical_doubling", "hierarchical_ring"), strict=True
+        )
+    ]
+    small = np.full(3, rank, np.int32)
+    hpc.all_reduce(small, algorithm="hierarchical_doubling")
+    chance = random.Random(rank)
+    for work in chance.sample(works, len(works)):
+        work.wait()
+    assert (small == n * (n - 1) // 2).all()
+    assert all((x == n * (n - 1) / 2 + n * each).all() for each, x in enumerate(arrays))
 
 
 def test_neighbours_that_disagree_are_told(nodes):

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from hpccoll.collectives import named, registered
+from hpccoll.collectives.pipelining import wanted_parts
 from hpccoll.plan.check import check
 from hpccoll.plan.groups import Groups
+from hpccoll.plan.machine import Link, Machine
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
+from hpccoll.plan.simulate import simulate
 from hpccoll.plan.step import Load, Move, Store
+from hpccoll.predict.forecast import forecast
+from hpccoll.predict.pipelined import pipelined
 from tests.unit.shared_referee import fault_in_some_order
 
 MIXED = [known for known in registered() if known.mixed]
@@ -128,3 +133,25 @@ def test_one_rank_a_node_is_the_plan_across_nodes_and_one_node_the_plan_in_share
     assert flat.cost == named(Operation.ALL_REDUCE, "ring").plan(6).cost
     assert not any(isinstance(step, Move) for steps in alone.raw() for step in steps)
     assert alone.cost == named(Operation.ALL_REDUCE, "shared_two_shot").plan(6).cost
+
+
+@pytest.mark.parametrize("name", ["hierarchical_ring", "hierarchical_doubling"])
+def test_parts_hide_all_but_the_first_behind_the_link(name):
+    machine = Machine("test", 2, Link.one_port(1e-6, 1e-10), Link.one_port(1e-5, 1e-8), 1, 1e-10)
+    algorithm = named(Operation.ALL_REDUCE, name)
+    plan, count = algorithm.plan(8, nodes=[2] * 4), 4 * 2**20
+    parts = wanted_parts(plan, plan.operation.sizes(count, 8, plan.column(0).chunks), 4)
+    whole, first = pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
+    node_sends = whole.between[:2].sum()
+    assert parts > 1
+    assert whole.nbytes == 4 * count
+    assert whole.seconds == pytest.approx(first.seconds + (parts - 1) / parts * node_sends * 1e-8)
+    assert node_sends * 1e-8 < whole.seconds < simulate(plan, machine, count, 4, trace=False).seconds
+    assert forecast(algorithm, 8, machine, 4 * count).seconds == whole.seconds
+
+
+def test_parts_are_alike_on_all_ranks_and_few_for_short_messages():
+    plan = named(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
+    sizes = plan.operation.sizes(4 * 2**20, 8, plan.column(0).chunks)
+    assert wanted_parts(plan, sizes, 4) == 32
+    assert wanted_parts(plan, sizes, 4, 2**30) == wanted_parts(plan, 0 * sizes, 4) == 1

@@ -9,11 +9,12 @@ from typing import NoReturn, Protocol
 from mpi4py import MPI
 
 from hpccoll.collectives.registry import Algorithm
-from hpccoll.errors import MismatchError, UnavailableError
+from hpccoll.errors import MismatchError, UsageError
+from hpccoll.runtime.arrays import Step
 from hpccoll.runtime.collective import Job, afterwards, rewritten
 from hpccoll.runtime.node.device_executable import DeviceExecutable, bound_in
 from hpccoll.runtime.node.executable import NodeExecutable
-from hpccoll.runtime.node.mixed import MixedExecutable
+from hpccoll.runtime.node.mixed import Crossing, MixedExecutable
 from hpccoll.runtime.node.node import Node
 from hpccoll.runtime.node.task import Task
 from hpccoll.runtime.program import Program
@@ -65,12 +66,25 @@ class Binder:
         self._comm, self._node, self._nodes, self._programs, self._scratch = comm, node, nodes, programs, scratch
         self._under_way, self._progress = under_way, progress
 
-    def bind(self, job: Job, algorithm: Algorithm, chunks: int) -> NodeExecutable | DeviceExecutable | MixedExecutable:
-        """Bind a job to its buffers.
+    def begin(self, job: Job, algorithm: Algorithm) -> Crossing | None:
+        """Begin a job that sends messages between nodes; carry out any other here and now, and return None.
+
+        Loads and stores are work for this core, which nobody else could do.
+        """
+        executable = self.bind(job, algorithm, 1, Scratch())
+        if isinstance(executable, MixedExecutable):
+            return executable.begin()
+        executable()
+        return None
+
+    def bind(
+        self, job: Job, algorithm: Algorithm, chunks: int, scratch: Scratch | None = None
+    ) -> NodeExecutable | DeviceExecutable | MixedExecutable:
+        """Bind a job to its buffers; `scratch` is the communicator's where none is given.
 
         Raises:
-            UnavailableError: memory cannot be shared, or is a device's and there are several nodes.
-            UsageError: the algorithm is for one node, and there are several.
+            UnavailableError: memory cannot be shared.
+            UsageError: there are several nodes, and the algorithm is for one, or the memory a device's.
         """
         mixed = algorithm.mixed and len(self._nodes) > 1
         if mixed:
@@ -79,23 +93,8 @@ class Binder:
             self._node.require(algorithm.full_name, len(self._nodes))
         job, before, in_place = rewritten(job, self._comm.rank)
         lowered = partial(self._programs, job, algorithm, chunks, in_place)
-        called = (job.operation.value, algorithm.name, chunks, job.root, job.count)
-        facts = (*called, job.dtype.name, job.reduction.name, "device" if job.module.on_device else "host")
-        task = Task(
-            algorithm.plan(self._comm.size, job.root, chunks, self._nodes),
-            job.source,
-            job.result,
-            job.count,
-            job.dtype,
-            job.module,
-            job.reduction.function,
-            lambda sizes: lowered(staged=sizes is not None, sizes=sizes),
-            partial(self._scratch.take, job.module, job.dtype),
-            before,
-            afterwards(job, self._comm.size),
-            facts,
-        )
-        disagree = partial(self._disagree, facts)
+        task = self._task(job, algorithm, chunks, lowered, before, scratch or self._scratch)
+        disagree = partial(self._disagree, task.facts)
         executable: NodeExecutable | DeviceExecutable | MixedExecutable
         if mixed:
             executable = MixedExecutable(
@@ -106,10 +105,36 @@ class Binder:
         self._node.symmetric.uses(executable, job.source, job.result)
         return executable
 
+    def _task(
+        self,
+        job: Job,
+        algorithm: Algorithm,
+        chunks: int,
+        lowered: Callable[..., Program],
+        before: tuple[Step, ...],
+        scratch: Scratch,
+    ) -> Task:
+        called = (job.operation.value, algorithm.name, chunks, job.root, job.count)
+        facts = (*called, job.dtype.name, job.reduction.name, "device" if job.module.on_device else "host")
+        return Task(
+            algorithm.plan(self._comm.size, job.root, chunks, self._nodes),
+            job.source,
+            job.result,
+            job.count,
+            job.dtype,
+            job.module,
+            job.reduction.function,
+            lambda sizes: lowered(staged=sizes is not None, sizes=sizes),
+            partial(scratch.take, job.module, job.dtype),
+            before,
+            afterwards(job, self._comm.size),
+            facts,
+        )
+
     def _require_host(self, job: Job, algorithm: Algorithm) -> None:
         self._node.require_memory(algorithm.full_name)
         if job.module.on_device:
-            raise UnavailableError(
+            raise UsageError(
                 f"{algorithm.full_name} does not reach device memory on {len(self._nodes)} nodes; choose hierarchical "
                 "or another algorithm of messages, or leave the choice to auto"
             )

@@ -20,6 +20,7 @@ from hpccoll.runtime.arrays import Step
 from hpccoll.runtime.execute import freed
 from hpccoll.runtime.node.executable import fingerprint, is_direct, where
 from hpccoll.runtime.node.gate import DIRECT, DisagreementError
+from hpccoll.runtime.node.lanes import Lane
 from hpccoll.runtime.node.node import Node
 from hpccoll.runtime.node.parts import PartGround, bounce_count, parts_of
 from hpccoll.runtime.node.strands import Action, Strand, actions_of
@@ -107,14 +108,29 @@ class MixedExecutable:
 
     def __call__(self) -> None:
         """Run once; blocks until this rank's part is done."""
+        crossing, idle = self.begin(), Idle(self._node.crowded)
+        while not crossing.done:
+            moved = crossing.step()
+            if self._under_way:
+                self._progress()
+            idle.after(moved)
+
+    def begin(self) -> Crossing:
+        """Enter together with the ranks of the node; return the collective under way.
+
+        One collective at a time goes through a node's lanes: what is under way there is carried to its end before.
+        """
         if not self.live:
             freed()
+        before, idle = self._node.crossing, Idle(self._node.crowded)
+        while before is not None and not before.done:
+            idle.after(before.step())
+            self._progress()
         for step in self._task.before:
             step()
         self._enter()
-        self._run()
-        for step in self._task.after:
-            step()
+        self._node.crossing = crossing = Crossing(self._actions, self._node.lanes, len(self._parts), self._task.after)
+        return crossing
 
     def free(self) -> None:
         """Let go of all memory; the executable cannot run after."""
@@ -132,22 +148,6 @@ class MixedExecutable:
         places = gate.places() if alike and self.direct else ()
         if places != self._places:
             self._lower(places)
-
-    def _run(self) -> None:
-        lanes, live, following = self._node.lanes, list[tuple[int, Strand]](), 0
-        idle = Idle(self._node.crowded)
-        while live or following < len(self._parts):
-            moved = False
-            if following < len(self._parts) and all(each != following % len(lanes) for each, _ in live):
-                number = following % len(lanes)
-                live.append((number, Strand(self._actions(following), lanes[number])))
-                following, moved = following + 1, True
-            for _, strand in live:
-                moved |= strand.advance()
-            live = [each for each in live if not each[1].done]
-            if self._under_way:
-                self._progress()
-            idle.after(moved)
 
     def _lower(self, places: tuple[int, ...]) -> None:
         """Lower every part for buffers that the others reach at `places`, or through the lanes where there are none."""
@@ -170,6 +170,48 @@ class MixedExecutable:
             ground = PartGround(self._node, self._task, program, part, lane, spare, self._there).ground
             actions = self._bound[number] = actions_of(program, ground, self._comm, FIRST_TAG + lane.number)
         return actions
+
+
+class Crossing:
+    """A collective under way through the lanes.
+
+    Args:
+        actions: gives what a part does.
+        lanes: of the node; part p goes through lane p modulo their number.
+        parts: how many there are.
+        after: what is done when all are through.
+    """
+
+    __slots__ = ("_actions", "_after", "_following", "_lanes", "_live", "_parts", "done")
+
+    def __init__(
+        self, actions: Callable[[int], list[Action]], lanes: tuple[Lane, ...], parts: int, after: tuple[Step, ...]
+    ) -> None:
+        self._actions, self._lanes, self._parts, self._after = actions, lanes, parts, after
+        self._live: dict[int, Strand] = {}
+        self._following, self.done = 0, False
+
+    def step(self) -> bool:
+        """Let every part under way go on for a moment; return whether anything was done."""
+        moved, lane = False, self._following % len(self._lanes)
+        if self._following < self._parts and lane not in self._live:
+            self._live[lane] = Strand(self._actions(self._following), self._lanes[lane])
+            self._following, moved = self._following + 1, True
+        for number, strand in list(self._live.items()):
+            moved |= strand.advance()
+            if strand.done:
+                del self._live[number]
+        if not self._live and self._following == self._parts and not self.done:
+            for step in self._after:
+                step()
+            self.done = True
+        return moved
+
+    def advance(self) -> bool:
+        """Go as far as it can; return whether all is done. Never blocks."""
+        while self.step():
+            pass
+        return self.done
 
 
 class Idle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -25,6 +26,15 @@ from hpccoll.runtime.node.symmetric import Bytes, Symmetric
 HALF = 4 * 2**20  # bytes of the arena for one block
 _WORDS_BYTES = 4096  # the words of each rank have a page of their own
 _LINE = 64  # bytes; the gate's words fill the first
+
+
+class Crossing(Protocol):
+    """A collective under way through the lanes; see mixed.py."""
+
+    done: bool
+
+    def step(self) -> bool:
+        """Let it go on for a moment; return whether anything was done."""
 
 
 class Node:
@@ -55,6 +65,7 @@ class Node:
         own, *others = (words(self._piece(rank), WORDS) for rank in (comm.rank, *self.others))
         self.gate = Gate(own, others, layout.oversubscribed, under_way, progress)
         self.crowded = layout.oversubscribed
+        self.crossing: Crossing | None = None  # the latest collective that went through the lanes
         self.lanes = tuple(self._lane(number) for number in range(LANES if layout.nodes > 1 else 0))
         self.remote: Remote | None = reachable(comm, self.ranks)
 
@@ -118,5 +129,5 @@ class Node:
             self.gpu.free()
             self.gpu = None
         self.gate.free()
-        self.lanes = ()
+        self.lanes, self.crossing = (), None
         self._pieces = {}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpccoll.collectives.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.errors import UnavailableError
-from hpccoll.plan.step import IntArray, Move
+from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays import Flat
 from hpccoll.runtime.node.bind import REMOTE_TILE, Ground
 from hpccoll.runtime.node.lanes import LANE_BYTES, Lane
@@ -21,9 +22,6 @@ from hpccoll.runtime.node.node import Node
 from hpccoll.runtime.node.symmetric import is_token, parsed
 from hpccoll.runtime.node.task import Task
 from hpccoll.runtime.program import OWN, Memory, Place, Program
-
-MESSAGE = 256 * 2**10  # bytes between nodes: several are under way, and the next part's work hides behind them
-MOST_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +48,8 @@ def parts_of(task: Task) -> list[Part]:
     if room < len(sizes):
         name, ranks = task.plan.name, task.plan.ranks
         raise UnavailableError(f"{name} on {ranks} ranks has too many chunks for a node's memory; choose another")
-    wanted = min(-(-_longest(task, sizes) * itemsize // MESSAGE), MOST_PARTS)
-    count = max(wanted, -(-int(sizes.sum()) // room), 1)
+    count = max(wanted_parts(task.plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
     return [Part(sizes * part // count, sizes * (part + 1) // count) for part in range(count)]
-
-
-def _longest(task: Task, sizes: IntArray) -> int:
-    """Return the elements of the longest message between nodes: rank 0, first of its node, sends or receives one."""
-    longest = 0
-    for steps in task.plan.column(0):
-        for step in steps:
-            if isinstance(step, Move) and int(step.to[0]) != 0:
-                for peer, region in ((step.to, step.send), (step.frm, step.recv)):
-                    ids = region.ids(1)[0]
-                    longest = max(longest, int(sizes[ids[ids >= 0]].sum()) if int(peer[0]) >= 0 else 0)
-    return longest
 
 
 class _Window:
