@@ -28,6 +28,7 @@ COUNTS = (1, 7, 333)
 SIDES = 4  # operands of the longest chain
 NOWHERE = Extent(0, 0)
 
+FULL = pytest.mark.full
 needs_gxx = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 
 
@@ -273,7 +274,9 @@ def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [name if name in ("bool", "bfloat16", "float32") else pytest.param(name, marks=FULL) for name in DTYPES]
+)
 def test_every_kernel_compiles_for_every_architecture(tmp_path, dtype):
     """Nothing is spilled to memory either."""
     kernels = list(dict.fromkeys(kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)))

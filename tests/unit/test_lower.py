@@ -104,7 +104,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(**CASES)
 def test_programs_do_what_replay_does_whatever_the_timing(algorithm, n, count, root, chunks, in_place, seed):
     run(drawn(algorithm, n, root, chunks), count, in_place, seed)
@@ -112,7 +112,7 @@ def test_programs_do_what_replay_does_whatever_the_timing(algorithm, n, count, r
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 def test_segmented_programs_do_what_replay_does_whatever_the_timing(algorithm, small_segments):
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(**CASES)
     def check(n, count, root, chunks, in_place, seed):
         run(drawn(algorithm, n, root, chunks), count, in_place, seed)

@@ -68,7 +68,7 @@ def test_programs_that_send_copies_do_what_replay_does_whatever_the_timing(algor
     monkeypatch.setattr(lowering, "PRIVATE", range(1, 2**30))
     monkeypatch.setattr(lowering, "SEGMENT", segment)
 
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(**CASES)
     def check(n, count, root, chunks, in_place, seed):
         run(drawn(algorithm, n, root, chunks), count, in_place, seed)

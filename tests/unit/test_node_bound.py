@@ -82,7 +82,7 @@ def bound_rank(
 def test_what_is_bound_in_blocks_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
     monkeypatch.setattr(bind, "TILE", tile * ITEMSIZE)
 
-    @settings(max_examples=12)
+    @settings(max_examples=6)
     @given(room=st.integers(16, 48), **CASES)
     def check_them(room, n, count, root, in_place, seed):
         monkeypatch.setattr(staged, "HALF", room * ITEMSIZE)  # of up to 12 chunks; the rest is for elements

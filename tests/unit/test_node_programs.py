@@ -65,14 +65,14 @@ def hold(plan: Plan, count: int, in_place: bool, half: int | None, seed: int) ->
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(**CASES)
 def test_buffers_touched_where_they_are_end_as_in_replay(algorithm, n, count, root, in_place, seed):
     hold(drawn(algorithm, n, root), count, in_place, None, seed)
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(**CASES)
 def test_buffers_that_go_through_the_arena_end_as_in_replay(algorithm, n, count, root, in_place, seed):
     hold(drawn(algorithm, n, root), count, in_place, 0, seed)
@@ -86,7 +86,7 @@ def elements(mask: Array, sizes: Array, low: Array, high: Array) -> Array:
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(parts=st.integers(1, 5), first=st.integers(0, 1), **CASES)
 def test_parts_of_chunks_on_the_halves_in_turn_end_as_in_replay(
     algorithm, parts, first, n, count, root, in_place, seed
@@ -109,7 +109,7 @@ def test_parts_of_chunks_on_the_halves_in_turn_end_as_in_replay(
         assert found.tolist() == values, f"rank {rank}"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_collectives_back_to_back_do_not_disturb_each_other(seed):
     """Through the halves in turn, with some in between that touch buffers where they are."""

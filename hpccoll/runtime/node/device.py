@@ -162,7 +162,7 @@ class Device:
         self._closings.made(self._number)
         self._keep(self._number, opened)
         owned = _Owned()
-        through, release = partial(self._closings.through, self._number), partial(self.driver.release, address)
+        through, release = partial(self._closings.through, self._number), partial(self._release, address)
         weakref.finalize(owned, limbo().add, through, release).atexit = False
         symmetric.record(owned, address, nbytes, dict(zip(self._others, opened, strict=True)))
         return self.driver.array(address, nbytes, owned).view(kind.numpy).reshape(extents)
@@ -208,6 +208,13 @@ class Device:
                 self.driver.release(address)
             raise
         return own[0], opened
+
+    def _release(self, address: int) -> None:
+        """Free a piece that no other rank has mapped any more; what this rank queued may still touch it."""
+        before = self.driver.select()
+        self.driver.drain()
+        self.driver.release(address)
+        self.driver.restore(before)
 
     def _piece(self, own: list[int], nbytes: int) -> _Offer:
         device = self.driver.identity()
