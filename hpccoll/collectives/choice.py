@@ -88,6 +88,38 @@ RULES: dict[tuple[Operation, BufferKind], tuple[Rule, ...]] = {
     },
 }
 
+# Ranks of several nodes, until they are tuned: short messages are the library's, which has the fewest calls; then the
+# fewest rounds between nodes, and for long messages the fewest bytes.
+ACROSS_NODES: dict[Operation, tuple[Rule, ...]] = {
+    Operation.ALL_REDUCE: (
+        Rule(8 * KiB, (LIBRARY, "hierarchical_doubling")),
+        Rule(512 * KiB, ("hierarchical_doubling",)),
+        Rule(ANY, ("hierarchical_ring",)),
+    ),
+    **{
+        operation: (
+            Rule(32 * KiB, (LIBRARY, "hierarchical_bruck")),
+            Rule(512 * KiB, ("hierarchical_bruck",)),
+            Rule(ANY, ("hierarchical_ring",)),
+        )
+        for operation in (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
+    },
+    **{
+        operation: (
+            Rule(32 * KiB, (LIBRARY, "hierarchical_tree")),
+            Rule(256 * KiB, ("hierarchical_tree",)),
+            Rule(ANY, ("hierarchical_chain",)),
+        )
+        for operation in (Operation.BROADCAST, Operation.REDUCE)
+    },
+    **{
+        operation: (Rule(256 * KiB, (LIBRARY,)), Rule(ANY, ("hierarchical_direct",)))
+        for operation in (Operation.GATHER, Operation.SCATTER)
+    },
+    Operation.ALL_TO_ALL: (Rule(8 * KiB, (LIBRARY,)), Rule(ANY, ("hierarchical_pairwise",))),
+    Operation.BARRIER: (Rule(ANY, (LIBRARY, "hierarchical_dissemination")),),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -147,7 +179,7 @@ class Question(NamedTuple):
         itemsize: bytes of an element.
         buffer: where the buffers live.
         library: whether the MPI library's own may be taken: dtype and reduction mean the same there.
-        shared: whether algorithms in shared memory may be taken: all ranks are on one node.
+        shared: whether algorithms in shared memory may be taken: the ranks of a node have memory in common.
     """
 
     operation: Operation
@@ -213,16 +245,18 @@ class Chooser:
         return self._choice(question, name, nbytes, "cost model")
 
     def _allowed(self, question: Question) -> set[str]:
-        allowed = {
-            name for name in names(question.operation) if question.shared or not named(question.operation, name).shared
-        }
-        return allowed | {LIBRARY} if question.library else allowed
+        known = [named(question.operation, name) for name in names(question.operation)]
+        within = {each.name for each in known if not each.shared}
+        if question.shared:
+            within |= {each.name for each in known if each.shared and (each.mixed or self._nodes == 1)}
+        return within | {LIBRARY} if question.library else within
 
     def _by_rule(self, question: Question, nbytes: int) -> Sequence[str]:
         if self._ranks == 1:
             return ()
         if self._nodes > 1:
-            return (LIBRARY,)  # it knows its network; nothing was measured here
+            rules = ACROSS_NODES[question.operation]
+            return (*next((rule.names for rule in rules if nbytes < rule.below), ()), LIBRARY)
         rules = RULES.get((question.operation, question.buffer), ())
         return next((rule.names for rule in rules if nbytes < rule.below), ())
 

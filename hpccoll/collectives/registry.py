@@ -43,6 +43,11 @@ class Algorithm:
         return f"{self.operation.value}/{self.name}"
 
     @property
+    def mixed(self) -> bool:
+        """Whether it loads and stores within nodes and sends messages between them."""
+        return self.shared and "nodes" in self.takes
+
+    @property
     def summary(self) -> str:
         """The first sentence of the algorithm's docstring."""
         return (inspect.getdoc(self.make) or "").split("\n", 1)[0]

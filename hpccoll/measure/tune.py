@@ -107,9 +107,9 @@ class Trial(Session):
             self.found += (self._series(task, records),)
 
     def _algorithms(self, task: Task) -> list[str]:
-        alone = self.suite.nodes == 1 and self.suite.buffer != BufferKind.CUDA
-        known = super()._algorithms(task)
-        return [name for name in known if alone or not named(task.operation, name).shared]
+        known = [named(task.operation, name) for name in super()._algorithms(task)]
+        host, alone = self.suite.buffer != BufferKind.CUDA, self.suite.nodes == 1
+        return [each.name for each in known if not each.shared or (host and (alone or each.mixed))]
 
     def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> Series:
         timings = tuple(

@@ -28,6 +28,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.machine import Link, Machine
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulate import simulate
+from hpccoll.predict.pipelined import pipelined
 from hpccoll.units import KiB, MiB
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -157,4 +158,6 @@ def _slopes(shape: _Shape, row: Measured, values: Floats) -> Floats:
 
 
 def _simulated(row: Measured, machine: Machine) -> float:
+    if row.algorithm.mixed:
+        return pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

@@ -8,6 +8,7 @@ from hpccoll.collectives.registry import Algorithm
 from hpccoll.plan.machine import Machine
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulate import Simulation, simulate
+from hpccoll.predict.pipelined import pipelined
 
 ITEMSIZE = 4  # float32, as `hpccoll bench` sends by default
 _MOST_CHUNKS = 128
@@ -82,4 +83,6 @@ def forecast(
         chunks = chunks_for(algorithm, n, machine, nbytes)
     plan = algorithm.plan(n, root, chunks, layout(n, machine))
     count = elements(plan.operation, nbytes, n)
+    if algorithm.mixed and not trace:
+        return pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)

@@ -27,8 +27,7 @@ class Decider:
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Layout, node: Node, library: Library) -> None:
-        self._ranks, self._one_node = comm.size, layout.nodes == 1
-        self._node, self._library = node, library
+        self._ranks, self._node, self._library = comm.size, node, library
         self._chooser = Chooser(comm.size, layout.nodes, table_for(comm, layout))
         self._log = decision_log(comm.rank, comm.size)
 
@@ -49,7 +48,7 @@ class Decider:
         elif job.algorithm is not None:
             choice = Choice(job.algorithm, best_chunks(job.algorithm, self._ranks, nbytes), "asked for")
         else:
-            shared = self._one_node and not self._node.problem and not job.module.on_device
+            shared = not self._node.problem and not job.module.on_device
             question = Question(
                 job.operation, nbytes, job.dtype.itemsize, memory_of(job, self._node), self._library.offers(job), shared
             )

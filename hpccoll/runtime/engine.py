@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hpccoll.collectives.choice import Choice
 from hpccoll.collectives.registry import Algorithm
-from hpccoll.errors import MismatchError, UsageError
+from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, Flat, Step
 from hpccoll.runtime.cache import LeastRecent
 from hpccoll.runtime.collective import Job, afterwards, borrowed, rewritten
@@ -34,10 +33,11 @@ from hpccoll.runtime.execute import Executable, Run, Setting
 from hpccoll.runtime.job import layout
 from hpccoll.runtime.library import Library, LibraryExecutable
 from hpccoll.runtime.lower import lower
-from hpccoll.runtime.node.device_executable import DeviceExecutable, bound_in
+from hpccoll.runtime.node.binder import Binder
+from hpccoll.runtime.node.device_executable import DeviceExecutable
 from hpccoll.runtime.node.executable import NodeExecutable
+from hpccoll.runtime.node.mixed import MixedExecutable
 from hpccoll.runtime.node.node import Node
-from hpccoll.runtime.node.task import Task
 from hpccoll.runtime.program import Program
 from hpccoll.runtime.scratch import Scratch
 
@@ -45,7 +45,7 @@ BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
 PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024
 
 
-Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | LibraryExecutable
+Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | MixedExecutable | LibraryExecutable
 
 
 class UnderWay(Protocol):
@@ -95,6 +95,7 @@ class Engine:
         self._nodes = where.members
         self.node = Node(comm, where, self._active, self.progress)
         self.library = Library(comm, self._active, self.progress, takes_device_memory)
+        self._binder = Binder(comm, self.node, self._nodes, self.program, self._scratch, self._active, self.progress)
         self._decider = Decider(comm, where, self.node, self.library)
 
     def run(self, job: Job) -> Bound | None:
@@ -125,19 +126,20 @@ class Engine:
     def start(self, job: Job) -> UnderWay:
         """Begin a job and return at once; `progress` carries it on.
 
-        By loads and stores it is carried out here and now: that is work for this core, which nobody else could do.
+        By loads and stores alone it is carried out here and now.
         """
         algorithm = self.choose(job).algorithm
+        begun: UnderWay | None = None
         if algorithm is not None and algorithm.shared:
-            self.bind(job)()
-            return Done()
+            begun = self._binder.begin(job, algorithm)
+            if begun is None:
+                return Done()
         self.library.asynchronous()
         lane = FIRST_LANE + self._asynchronous % LANES
         self._asynchronous += 1
         while lane in self._active:
             self.progress()
-        run: UnderWay
-        run = self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run()
+        run = begun or (self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run())
         self._active[lane] = run
         self.progress()
         return run
@@ -165,7 +167,7 @@ class Engine:
         if choice.algorithm is None:
             return self.library.bind(job, together=together)
         if choice.algorithm.shared:
-            return self._bind_node(job, choice.algorithm, choice.chunks)
+            return self._binder.bind(job, choice.algorithm, choice.chunks)
         prepared = self._prepare(job, BLOCKING_TAG, self._scratch)
         return Executable(
             prepared.program, prepared.setting, prepared.before, prepared.after, self._active, self.progress
@@ -229,39 +231,6 @@ class Engine:
             )
             self._programs.put(key, program)
         return program
-
-    def _bind_node(self, job: Job, algorithm: Algorithm, chunks: int) -> NodeExecutable | DeviceExecutable:
-        self.node.require(algorithm.full_name, len(self._nodes))
-        job, before, in_place = rewritten(job, self.rank)
-        called = (job.operation.value, algorithm.name, chunks, job.root, job.count)
-        facts = (*called, job.dtype.name, job.reduction.name, "device" if job.module.on_device else "host")
-        task = Task(
-            algorithm.plan(self.size, job.root, chunks, self._nodes),
-            job.source,
-            job.result,
-            job.count,
-            job.dtype,
-            job.module,
-            job.reduction.function,
-            lambda sizes: self.program(job, algorithm, chunks, in_place, staged=sizes is not None, sizes=sizes),
-            partial(self._scratch.take, job.module, job.dtype),
-            before,
-            afterwards(job, self.size),
-            facts,
-        )
-        executable = bound_in(self.node, task, partial(self._disagree, facts))
-        self.node.symmetric.uses(executable, job.source, job.result)
-        return executable
-
-    def _disagree(self, facts: tuple[object, ...]) -> NoReturn:
-        """Say which ranks came to one meeting with different collectives; all ranks get here."""
-        told = self.comm.allgather(facts)
-        names = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
-        differ = [at for at in range(len(names)) if len({each[at] for each in told}) > 1]
-        shown = "; ".join(
-            f"rank {rank}: " + ", ".join(f"{names[at]} {each[at]}" for at in differ) for rank, each in enumerate(told)
-        )
-        raise MismatchError(f"ranks called different collectives: {shown}; pass the same arguments on every rank")
 
     def _key(self, job: Job) -> tuple[object, ...]:
         addresses = tuple(buffer.address if buffer else 0 for buffer in (job.source, job.result))

@@ -11,18 +11,20 @@ import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hpccoll.errors import UnavailableError
+from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime import launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
     "numpy": ("numpy",),
@@ -161,7 +163,7 @@ def layout(comm: MPI.Intracomm) -> Layout:
     module = mpi()
     here = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
     try:
-        leader = here.bcast(comm.rank)
+        leader = _leader(here, comm.rank, os.environ)
         mine = os.sched_getaffinity(0)
         # Pinned ranks see a core each: the node has what its ranks see together.
         together = set().union(*here.allgather(mine))
@@ -176,6 +178,19 @@ def layout(comm: MPI.Intracomm) -> Layout:
         cores=tuple(row[2] for row in rows),
         oversubscribed=any(row[3] for row in rows),
     )
+
+
+def _leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
+    """Return the lowest rank of this rank's node; `here` are those of its host.
+
+    HPCCOLL_RANKS_PER_NODE=k, a debugging aid, lets every k ranks of the world that follow each other pass for a node.
+    """
+    told = environ.get(RANKS_PER_NODE, "")
+    if told and not (told.isdecimal() and int(told)):
+        raise UsageError(f"{RANKS_PER_NODE}={told!r} is no number of ranks; set it to 1 or more, or unset it")
+    node = mpi().COMM_WORLD.rank // int(told) if told else 0
+    together: list[tuple[int, int]] = here.allgather((rank, node))
+    return min(each for each, of in together if of == node)
 
 
 def commit() -> str | None:

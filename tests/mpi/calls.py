@@ -171,7 +171,7 @@ def oracle(case: Case, comm: Communicator) -> list[bytes]:
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
     sample = adopt(np.empty(0, case.kind.numpy), "x", writable=False)
     job = Job(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
-    results = case.replayed(comm.size, comm._engine.choose(job).chunks)
+    results = case.replayed(comm.size, comm._engine.choose(job).chunks, comm._engine._nodes)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]
         assert not any(wrong), (case, "replay itself is wrong", wrong)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpccoll import Reduction
 from hpccoll.collectives import Algorithm, describe, registered
 from hpccoll.measure.data import combiner, expect, make_input
+from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
 from hpccoll.runtime.dtypes import DTYPES, DType, dtype_named
@@ -143,9 +144,9 @@ class Case:
             return values
         return np.asarray(np.multiply(values, np.asarray(factor, values.dtype)))
 
-    def replayed(self, n: int, chunks: int) -> list[Array]:
-        """What every rank must hold, bit for bit: replay of the plan with `chunks` chunks."""
-        plan = self.algorithm.plan(n, self.root, chunks)
+    def replayed(self, n: int, chunks: int, nodes: Nodes = None) -> list[Array]:
+        """What every rank must hold, bit for bit: replay of the plan with `chunks` chunks on these nodes."""
+        plan = self.algorithm.plan(n, self.root, chunks, nodes)
         function = combiner(self.base_op) if self.operation.reduces else None
         with np.errstate(all="ignore"):
             results = replay(plan, self.count, [self.scaled(rank, n) for rank in range(n)], function)

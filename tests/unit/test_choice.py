@@ -10,6 +10,7 @@ import pytest
 
 from hpccoll.collectives import named, registered
 from hpccoll.collectives.choice import (
+    ACROSS_NODES,
     LEAST_CHUNK_BYTES,
     LIBRARY,
     RULES,
@@ -184,9 +185,30 @@ def test_without_a_table_everything_has_an_answer_that_may_be_taken(operation, b
                 assert choice.chunks >= 1
 
 
-def test_several_nodes_without_a_table_are_left_to_the_library():
+def test_several_nodes_without_a_table_go_by_size():
+    assert [chosen(None, nbytes, nodes=2).name for nbytes in (8, 64 * 1024, MiB)] == [
+        LIBRARY,
+        "hierarchical_doubling",
+        "hierarchical_ring",
+    ]
     assert chosen(None, MiB, nodes=2, shared=False).name == LIBRARY
     assert chosen(None, MiB, nodes=2, shared=False, library=False).why == "cost model"
+    assert chosen(None, 8, nodes=2, library=False).name == "hierarchical_doubling"
+
+
+def test_on_several_nodes_only_what_crosses_them_is_taken_from_a_table():
+    known = table((8, {"shared_one_shot": 1.0, "hierarchical_ring": 2.0, "ring": 3.0}))
+    assert chosen(known, 8).name == "shared_one_shot"
+    assert chosen(known, 8, nodes=2).name == "hierarchical_ring"
+    assert chosen(known, 8, nodes=2, shared=False).name == "ring"
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_rules_across_nodes_name_what_crosses_them(operation):
+    rules = ACROSS_NODES[operation]
+    assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
+    assert rules[-1].below == float("inf")
+    assert all(name == LIBRARY or named(operation, name).mixed for rule in rules for name in rule.names)
 
 
 @pytest.mark.parametrize("about", RULES, ids=lambda about: f"{about[0].value}-{about[1]}")

@@ -193,7 +193,12 @@ WORDS = (
     "before it was written",  # junk may be moved as long as nobody wants it
 )
 # Races all the same: the first stores what is there already, the second spoils a chunk that nobody wants.
-HARMLESS = {("the_other_acts", "all_reduce/shared_one_shot"), ("wider_region", "reduce/shared")}
+HARMLESS = {
+    ("the_other_acts", "all_reduce/shared_one_shot"),
+    ("wider_region", "reduce/shared"),
+    ("wider_region", "broadcast/hierarchical_chain"),
+    ("wider_region", "broadcast/hierarchical_tree"),
+}
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,11 @@ class Gate:
             self._sync()
 
     @property
+    def sync(self) -> Callable[[], object] | None:
+        """Orders memory where the machine does not; None where it does."""
+        return self._sync
+
+    @property
     def turn(self) -> int:
         """Which of two things goes with the next meeting: 0 and 1 in turn, alike on all ranks."""
         return (self._count + 1) & 1

@@ -7,6 +7,8 @@ one for the next block while others still read the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -16,12 +18,23 @@ from hpccoll.runtime.arrays import Flat
 from hpccoll.runtime.job import Layout
 from hpccoll.runtime.node.device import Device
 from hpccoll.runtime.node.gate import WORDS, Gate
+from hpccoll.runtime.node.lanes import LANE_BYTES, LANES, Lane
 from hpccoll.runtime.node.remote import Remote, reachable
 from hpccoll.runtime.node.segment import Mapped, mapped, words
 from hpccoll.runtime.node.symmetric import Bytes, Symmetric
 
 HALF = 4 * 2**20  # bytes of the arena for one block
 _WORDS_BYTES = 4096  # the words of each rank have a page of their own
+_LINE = 64  # bytes; the gate's words fill the first
+
+
+class Crossing(Protocol):
+    """A collective under way through the lanes; see mixed.py."""
+
+    done: bool
+
+    def step(self) -> bool:
+        """Let it go on for a moment; return whether anything was done."""
 
 
 class Node:
@@ -45,12 +58,28 @@ class Node:
         self._pieces: dict[int, Mapped] = {}
         try:
             # Pages are taken when they are touched: most communicators never use the arena.
-            self._pieces = mapped(comm, self.ranks, _WORDS_BYTES + 2 * HALF, reserve=False)
+            in_lanes = LANES * LANE_BYTES if layout.nodes > 1 else 0
+            self._pieces = mapped(comm, self.ranks, _WORDS_BYTES + 2 * HALF + in_lanes, reserve=False)
         except UnavailableError as error:  # on every rank; all but the shared algorithms works without
             self.problem = str(error)
         own, *others = (words(self._piece(rank), WORDS) for rank in (comm.rank, *self.others))
         self.gate = Gate(own, others, layout.oversubscribed, under_way, progress)
+        self.crowded = layout.oversubscribed
+        self.crossing: Crossing | None = None  # the latest collective that went through the lanes
+        self.lanes = tuple(self._lane(number) for number in range(LANES if layout.nodes > 1 else 0))
         self.remote: Remote | None = reachable(comm, self.ranks)
+
+    def _lane(self, number: int) -> Lane:
+        """Return a lane between nodes; its words lie in a cache line of their own each."""
+        begin = _LINE * (number + 1)
+        own, *others = (
+            memoryview(self._piece(rank))[begin : begin + 8].cast("Q") for rank in (self.rank, *self.others)
+        )
+        return Lane(number, own, others, self.gate.sync, partial(self._lane_memory, number))
+
+    def _lane_memory(self, number: int, rank: int) -> Bytes:
+        begin = _WORDS_BYTES + 2 * HALF + number * LANE_BYTES
+        return np.frombuffer(self._pieces[rank], np.uint8, LANE_BYTES, begin)
 
     def require(self, name: str, nodes: int) -> None:
         """Raise where not all ranks have memory in common; `name` is what needs it, `nodes` on how many they are.
@@ -59,13 +88,17 @@ class Node:
             UnavailableError: memory cannot be shared here.
             UsageError: there are several nodes.
         """
-        if self.problem:
-            raise UnavailableError(f"{name} needs shared memory: {self.problem}")
+        self.require_memory(name)
         if nodes > 1:
             raise UsageError(
                 f"{name} loads and stores in shared memory, but the ranks are on {nodes} nodes; choose hierarchical, "
                 "or leave the choice to auto"
             )
+
+    def require_memory(self, name: str) -> None:
+        """Raise UnavailableError where the ranks of a node cannot share memory."""
+        if self.problem:
+            raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
     def _piece(self, rank: int) -> Mapped | bytearray:
         return bytearray(_WORDS_BYTES) if self.problem else self._pieces[rank]
@@ -96,4 +129,5 @@ class Node:
             self.gpu.free()
             self.gpu = None
         self.gate.free()
+        self.lanes, self.crossing = (), None
         self._pieces = {}

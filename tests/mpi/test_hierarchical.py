@@ -1,0 +1,157 @@
+"""Collectives of two levels on pretended nodes: bit for bit as replay, on any layout, in all memory, at any timing."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpccoll
+from hpccoll.collectives import registered
+from hpccoll.errors import MismatchError, UsageError
+from hpccoll.measure.data import make_input
+from hpccoll.plan.replay import replay
+from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.job import RANKS_PER_NODE, layout
+from hpccoll.runtime.node import executable, parts
+from tests.mpi.calls import check
+from tests.mpi.cases import Case
+from tests.mpi.test_matrix import SAMPLE, counts
+from tests.mpi.test_symmetric import Pool
+
+MIXED = {known.full_name: known for known in registered() if known.mixed}
+ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in MIXED}
+LAYOUTS = (
+    pytest.param("1", marks=pytest.mark.full),
+    "2",
+    "3",
+    "2 in turn",
+)  # ranks of a node; in turn: neighbours in rank are on different nodes
+
+
+@pytest.fixture(params=LAYOUTS, scope="module")
+def nodes(request, comm):
+    """A communicator whose ranks are on pretended nodes, with its MPI communicator."""
+    ranks, _, in_turn = request.param.partition(" ")
+    half = -(-comm.size // 2)
+    split = comm.Split(0, 2 * (comm.rank % half) + comm.rank // half if in_turn else comm.rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RANKS_PER_NODE, ranks)
+        where = layout(split)
+        in_order = [rank for node in where.members for rank in node] == list(range(comm.size))
+        if where.nodes == 1 or (in_turn and in_order):
+            split.Free()
+            pytest.skip(f"{comm.size} ranks give no such layout")
+        with hpccoll.Communicator(split) as made:
+            yield made, split
+    split.Free()
+
+
+def drawn(hpc, name, data, share=slice(None)):
+    for turn, (_, dtype, op, size, in_place, path, special) in enumerate(ROWS[name][share]):
+        count = data.draw(counts(size, hpc.size, turn), label="count")
+        root = (data.draw(st.integers(0, hpc.size - 1), label="root") + turn) % hpc.size
+        yield Case(MIXED[name], dtype, op, count, root, in_place, path, special, seed=turn)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@settings(max_examples=1)
+@given(data=st.data())
+def test_they_are_bit_equal_to_replay(nodes, name, data):
+    hpc, comm = nodes
+    check(hpc, comm, list(drawn(hpc, name, data, slice(0, None, 2))))
+
+
+@pytest.mark.parametrize("name", MIXED)
+@settings(max_examples=1)
+@given(data=st.data())
+def test_many_parts_through_few_lanes_are_bit_equal_to_replay(nodes, name, data):
+    hpc, comm = nodes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "MESSAGE_BYTES", 96)
+        patch.setattr(parts, "LANE_BYTES", 1024)
+        check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 6))))
+
+
+@pytest.mark.parametrize("name", MIXED)
+@settings(max_examples=1)
+@given(data=st.data())
+def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data):
+    hpc, comm = nodes
+    pool = Pool(hpc.empty(4 * 2**20, "uint8"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "MESSAGE_BYTES", 1024)
+        check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 8))), pool)
+        if hpc._engine.node.remote is not None:
+            patch.setattr(executable, "REMOTE_LEAST", 1)
+            check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 8))))
+
+
+def test_large_sums_at_odd_sizes_with_ranks_that_come_late(nodes):
+    hpc, comm = nodes
+    chance = random.Random(comm.rank)
+    for count in (1, 600_001):
+        inputs = [make_input(dtype_named("float32"), 3, rank, count) for rank in range(comm.size)]
+        for name in ("all_reduce/hierarchical_ring", "all_reduce/hierarchical_doubling"):
+            wanted = replay(MIXED[name].plan(comm.size, nodes=hpc._engine._nodes), count, inputs, np.add)[comm.rank]
+            for _ in range(3):
+                x = inputs[comm.rank].copy()
+                time.sleep(chance.random() * 0.02)
+                hpc.all_reduce(x, algorithm=MIXED[name].name)
+                assert x.tobytes() == wanted.tobytes()
+
+
+def test_messages_under_way_get_on_meanwhile(nodes):
+    hpc, comm = nodes
+    mine = np.full(300_000, comm.rank + 1.0)
+    others = [np.full(70_000, comm.rank + each, np.float64) for each in range(3)]
+    works = [hpc.all_reduce(each, algorithm="ring", async_op=True) for each in others]
+    hpc.all_reduce(mine, algorithm="hierarchical_ring")
+    for work in works[::-1]:
+        work.wait()
+    n = comm.size
+    assert (mine == n * (n + 1) / 2).all()
+    assert all((x == n * (n - 1) / 2 + n * each).all() for each, x in enumerate(others))
+
+
+def test_they_are_under_way_themselves_and_follow_each_other(nodes):
+    hpc, comm = nodes
+    n, rank = comm.size, comm.rank
+    arrays = [np.full(200_000 + 1000 * each, rank + each, np.float64) for each in range(4)]
+    works = [
+        hpc.all_reduce(x, algorithm=name, async_op=True)
+        for x, name in zip(
+            arrays, ("hierarchical_ring", "ring", "hierarchical_doubling", "hierarchical_ring"), strict=True
+        )
+    ]
+    small = np.full(3, rank, np.int32)
+    hpc.all_reduce(small, algorithm="hierarchical_doubling")
+    chance = random.Random(rank)
+    for work in chance.sample(works, len(works)):
+        work.wait()
+    assert (small == n * (n - 1) // 2).all()
+    assert all((x == n * (n - 1) / 2 + n * each).all() for each, x in enumerate(arrays))
+
+
+def test_neighbours_that_disagree_are_told(nodes):
+    hpc, comm = nodes
+    neighbours = hpc._engine.node.ranks
+    if len(neighbours) > 1:
+        x = np.zeros(8 + (comm.rank == neighbours[-1]))
+        with pytest.raises(MismatchError, match=f"rank {neighbours[-1]}: count 9; pass the same"):
+            hpc.all_reduce(x, algorithm="hierarchical_ring")
+
+
+def test_what_needs_one_node_is_refused(nodes):
+    with pytest.raises(UsageError, match="the ranks are on"):
+        nodes[0].all_reduce(np.zeros(4), algorithm="shared_two_shot")
+
+
+def test_a_wrong_number_of_ranks_a_node_is_refused(comm, monkeypatch):
+    monkeypatch.setenv(RANKS_PER_NODE, "two")
+    with pytest.raises(UsageError, match="HPCCOLL_RANKS_PER_NODE='two' is no number of ranks"):
+        hpccoll.Communicator(comm)
