@@ -67,7 +67,7 @@ class Keeper:
         """
         end = time.monotonic() + IDLE_LIMIT_S
         while time.monotonic() < end:
-            asked = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
+            asked = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r: those that answer
             done = subprocess.run(asked, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
             if done.stdout.strip() == str(self.shape.nodes):
                 return
