@@ -37,6 +37,7 @@ import sys, time
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.shape import Shape
 with Lab(Shape(nodes=2), flat=sys.argv[1] == "flat") as lab:
+    (lab.shared / "result").touch()
     lab.start(["srun", "-N2", "sleep", "600"])
     while "node2" not in lab.run(["squeue", "-h", "-o", "%N"]).stdout.replace("[1-2]", "2"):
         time.sleep(0.05)
