@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_command_and_its_lab(needs_slurm, folder):
     assert gone(folder) == []
 
 
-def test_up_to_down_on_the_command_line(needs_slurm, folder):
+def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
     where = ["--dir", str(folder)]
     up = hpccoll("lab", "up", "--nodes", "2", "--link", "100M", *where)
     try:
