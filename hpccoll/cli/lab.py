@@ -74,7 +74,7 @@ def up(folder: Path | None, flat: bool, **shape: Any) -> int:
         raise UsageError(f"a lab runs in {folder} already; `hpccoll lab down --dir {folder}`, or name another --dir")
     way, why = isolation.find(flat)
     begun = time.monotonic()
-    found = launch.launch(_shape(shape), folder, way, why, None)
+    found = launch.launch(_shape(shape), folder, way, why, None, keep=True)
     if way is isolation.Isolation.FLAT:
         _warn_of_flat(why)
     reason = f"; {why}" if why else ""

@@ -37,6 +37,7 @@ import sys, time
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.shape import Shape
 with Lab(Shape(nodes=2), flat=sys.argv[1] == "flat") as lab:
+    (lab.shared / "result").touch()
     lab.start(["srun", "-N2", "sleep", "600"])
     while "node2" not in lab.run(["squeue", "-h", "-o", "%N"]).stdout.replace("[1-2]", "2"):
         time.sleep(0.05)
@@ -120,7 +121,7 @@ def test_ctrl_c_ends_the_command_and_its_lab(needs_slurm, folder):
     assert gone(folder) == []
 
 
-def test_up_to_down_on_the_command_line(needs_slurm, folder):
+def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
     where = ["--dir", str(folder)]
     up = hpccoll("lab", "up", "--nodes", "2", "--link", "100M", *where)
     try:

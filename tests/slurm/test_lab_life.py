@@ -129,14 +129,14 @@ def test_what_cannot_be_is_refused(lab):
         lab.slow("node1", percent=50)
 
 
-def test_latency_adds_up_over_the_way_there_and_back(needs_slurm, shares):
+def test_latency_adds_up_over_the_way_there_and_back(needs_nodes_apart, shares):
     with Lab(Shape(nodes=2, latency_s=5e-3, bytes_per_s=parse_rate("100M"), shares=shares)) as lab:
         bytes_per_s, round_trip_s = traffic(lab, mib=8)
     assert 0.010 <= round_trip_s < 0.013
     assert bytes_per_s < 1.06 * parse_rate("100M")
 
 
-def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_slurm, tmp_path, monkeypatch):
+def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_nodes_apart, tmp_path, monkeypatch):
     fake = tmp_path / "slurmd"
     fake.write_text("#!/bin/sh\necho no such luck\nexit 1\n", encoding="ascii")
     fake.chmod(0o755)

@@ -39,7 +39,7 @@ def test_mpich_reaches_all_nodes(lab, by):
     assert ranks_of(lab, *launcher, sys.executable) == EXPECTED
 
 
-def test_open_mpi_reaches_all_nodes_in_order(needs_slurm, shares):
+def test_open_mpi_reaches_all_nodes_in_order(needs_nodes_apart, shares):
     if OTHER_MPIRUN is None:
         pytest.skip("set HPCCOLL_OTHER_MPIRUN to the mpirun of an environment with Open MPI, as `make slurm` does")
     other = Path(OTHER_MPIRUN).parent

@@ -158,7 +158,7 @@ def test_without_a_lab_there_is_nothing_to_do(command, tmp_path, capsys):
 
 def test_links_are_refused_where_nodes_are_not_apart():
     with pytest.raises(UnavailableError, match=r"--link or --latency needs .* flat \(asked for\)"):
-        launch.launch(Shape(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None)
+        launch.launch(Shape(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None, keep=True)
 
 
 def test_flat_is_taken_when_asked_for():
@@ -168,7 +168,7 @@ def test_flat_is_taken_when_asked_for():
 @pytest.mark.parametrize("name", ["with blank", "a#b", "long" * 20])
 def test_a_folder_that_slurm_cannot_name_is_refused(name, tmp_path):
     with pytest.raises(UsageError, match="plainer folder"):
-        launch.launch(Shape(), Path("/tmp") / name, Isolation.FLAT, "", None)
+        launch.launch(Shape(), Path("/tmp") / name, Isolation.FLAT, "", None, keep=True)
 
 
 def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
     thesis.write_text("x", encoding="ascii")
     try:
         with pytest.raises(UsageError, match=r"holds thesis\.tex and is no lab's"):
-            launch.launch(Shape(), thesis.parent, Isolation.FLAT, "", None)
+            launch.launch(Shape(), thesis.parent, Isolation.FLAT, "", None, keep=True)
         assert thesis.exists()
     finally:
         thesis.unlink()
@@ -189,10 +189,9 @@ def test_what_jobs_left_is_kept(tmp_path):
     for name in ("state/x", "log/y", "shared/result"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    clear(tmp_path)
+    clear(tmp_path, keep=True)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["shared", "shared/result"]
-    (tmp_path / "shared" / "result").unlink()
-    clear(tmp_path)
+    clear(tmp_path, keep=False)
     assert not tmp_path.exists()
 
 
