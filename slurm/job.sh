@@ -28,6 +28,9 @@ begin() {
     set -uo pipefail
     in_a_job
     NODES=${1:-$SLURM_JOB_NUM_NODES}
+    # Of an array, SLURM_JOB_ID may be the number of the whole array.
+    JOB=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-}_$SLURM_ARRAY_TASK_ID}
+    JOB=${JOB:-$SLURM_JOB_ID}
     make_results
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
@@ -74,7 +77,7 @@ make_results() {
     fi
     rm -f "$RESULTS/.writable"
     local output
-    output=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* StdOut=\([^ ]*\).*/\1/p')
+    output=$(scontrol show job -o "$JOB" | sed -n 's/.* StdOut=\([^ ]*\).*/\1/p')
     if [ -f "$output" ]; then ln -sf "$output" "$RESULTS/output.txt"; fi
     export RESULTS
 }
@@ -267,7 +270,7 @@ finish() {
         note "stopped at the warning signal; to be requeued"
         say "stopped with rows left; requeued, and goes on by itself"
         trap 'exit 0' TERM
-        if scontrol requeue "$SLURM_JOB_ID"; then
+        if scontrol requeue "$JOB"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
         fi
         refuse 4 "could not requeue; go on with: HPCCOLL_RESUME=$RESULTS sbatch ..."
@@ -296,7 +299,7 @@ merge_later() {
     words=(sbatch --parsable --job-name="$SLURM_JOB_NAME-report" --dependency="afterany:$SLURM_ARRAY_JOB_ID"
         --partition="$SLURM_JOB_PARTITION" ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} --nodes=1 --ntasks=1
         --time=00:10:00 --output="$folder/report.out"
-        --wrap "HPCCOLL_SLURM='$HPCCOLL_SLURM'; source '$HPCCOLL_SLURM/job.sh'; merge '$folder'")
+        --wrap "bash -c 'HPCCOLL_SLURM=\$0; source \"\$0/job.sh\"; merge \"\$1\"' '$HPCCOLL_SLURM' '$folder'")
     if "${words[@]}" >"$folder/merging/job"; then
         say "job $(cat "$folder/merging/job") writes the report when all are done"
     else

@@ -24,7 +24,7 @@
 #SBATCH --output=%x-%A_%a.out       # what it prints; %x is the job's name, %A the array's number, %a the task's
 
 # SLURM runs a copy of this file: the rest is in the folder that it came from.
-from=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p")
+from=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p;q")
 for HPCCOLL_SLURM in "${HPCCOLL_SLURM:-}" "${from%/*}" "${0%/*}" "${SLURM_SUBMIT_DIR:-.}/slurm"; do
     if [ -r "$HPCCOLL_SLURM/job.sh" ]; then break; fi
 done

@@ -128,6 +128,7 @@ def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
         try:
             with progress("rounds", conductor.steps) as advance:
                 conductor.run(advance)
+            conductor.recheck(options.threshold)
         finally:
             for record in _measured(survey):
                 lines.write(record)

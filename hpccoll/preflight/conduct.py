@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpccoll.errors import UsageError
 from hpccoll.preflight import speed
+from hpccoll.preflight.judge import faults
 from hpccoll.preflight.link import Link, Seen
 from hpccoll.preflight.mail import CONDUCTOR, Mail
 from hpccoll.preflight.pairing import Pair, rounds
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 FEWEST_BYTES, MOST_BYTES = 1 * MiB, 64 * MiB  # the fewest are many against what switches and shapers let burst
 TRANSFER_S = 0.02  # what a long message should take on a healthy link
 SOON_S = 0.1  # for who is here already
+RECHECKS = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STEPS = 6  # messages of a pair, each of which may take as long as the limit
 
@@ -140,6 +142,18 @@ class Conductor:
             self._speeds()
             advance("speed")
         return self.survey
+
+    def recheck(self, threshold: float) -> None:
+        """Measure again what would be accused by a single link: bad luck passes, a slow link stays slow."""
+        for _ in range(RECHECKS):
+            suspects = [suspect.nodes for suspect in faults(self.survey, threshold) if suspect.kind == "slow_link"]
+            if not suspects:
+                return
+            at = self.survey.nodes.index
+            pairs = [(at(ends[0]), at(ends[1])) for ends in suspects]
+            for _ in range(self._wishes.sweeps):
+                for turn in turns(pairs, self._boots):
+                    self._measure(turn, self.survey.nbytes)
 
     @property
     def steps(self) -> int:

@@ -1,0 +1,59 @@
+"""Nodes reach each other by TCP, or are named: three of them on the loopback, each in a thread."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpccoll.errors import UnavailableError
+from hpccoll.preflight import reach
+from hpccoll.preflight.judge import exclude, faults
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def met(hosts, port, present, monkeypatch):
+    """Let the nodes of `present` look for all of `hosts`; each listens on an address of its own."""
+    server = socket.create_server
+    addresses = [(hosts[node], port) for node in present]
+    monkeypatch.setattr(socket, "create_server", lambda _, backlog: server(addresses.pop(), backlog=backlog))
+    with ThreadPoolExecutor(len(present)) as pool:
+        calls = [pool.submit(reach.survey, hosts, node, port, 1.0) for node in sorted(present, reverse=True)]
+        found = [call.result() for call in reversed(calls)]
+    assert all(each is None for each in found[1:])
+    return found[0]
+
+
+def test_all_reach_all(port, monkeypatch):
+    survey = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1, 2], monkeypatch)
+    assert (survey.lost, survey.links) == ({}, {})
+
+
+def test_a_node_that_is_not_there_is_lost(port, monkeypatch):
+    survey = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1], monkeypatch)
+    assert list(survey.lost) == [2]
+    found = faults(survey, 0.6)
+    assert [fault.kind for fault in found] == ["lost_node"]
+    assert exclude(found) == ["127.0.0.3"]
+
+
+def test_a_link_that_two_nodes_report_is_theirs():
+    why = "no answer"
+    survey = reach.gathered(["a", "b", "c", "d"], {0: {}, 1: {3: why}, 2: {}, 3: {1: why}}, 1)
+    assert [(fault.kind, fault.nodes) for fault in faults(survey, 0.6)] == [("broken_link", ("b", "d"))]
+
+
+def test_a_node_that_cannot_report_to_the_first_has_a_broken_link_to_it():
+    survey = reach.gathered(["a", "b", "c"], {0: {2: "no answer"}, 1: {}}, 1)
+    assert [(fault.kind, fault.nodes) for fault in faults(survey, 0.6)] == [("broken_link", ("a", "c"))]
+
+
+def test_outside_slurm_it_says_so():
+    with pytest.raises(UnavailableError, match="start it by srun"):
+        reach.from_slurm({})

@@ -1,0 +1,68 @@
+"""Results of several runs over numbers of nodes."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from hpccoll.cli.scaling import scaling
+from hpccoll.errors import UsageError
+from hpccoll.measure.record import CollectiveRecord, Row
+from hpccoll.measure.schema import schema
+from hpccoll.measure.stopping import Stop
+
+
+def row(nodes, engine, us, nbytes=1024):
+    algorithm = "ring" if engine == "hpccoll" else None
+    what = Row(
+        "all_reduce", engine, algorithm, "host", True, nbytes, nbytes // 4, "float32", "sum", None, 2 * nodes, nodes
+    )
+    return CollectiveRecord(what, (us, us + 1, us - 1), Stop.ITERATIONS, 0)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for nodes in (1, 2, 4):
+        folder = tmp_path / str(nodes)
+        folder.mkdir()
+        records = [row(nodes, "mpi", 10 * nodes), row(nodes, "hpccoll", 30 / nodes), row(4, "mpi", 99, nbytes=8)]
+        text = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
+        (folder / "sweep.jsonl").write_text(text + '{"schema":"hpccoll/1","ki')
+    return tmp_path
+
+
+def test_a_sweep_becomes_one_table(sweep):
+    done = CliRunner().invoke(scaling, [str(sweep), "--json", str(sweep / "scaling.jsonl")])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert ["size", "contender", "1", "x", "2", "2", "x", "2", "4", "x", "2", "last/first"] in lines
+    assert ["1", "KiB", "mpi", "10", "20", "40", "4.00x"] in lines
+    assert ["1", "KiB", "hpccoll/ring", "30", "15", "7.5", "0.25x"] in lines
+    assert not [line for line in lines if line[:2] == ["8", "B"]]  # on one number of nodes only
+    records = [json.loads(line) for line in (sweep / "scaling.jsonl").read_text().splitlines()]
+    for record in records:
+        jsonschema.Draft202012Validator(schema()).validate(record)
+    assert [point["ratio"] for point in records[0]["points"]] == [1, 2, 4]
+    again = CliRunner().invoke(scaling, [str(sweep)])  # the report lies among the results
+    assert again.output == done.output
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "nope", "no such file"),
+        (lambda folder: folder, "no .jsonl file"),
+        (lambda folder: (folder / "a.jsonl").write_text("Dear diary\n") and folder, "schema hpccoll/1"),
+        (
+            lambda folder: (folder / "a.jsonl").write_text(json.dumps(row(2, "mpi", 5).as_dict()) + "\n") and folder,
+            "nothing to compare",
+        ),
+    ],
+)
+def test_what_is_no_sweep_is_refused(tmp_path, make, words):
+    done = CliRunner().invoke(scaling, [str(make(tmp_path))])
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
