@@ -16,7 +16,6 @@ from hpccoll.units import format_size
 _AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"
 _BIND = "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores"
 _MOST_TOLD = 4
-_MEASURING = (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterat
     for file, run in last.items():
         mine = measured.get(file, [])
         wanted = wants(run)
-        if not mine and file not in beside and run.command.split()[:2] in _MEASURING:
+        if not mine and file not in beside and run.measures:
             evidence = f"{file}: a run record and no measurement; command: {run.command}"
             yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _AGAIN)
         elif mine and wanted is not None:

@@ -57,6 +57,11 @@ class Run:
         return str(self.record.get("command") or "")
 
     @property
+    def measures(self) -> bool:
+        """Whether its command is one whose records a report shows, so that their absence is worth telling."""
+        return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
+
+    @property
     def title(self) -> str:
         """What to call it in a sentence."""
         return f"run {self.number} ({Path(self.file).name})"
@@ -72,7 +77,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that the files hold.
+    """Everything that the files hold, without the runs of other commands that have no record to show.
 
     `preflight` and `told` (findings of the doctor) are the records as they are, with the run they belong to; `torn`
     names the files whose last line is cut short, `foreign` those of a directory that are not hpccoll's, with the
@@ -113,7 +118,7 @@ def load(paths: Sequence[str | Path]) -> Results:
             gathered.add(file, named)
     results = gathered.results()
     if not results.rows and not results.preflight and not results.told:
-        raise UsageError(_nothing(results))
+        raise UsageError(_nothing(results, len(gathered.runs)))
     return results
 
 
@@ -182,9 +187,10 @@ class _Gathered:
             self.others[kind] += 1
 
     def results(self) -> Results:
+        shown = {run.number for run, _ in (*self.preflight, *self.told)} | {row.run.number for row in self.rows}
         return Results(
             tuple(self.files),
-            tuple(self.runs),
+            tuple(run for run in self.runs if run.number in shown or run.measures),
             tuple(self.rows),
             tuple(self.preflight),
             tuple(self.told),
@@ -194,9 +200,9 @@ class _Gathered:
         )
 
 
-def _nothing(results: Results) -> str:
+def _nothing(results: Results, count: int) -> str:
     found = [f"{count} of kind {kind}" for kind, count in sorted(results.others.items())]
-    runs = [f"{len(results.runs)} of kind run"] * bool(results.runs)
+    runs = [f"{count} of kind run"] if count else []
     held = f"only records {', '.join([*runs, *found])}" if runs or found else "no record"
     where = ", ".join(results.files) or "; ".join(results.foreign)
     return (

@@ -13,6 +13,7 @@ from hpccoll.report.section import Panel, Section, Table
 from hpccoll.units import format_size
 
 SLOWEST = 12
+_COLOURS = "Colours hold each value against what the best quarter of all directions reaches."
 _COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
 _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
 
@@ -55,7 +56,7 @@ def _section(results: Results, run: Run) -> Section:
     if alone:
         rows = tuple(_alone(record) for record in alone)
         tables.append(Table("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), folded=True))
-    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables))
+    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables), notes=(_COLOURS,))
 
 
 def _direction(record: Mapping[str, Any]) -> Direction:

@@ -38,6 +38,18 @@ def test_a_directory_stands_for_every_result_below_it_and_names_what_is_none(swe
     assert "log.jsonl" in foreign
 
 
+def test_runs_of_other_commands_without_a_record_to_show_are_left_out(tmp_path):
+    file = tmp_path / "scaling.jsonl"
+    file.write_text(
+        '{"schema":"hpccoll/1","kind":"run","command":"hpccoll scaling x"}\n{"schema":"hpccoll/1","kind":"x"}\n'
+    )
+    results = load([TWO, file])
+    assert [run.number for run in results.runs] == [1]
+    assert results.others == {"x": 1}
+    file.write_text('{"schema":"hpccoll/1","kind":"run","command":"hpccoll bench"}\n')
+    assert [run.number for run in load([TWO, file]).runs] == [1, 2]
+
+
 def test_a_file_that_is_named_twice_counts_once(sweep):
     assert len(load([sweep, sweep / "job0" / "bench-2.jsonl"]).rows) == len(load([sweep]).rows)
 

@@ -100,7 +100,7 @@ def test_the_page_shows_what_the_files_hold(page):
     for said in (
         "MPICH 5.0.2",
         "more ranks than cores",
-        "the link between vm:1 and vm:3 is slow",
+        "the link of node3 is slow",
         "laptop",
         "256 KiB",
         "of the first",
