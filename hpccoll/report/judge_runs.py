@@ -10,7 +10,7 @@ from typing import Any
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import count_for, message_bytes, timed_named
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import Results, Run, Timed
+from hpccoll.report.load import Results, Run, Timed, listed
 from hpccoll.units import format_size
 
 _AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"
@@ -124,12 +124,12 @@ def device_memory(rows: Iterable[Timed]) -> Iterator[Finding]:
             "`hpccoll doctor --require cuda-aware` under the same launcher says which operations work"
         )
         yield Finding("cuda", Severity.WARNING, found, evidence, remedy)
-    idle = {row.run.number: row.run for row in kept if row.run.record.get("devices")}
+    idle = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
     used = {row.run.number for row in kept if row.record.row.buffer == "cuda"}
     for number, run in idle.items():
         if number not in used:
             found = f"{run.title} had GPUs and measured host memory only"
-            evidence = f"devices: {', '.join(map(str, run.record['devices'][:_MOST_TOLD]))}"
+            evidence = f"devices: {', '.join(map(str, listed(run.record, 'devices')[:_MOST_TOLD]))}"
             yield Finding("cuda", Severity.NOTE, found, evidence, "add --buffer cuda to measure device memory as well")
 
 
@@ -142,14 +142,13 @@ def told(results: Results) -> Iterator[Finding]:
 
 
 def _passed_on(run: Run, record: Mapping[str, Any], severity: Severity) -> Finding:
-    hosts = record.get("hosts")
     return Finding(
         f"doctor, {record.get('area', '')}",
         severity,
         str(record.get("found", "")),
         f"{record.get('evidence', '')} ({run.title})",
         str(record.get("remedy") or ""),
-        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        hosts=tuple(map(str, listed(record, "hosts"))),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from hpccoll.errors import UsageError
 from hpccoll.measure.journal import read
 from hpccoll.measure.record import CollectiveRecord
+from hpccoll.report.sound import require_sound
 
 OPTION = "FILE"
 SUFFIX = ".jsonl"
@@ -44,12 +45,12 @@ class Run:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host name of each rank."""
-        return tuple(str(host) for host in _listed(self.record, "hosts"))
+        return tuple(str(host) for host in listed(self.record, "hosts"))
 
     @property
     def cores(self) -> tuple[int, ...]:
         """Cores that each rank might run on."""
-        return tuple(cores for cores in _listed(self.record, "cores") if isinstance(cores, int))
+        return tuple(cores for cores in listed(self.record, "cores") if isinstance(cores, int))
 
     @property
     def command(self) -> str:
@@ -161,24 +162,26 @@ class _Gathered:
         if contents.torn:
             self.torn.append(str(path))
         run: Run | None = None
-        for record in contents.records:
+        for number, record in enumerate(contents.records, 1):
             if record["kind"] == "run":
                 run = self._run(path, record)
             else:
                 run = run or self._run(path, {})
-                self._record(run, record, path)
+                self._record(run, record, f"{OPTION} {path}, record {number}")
 
     def _run(self, path: Path, record: Mapping[str, Any]) -> Run:
         self.runs.append(Run(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
-    def _record(self, run: Run, record: Mapping[str, Any], path: Path) -> None:
+    def _record(self, run: Run, record: Mapping[str, Any], where: str) -> None:
         kind = record["kind"]
         if kind == "collective":
             try:
-                self.rows.append(Timed(CollectiveRecord.from_dict(record), run))
+                found = CollectiveRecord.from_dict(record)
+                require_sound(found)
             except UsageError as error:
-                raise UsageError(f"{OPTION} {path}: {error}") from error
+                raise UsageError(f"{where}: {error}") from error
+            self.rows.append(Timed(found, run))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":
@@ -211,6 +214,7 @@ def _nothing(results: Results, count: int) -> str:
     )
 
 
-def _listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+def listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """Return a list of a record; empty where there is none."""
     found = record.get(key)
     return found if isinstance(found, list) else ()

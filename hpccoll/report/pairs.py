@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.report.heat import MOST_WRITTEN, Cell, Heat, svg
-from hpccoll.report.load import Results, Run
+from hpccoll.report.load import Results, Run, listed
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.section import Panel, Section, Table
 from hpccoll.units import format_size
@@ -75,12 +76,13 @@ def _direction(record: Mapping[str, Any]) -> Direction:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if sound else None
 
 
 def _names(directions: Sequence[Direction], summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the nodes in the job's order, where the summary has it, else as they appear."""
-    told = [str(name) for record in summary for name in record.get("nodes") or []]
+    told = [str(name) for record in summary for name in listed(record, "nodes")]
     return list(dict.fromkeys([*told, *(name for each in directions for name in (each.source, each.destination))]))
 
 

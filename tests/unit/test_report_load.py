@@ -148,3 +148,16 @@ def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
     (scaling, *_) = scalings(pictures(load([TWO, file]).rows))
     assert scaling.sizes[-1] == 262140
     assert [x for x, _ in scaling.at(scaling.names[0], scaling.sizes[-1])] == [2, 3]
+
+
+def test_a_field_that_no_run_writes_is_refused_by_name(tmp_path):
+    file = tmp_path / "edited.jsonl"
+    first, row = TWO.read_text().splitlines()[:2]
+    for name in ("engine", "in_place", "nbytes", "ranks", "nodes", "bound_us", "wrong", "dtype"):
+        other: object = "x" if name in ("nbytes", "ranks", "nodes", "bound_us", "wrong") else 7
+        values: list[object] = [[], {}, other, -1]
+        for value in values:
+            file.write_text(f"{first}\n{json.dumps(json.loads(row) | {name: value})}\n")
+            with pytest.raises(UsageError, match="record 2") as caught:
+                load([file])
+            assert name in str(caught.value) or "damaged" in str(caught.value)
