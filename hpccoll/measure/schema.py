@@ -202,7 +202,7 @@ def _finding() -> Schema:
     return _object(
         "One thing that was looked at (`hpccoll doctor`), or that results say (`hpccoll report`).",
         {
-            "area": _TEXT,
+            "area": _TEXT | {"description": "What it belongs to, such as mpi, binding, link or noise."},
             "severity": {"enum": ["ok", "note", "warning", "problem"]},
             "found": _TEXT,
             "evidence": _TEXT,

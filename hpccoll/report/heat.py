@@ -1,7 +1,8 @@
 """A matrix of values as SVG: nodes against nodes, a cell darker the better, what is slow or broken in another colour.
 
-Colours say how a value stands to the median of all: at it or better they go from pale to dark blue, below it from
-yellow to red, so that one slow link is seen among thousands. A broken one is hatched and crossed. Up to 16 nodes each
+Colours say how a value stands to what the best quarter of all reaches: at it or better they go from pale to dark blue,
+below it from yellow to red, so that one slow link is seen among thousands. (One slow node of four makes half of all
+links slow: their median would say nothing.) A broken one is hatched and crossed. Up to 16 nodes each
 cell bears its value; up to 64 it is a shape of its own, with its values as a <title>; beyond that the cells are the
 pixels of a picture, since a million shapes are more than a browser bears.
 """
@@ -11,19 +12,17 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from statistics import median
-
-from hpccoll.report.scale import tell_times
+from statistics import quantiles
 
 _WIDTH, MOST_WRITTEN, _MOST_SHAPES, _MOST_NAMES = 560, 16, 64, 40
 _LARGEST = 80.0  # pixels: a cell of a small matrix
 _ROOMY = 34.0  # pixels: a cell with room for the unit below the number
 _LEGEND, _LETTER, _LONGEST = 44, 7.2, 14
-# Shares of the median, and the colours there: perceived brightness falls steadily on both sides of 1.
+# Shares of what the best quarter reaches, and the colours there: brightness falls steadily on both sides of 1.
 _STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),
@@ -50,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A matrix; `tell` writes a value, `high_is_good` says which side of the median is the bad one."""
+    """A matrix; `tell` writes a value, `high_is_good` says which values are the better ones."""
 
     ident: str
     title: str
@@ -62,7 +61,7 @@ class Heat:
 
 
 def colour(share: float) -> tuple[int, int, int]:
-    """Return the colour of a value that is `share` times the median, above 1 the better."""
+    """Return the colour of a value that is `share` times the usual one, above 1 the better."""
     inside = min(max(share, _STOPS[0][0]), _STOPS[-1][0])
     for (low, one), (high, other) in pairwise(_STOPS):
         if inside <= high:
@@ -79,7 +78,7 @@ def svg(heat: Heat) -> str:
     top = margin * 0.75 + 4
     height = top + side * len(heat.names) + _LEGEND
     values = [cell.value for cell in heat.cells if cell.value is not None]
-    middle = median(values) if values else 1.0
+    usual = _usual(values, heat.high_is_good) if values else 1.0
     named = f'aria-labelledby="{heat.ident}-t {heat.ident}-d"'
     draw = _shapes if len(heat.names) <= _MOST_SHAPES else _pixels
     return "\n".join(
@@ -88,11 +87,19 @@ def svg(heat: Heat) -> str:
             f'<title id="{heat.ident}-t">{escape(heat.title)}</title>',
             f'<desc id="{heat.ident}-d">{escape(heat.about)}</desc>',
             *_axis(heat, margin, top, side),
-            *draw(heat, margin, top, side, middle),
-            *_legend(heat, margin, height - _LEGEND + 14, middle, bool(values)),
+            *draw(heat, margin, top, side, usual),
+            *_legend(heat, margin, height - _LEGEND + 14, usual, bool(values)),
             "</svg>",
         ]
     )
+
+
+def _usual(values: Sequence[float], high_is_good: bool) -> float:
+    """Return what the best quarter of the values reaches."""
+    if len(values) == 1:
+        return values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return high if high_is_good else low
 
 
 def _axis(heat: Heat, margin: float, top: float, side: float) -> list[str]:
@@ -111,11 +118,11 @@ def _axis(heat: Heat, margin: float, top: float, side: float) -> list[str]:
     return parts
 
 
-def _share(heat: Heat, value: float, middle: float) -> float:
-    return value / middle if heat.high_is_good else middle / value
+def _share(heat: Heat, value: float, usual: float) -> float:
+    return value / usual if heat.high_is_good else usual / value
 
 
-def _shapes(heat: Heat, margin: float, top: float, side: float, middle: float) -> list[str]:
+def _shapes(heat: Heat, margin: float, top: float, side: float, usual: float) -> list[str]:
     size = 'width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
     parts = [
         f'<pattern id="{heat.ident}-x" {size}>'
@@ -128,10 +135,10 @@ def _shapes(heat: Heat, margin: float, top: float, side: float, middle: float) -
                 place = f'x="{margin + column * side:.2f}" y="{top + row * side:.2f}"'
                 css = "self" if row == column else "none"
                 parts.append(f'<rect class="{css}" {place} width="{side:.2f}" height="{side:.2f}"/>')
-    return parts + [_cell(heat, cell, margin, top, side, middle) for cell in heat.cells]
+    return parts + [_cell(heat, cell, margin, top, side, usual) for cell in heat.cells]
 
 
-def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle: float) -> str:
+def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, usual: float) -> str:
     x, y = margin + cell.column * side, top + cell.row * side
     about = f'data-head="{escape(cell.name)}" data-says="{escape(cell.said)}"'
     place = f'x="{x:.2f}" y="{y:.2f}" width="{side:.2f}" height="{side:.2f}"'
@@ -141,7 +148,7 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle
         filled = f'class="broken" style="fill:url(#{heat.ident}-x)"' if cell.broken else 'class="none"'
         cross = f'<text class="in bad" {middle_of} dy=".35em">&#215;</text>' if cell.broken else ""
         return f"<rect {filled} {place} {about}>{title}</rect>{cross}"
-    red, green, blue = colour(_share(heat, cell.value, middle))
+    red, green, blue = colour(_share(heat, cell.value, usual))
     words = ""
     if len(heat.names) <= MOST_WRITTEN:
         ink = "pale" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "dark"
@@ -157,14 +164,14 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, middle
     return f'<rect class="cell" style="fill:rgb({red} {green} {blue})" {place} {about}>{title}</rect>{words}'
 
 
-def _pixels(heat: Heat, margin: float, top: float, side: float, middle: float) -> list[str]:
+def _pixels(heat: Heat, margin: float, top: float, side: float, usual: float) -> list[str]:
     """Return the matrix as a PNG with one pixel a cell, that the page carries itself."""
     from PIL import Image
 
     count = len(heat.names)
     image = Image.new("RGB", (count, count), (128, 134, 142))
     for cell in heat.cells:
-        seen = (255, 0, 60) if cell.value is None else colour(_share(heat, cell.value, middle))
+        seen = (255, 0, 60) if cell.value is None else colour(_share(heat, cell.value, usual))
         image.putpixel((cell.column, cell.row), seen)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
@@ -173,20 +180,20 @@ def _pixels(heat: Heat, margin: float, top: float, side: float, middle: float) -
     return [f'<image class="pixels" {place} preserveAspectRatio="none" href="data:image/png;base64,{data}"/>']
 
 
-def _legend(heat: Heat, x: float, y: float, middle: float, any_value: bool) -> list[str]:
-    """Return the key of the colours: shares of the median and what they are in values."""
+def _legend(heat: Heat, x: float, y: float, usual: float, any_value: bool) -> list[str]:
+    """Return the key of the colours, with values at some."""
     if not any_value:
         return []
     width = (_WIDTH - x - 4) / len(_STOPS)
     parts = []
     for at, (share, (red, green, blue)) in enumerate(_STOPS):
-        value = middle * share if heat.high_is_good else middle / share
+        value = usual * share if heat.high_is_good else usual / share
         left = x + at * width
         parts.append(
             f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="9" style="fill:rgb({red} {green} {blue})">'
-            f"<title>{escape(tell_times(share))} the median: {escape(heat.tell(value))}</title></rect>"
+            f"<title>{escape(heat.tell(value))}</title></rect>"
         )
         if at % 2 == 1:
-            word = "median" if share == 1.0 else heat.tell(value)
-            parts.append(f'<text class="x" x="{left + width / 2:.1f}" y="{y + 23:.1f}">{escape(word)}</text>')
+            words = escape(heat.tell(value))
+            parts.append(f'<text class="x" x="{left + width / 2:.1f}" y="{y + 23:.1f}">{words}</text>')
     return parts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.report.load import Results, Run
+from hpccoll.report.load import Results, Run, listed
 
 _AREAS = {"slow_node": "node", "lost_node": "node"}
 _BROKEN = ("lost_node", "broken_link")
@@ -25,12 +25,12 @@ def all_of(results: Results) -> Iterator[Finding]:
 
 
 def _summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
-    nodes = _texts(summary.get("nodes"))
+    nodes = [str(node) for node in listed(summary, "nodes")]
     threshold = summary.get("threshold")
     looked = (
         f"{len(nodes)} nodes, each pair measured; slow is below {threshold} of the median of the others ({run.title})"
     )
-    faults = [fault for fault in summary.get("faults") or [] if isinstance(fault, Mapping)]
+    faults = [fault for fault in listed(summary, "faults") if isinstance(fault, Mapping)]
     for fault in faults:
         kind = str(fault.get("kind"))
         leave = fault.get("exclude")
@@ -41,11 +41,7 @@ def _summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
             str(fault.get("found")),
             looked,
             remedy,
-            hosts=tuple(_texts(fault.get("nodes"))),
+            hosts=tuple(str(node) for node in listed(fault, "nodes")),
         )
     if not faults:
         yield Finding("link", Severity.OK, "no link and no node is slow or broken", looked)
-
-
-def _texts(found: Any) -> list[str]:
-    return [str(each) for each in found] if isinstance(found, list) else []

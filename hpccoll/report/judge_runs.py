@@ -10,13 +10,12 @@ from typing import Any
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import count_for, message_bytes, timed_named
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import Results, Run, Timed
+from hpccoll.report.load import Results, Run, Timed, listed
 from hpccoll.units import format_size
 
 _AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"
 _BIND = "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores"
 _MOST_TOLD = 4
-_MEASURING = (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterat
     for file, run in last.items():
         mine = measured.get(file, [])
         wanted = wants(run)
-        if not mine and file not in beside and run.command.split()[:2] in _MEASURING:
+        if not mine and file not in beside and run.measures:
             evidence = f"{file}: a run record and no measurement; command: {run.command}"
             yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _AGAIN)
         elif mine and wanted is not None:
@@ -125,12 +124,12 @@ def device_memory(rows: Iterable[Timed]) -> Iterator[Finding]:
             "`hpccoll doctor --require cuda-aware` under the same launcher says which operations work"
         )
         yield Finding("cuda", Severity.WARNING, found, evidence, remedy)
-    idle = {row.run.number: row.run for row in kept if row.run.record.get("devices")}
+    idle = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
     used = {row.run.number for row in kept if row.record.row.buffer == "cuda"}
     for number, run in idle.items():
         if number not in used:
             found = f"{run.title} had GPUs and measured host memory only"
-            evidence = f"devices: {', '.join(map(str, run.record['devices'][:_MOST_TOLD]))}"
+            evidence = f"devices: {', '.join(map(str, listed(run.record, 'devices')[:_MOST_TOLD]))}"
             yield Finding("cuda", Severity.NOTE, found, evidence, "add --buffer cuda to measure device memory as well")
 
 
@@ -143,14 +142,13 @@ def told(results: Results) -> Iterator[Finding]:
 
 
 def _passed_on(run: Run, record: Mapping[str, Any], severity: Severity) -> Finding:
-    hosts = record.get("hosts")
     return Finding(
         f"doctor, {record.get('area', '')}",
         severity,
         str(record.get("found", "")),
         f"{record.get('evidence', '')} ({run.title})",
         str(record.get("remedy") or ""),
-        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        hosts=tuple(map(str, listed(record, "hosts"))),
     )
 
 

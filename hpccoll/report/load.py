@@ -16,6 +16,7 @@ from typing import Any
 from hpccoll.errors import UsageError
 from hpccoll.measure.journal import read
 from hpccoll.measure.record import CollectiveRecord
+from hpccoll.report.sound import require_sound
 
 OPTION = "FILE"
 SUFFIX = ".jsonl"
@@ -44,17 +45,22 @@ class Run:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host name of each rank."""
-        return tuple(str(host) for host in _listed(self.record, "hosts"))
+        return tuple(str(host) for host in listed(self.record, "hosts"))
 
     @property
     def cores(self) -> tuple[int, ...]:
         """Cores that each rank might run on."""
-        return tuple(cores for cores in _listed(self.record, "cores") if isinstance(cores, int))
+        return tuple(cores for cores in listed(self.record, "cores") if isinstance(cores, int))
 
     @property
     def command(self) -> str:
         """The command line."""
         return str(self.record.get("command") or "")
+
+    @property
+    def measures(self) -> bool:
+        """Whether its command is one whose records a report shows, so that their absence is worth telling."""
+        return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
     def title(self) -> str:
@@ -72,7 +78,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that the files hold.
+    """Everything that the files hold, without the runs of other commands that have no record to show.
 
     `preflight` and `told` (findings of the doctor) are the records as they are, with the run they belong to; `torn`
     names the files whose last line is cut short, `foreign` those of a directory that are not hpccoll's, with the
@@ -113,7 +119,7 @@ def load(paths: Sequence[str | Path]) -> Results:
             gathered.add(file, named)
     results = gathered.results()
     if not results.rows and not results.preflight and not results.told:
-        raise UsageError(_nothing(results))
+        raise UsageError(_nothing(results, len(gathered.runs)))
     return results
 
 
@@ -156,24 +162,26 @@ class _Gathered:
         if contents.torn:
             self.torn.append(str(path))
         run: Run | None = None
-        for record in contents.records:
+        for number, record in enumerate(contents.records, 1):
             if record["kind"] == "run":
                 run = self._run(path, record)
             else:
                 run = run or self._run(path, {})
-                self._record(run, record, path)
+                self._record(run, record, f"{OPTION} {path}, record {number}")
 
     def _run(self, path: Path, record: Mapping[str, Any]) -> Run:
         self.runs.append(Run(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
-    def _record(self, run: Run, record: Mapping[str, Any], path: Path) -> None:
+    def _record(self, run: Run, record: Mapping[str, Any], where: str) -> None:
         kind = record["kind"]
         if kind == "collective":
             try:
-                self.rows.append(Timed(CollectiveRecord.from_dict(record), run))
+                found = CollectiveRecord.from_dict(record)
+                require_sound(found)
             except UsageError as error:
-                raise UsageError(f"{OPTION} {path}: {error}") from error
+                raise UsageError(f"{where}: {error}") from error
+            self.rows.append(Timed(found, run))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":
@@ -182,9 +190,10 @@ class _Gathered:
             self.others[kind] += 1
 
     def results(self) -> Results:
+        shown = {run.number for run, _ in (*self.preflight, *self.told)} | {row.run.number for row in self.rows}
         return Results(
             tuple(self.files),
-            tuple(self.runs),
+            tuple(run for run in self.runs if run.number in shown or run.measures),
             tuple(self.rows),
             tuple(self.preflight),
             tuple(self.told),
@@ -194,9 +203,9 @@ class _Gathered:
         )
 
 
-def _nothing(results: Results) -> str:
+def _nothing(results: Results, count: int) -> str:
     found = [f"{count} of kind {kind}" for kind, count in sorted(results.others.items())]
-    runs = [f"{len(results.runs)} of kind run"] * bool(results.runs)
+    runs = [f"{count} of kind run"] if count else []
     held = f"only records {', '.join([*runs, *found])}" if runs or found else "no record"
     where = ", ".join(results.files) or "; ".join(results.foreign)
     return (
@@ -205,6 +214,7 @@ def _nothing(results: Results) -> str:
     )
 
 
-def _listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+def listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """Return a list of a record; empty where there is none."""
     found = record.get(key)
     return found if isinstance(found, list) else ()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.report.heat import MOST_WRITTEN, Cell, Heat, svg
-from hpccoll.report.load import Results, Run
+from hpccoll.report.load import Results, Run, listed
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.section import Panel, Section, Table
 from hpccoll.units import format_size
 
 SLOWEST = 12
+_COLOURS = "Colours hold each value against what the best quarter of all directions reaches."
 _COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
 _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
 
@@ -55,7 +57,7 @@ def _section(results: Results, run: Run) -> Section:
     if alone:
         rows = tuple(_alone(record) for record in alone)
         tables.append(Table("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), folded=True))
-    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables))
+    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables), notes=(_COLOURS,))
 
 
 def _direction(record: Mapping[str, Any]) -> Direction:
@@ -74,12 +76,13 @@ def _direction(record: Mapping[str, Any]) -> Direction:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if sound else None
 
 
 def _names(directions: Sequence[Direction], summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the nodes in the job's order, where the summary has it, else as they appear."""
-    told = [str(name) for record in summary for name in record.get("nodes") or []]
+    told = [str(name) for record in summary for name in listed(record, "nodes")]
     return list(dict.fromkeys([*told, *(name for each in directions for name in (each.source, each.destination))]))
 
 

@@ -114,7 +114,7 @@ def test_every_picture_is_drawn_and_nothing_goes_wrong(page: Path, tmp_path: Pat
     assert sum(not chart["folded"] for chart in saw["charts"]) == 24
     for heat in saw["heats"]:
         assert heat["cells"] == 12
-        assert heat["fills"] > 3
+        assert heat["fills"] >= 2
         assert heat["side"] > 20
     assert len(saw["heats"]) == 2
     assert saw["findings"] >= 2
@@ -145,7 +145,7 @@ def test_the_script_does_what_its_buttons_say(page: Path, tmp_path: Path) -> Non
     assert saw["tipGone"]
     assert (saw["first"], saw["second"]) == ("2", "4")
     assert saw["cell"][0] is False
-    assert "vm:" in saw["cell"][1]
+    assert "node" in saw["cell"][1]
 
 
 def test_a_narrow_window_and_a_dark_one_show_it_too(page: Path, tmp_path: Path) -> None:

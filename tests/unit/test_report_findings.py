@@ -225,9 +225,9 @@ def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
 def test_the_preflights_faults_are_passed_on(write):
     (fault,) = [each for each in found(PAIRS) if each.area == "link"]
     assert fault.severity is Severity.WARNING
-    assert "the link between vm:1 and vm:3 is slow" in fault.found
-    assert fault.hosts == ("vm:1", "vm:3")
-    assert "sbatch --exclude=vm:3" in fault.remedy
+    assert "the link of node3 is slow" in fault.found
+    assert fault.hosts == ("node3",)
+    assert "sbatch --exclude=node3" in fault.remedy
     rows = records(PAIRS)
     faults = rows[-1]["faults"]
     faults[0] |= {"kind": "broken_link"}

@@ -38,6 +38,18 @@ def test_a_directory_stands_for_every_result_below_it_and_names_what_is_none(swe
     assert "log.jsonl" in foreign
 
 
+def test_runs_of_other_commands_without_a_record_to_show_are_left_out(tmp_path):
+    file = tmp_path / "scaling.jsonl"
+    file.write_text(
+        '{"schema":"hpccoll/1","kind":"run","command":"hpccoll scaling x"}\n{"schema":"hpccoll/1","kind":"x"}\n'
+    )
+    results = load([TWO, file])
+    assert [run.number for run in results.runs] == [1]
+    assert results.others == {"x": 1}
+    file.write_text('{"schema":"hpccoll/1","kind":"run","command":"hpccoll bench"}\n')
+    assert [run.number for run in load([TWO, file]).runs] == [1, 2]
+
+
 def test_a_file_that_is_named_twice_counts_once(sweep):
     assert len(load([sweep, sweep / "job0" / "bench-2.jsonl"]).rows) == len(load([sweep]).rows)
 
@@ -136,3 +148,16 @@ def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
     (scaling, *_) = scalings(pictures(load([TWO, file]).rows))
     assert scaling.sizes[-1] == 262140
     assert [x for x, _ in scaling.at(scaling.names[0], scaling.sizes[-1])] == [2, 3]
+
+
+def test_a_field_that_no_run_writes_is_refused_by_name(tmp_path):
+    file = tmp_path / "edited.jsonl"
+    first, row = TWO.read_text().splitlines()[:2]
+    for name in ("engine", "in_place", "nbytes", "ranks", "nodes", "bound_us", "wrong", "dtype"):
+        other: object = "x" if name in ("nbytes", "ranks", "nodes", "bound_us", "wrong") else 7
+        values: list[object] = [[], {}, other, -1]
+        for value in values:
+            file.write_text(f"{first}\n{json.dumps(json.loads(row) | {name: value})}\n")
+            with pytest.raises(UsageError, match="record 2") as caught:
+                load([file])
+            assert name in str(caught.value) or "damaged" in str(caught.value)

@@ -100,7 +100,7 @@ def test_the_page_shows_what_the_files_hold(page):
     for said in (
         "MPICH 5.0.2",
         "more ranks than cores",
-        "the link between vm:1 and vm:3 is slow",
+        "the link of node3 is slow",
         "laptop",
         "256 KiB",
         "of the first",
@@ -157,6 +157,18 @@ def test_what_files_say_is_text_and_never_markup(tmp_path):
     assert len(parsed.of("script")) == 1
     assert not parsed.of("img")
     assert evil in "".join(parsed.words)
+
+
+@pytest.mark.parametrize("value", [None, "", -1, 1e300, [], {}, ["x"], True])
+def test_odd_values_in_runs_and_pairs_break_nothing(tmp_path, value):
+    rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
+    for record in (rows[0], rows[1], rows[-2], rows[-1]):
+        for key in set(record) - {"schema", "kind"}:
+            record[key] = value
+    file, target = tmp_path / "odd.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    assert cli.main(["report", str(file), str(TWO), "-o", str(target), "--no-bound"]) == 0
+    assert not Page(target.read_text()).open
 
 
 def test_the_findings_are_records_of_the_schema(tmp_path):

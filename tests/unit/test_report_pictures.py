@@ -183,7 +183,7 @@ def test_a_large_matrix_stays_a_picture_of_bearable_size(count):
     assert bool(list(root.iter(f"{SVG}image"))) == (count > 64)
 
 
-def test_the_colours_of_a_matrix_darken_away_from_the_median_on_both_sides():
+def test_the_colours_of_a_matrix_darken_on_both_sides_of_the_usual():
     def light(share):
         red, green, blue = colour(share)
         return 0.299 * red + 0.587 * green + 0.114 * blue
@@ -207,3 +207,18 @@ def test_lines_of_an_operation_never_look_alike_but_for_the_quiet_ones():
         loud = [found[curve.name] for curve in picture.curves if not found[curve.name].quiet]
         assert len(set(loud)) == len(loud)
     assert found[next(name for name in found if name.engine == "mpi")].css == "peer"
+
+
+def test_one_slow_node_of_four_is_the_one_that_stands_out():
+    slow = [
+        Cell(row, column, 2.5e9 if 2 in (row, column) else 1e10, f"n{row} to n{column}", "said", broken=False)
+        for row in range(4)
+        for column in range(4)
+        if row != column
+    ]
+    names = tuple(f"n{at}" for at in range(4))
+    root = parsed(heat_svg(Heat("h1", "t", "a", names, tuple(slow), tell_bytes_per_s, high_is_good=True)))
+    fills = {str(cell.get("data-head")): cell.get("style", "") for cell in of_class(root, "cell")}
+    usual = {f"fill:rgb({' '.join(map(str, colour(1.0)))})"}
+    assert {fill for name, fill in fills.items() if "n2" not in name} == usual
+    assert {fill for name, fill in fills.items() if "n2" in name} == {f"fill:rgb({' '.join(map(str, colour(0.25)))})"}
