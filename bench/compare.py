@@ -116,6 +116,7 @@ class Bench:
     seconds: float
     patience: int
     seed: int
+    link_mbit: float = 0.0
 
     def run(self, case: Case) -> Case:
         """Check every side, then race them; on every rank alike. Collective."""

@@ -53,6 +53,7 @@ def _options(doc: str, sizes: str) -> argparse.Namespace:
     parser.add_argument("--sizes", default=sizes, help="joined by commas; default %(default)s")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each race; default %(default)s")
     parser.add_argument("--patience", type=int, default=0, help="race anew, so often, while others keep cores busy")
+    parser.add_argument("--link-mbit", type=float, default=0.0, help="of each node's link, for what is held against it")
     parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
     parser.add_argument("--require", action="store_true", help="exit 1 where something misses what it must")
     return parser.parse_args()
@@ -67,7 +68,7 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
         comm = world.Dup()
         stack.callback(comm.Free)
         name = Path(sys.argv[0]).stem
-        bench = Bench(name, comm, own, sizes, options.seconds, options.patience, options.seed)
+        bench = Bench(name, comm, own, sizes, options.seconds, options.patience, options.seed, options.link_mbit)
         run = _run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
         show: Callable[[str], object] = print if comm.rank == 0 and options.json != "-" else _silent
         journal = stack.enter_context(Journal(options.json)) if comm.rank == 0 and options.json else None

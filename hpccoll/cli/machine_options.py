@@ -156,5 +156,8 @@ def _measured(record: CollectiveRecord) -> Measured | None:
         return None
     # As the engine cut it.
     chunks = min(best_chunks(algorithm, row.ranks, row.nbytes), max(row.count, 1))
-    plan = algorithm.plan(row.ranks, row.root or 0, chunks)
+    # As a fitted machine has them: full nodes in rank order, the last with what is left.
+    full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
+    nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)
+    plan = algorithm.plan(row.ranks, row.root or 0, chunks, nodes)
     return Measured(algorithm, plan, row.nodes, row.count, itemsize, row.nbytes, record.time_us.p50 * 1e-6)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from hpccoll.runtime.node.symmetric import Bytes
 
-LANES: Final = 4  # parts under way at once: one in each phase, and one whose messages fill the gaps
+LANES: Final = 6  # parts under way at once: enough to keep a link busy while some meet, reduce and store
 LANE_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; parts of a chunk differ by an element
 
 

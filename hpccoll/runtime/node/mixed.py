@@ -28,8 +28,8 @@ from hpccoll.runtime.node.task import Task
 from hpccoll.runtime.program import Program
 
 FIRST_TAG = 8192  # above the lanes of asynchronous calls; a tag for each lane of the node
-_SPINS, _YIELDS = 200, 200
-_FIRST_NAP_S, _LONGEST_NAP_S = 10e-6, 200e-6  # a core that is given away is one that the network's work can use
+_SPIN_S, _YIELD_S = 50e-6, 100e-6
+_FIRST_NAP_S, _LONGEST_NAP_S = 10e-6, 400e-6  # a core that is given away is one that the network's work can use
 
 
 class Lowered(Protocol):
@@ -217,21 +217,24 @@ class Crossing:
 class Idle:
     """What a rank does while nothing can be done: it looks again, gives its core away, and at last naps."""
 
-    __slots__ = ("_nap", "_spins", "_turns")
+    __slots__ = ("_nap", "_since", "_spins")
 
     def __init__(self, crowded: bool) -> None:
-        self._spins = 0 if crowded else _SPINS
-        self._turns, self._nap = 0, _FIRST_NAP_S
+        self._spins = not crowded
+        self._since, self._nap = 0.0, _FIRST_NAP_S
 
     def after(self, moved: bool) -> None:
-        """Wait a little, longer each time in turn; not at all where something was done."""
+        """Wait a little, longer the longer nothing was done; not at all where something was."""
         if moved:
-            self._turns, self._nap = 0, _FIRST_NAP_S
+            self._since, self._nap = 0.0, _FIRST_NAP_S
             return
-        self._turns += 1
-        if self._turns <= self._spins:
+        now = time.perf_counter()
+        if not self._since:
+            self._since = now
+        waited = now - self._since
+        if waited < _SPIN_S and self._spins:
             return
-        if self._turns <= self._spins + _YIELDS:
+        if waited < _YIELD_S:
             os.sched_yield()
         else:
             time.sleep(self._nap)

@@ -1,0 +1,132 @@
+"""Collectives of two levels beside flat ones and the MPI library's own, and how far they are from the link's limit.
+
+With --link-mbit, the rate of each node's link, every large case ends with a record of kind `floor`: the bytes that must
+leave the busiest node over that rate, and what each side took of it. Of short messages it tells which side was fastest.
+
+    hpccoll lab run --link 400M -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --link-mbit 400
+    hpccoll lab run --latency 1ms -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --sizes 8,1K,8K
+    HPCCOLL_RANKS_PER_NODE=2 mpirun -n 4 python bench/hierarchy.py --sizes 8,64K,1M
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from compare import Bench, Case, Must, Side
+from script import Result, main
+
+from hpccoll.measure.engines import other, own
+from hpccoll.measure.memory import buffers_in
+from hpccoll.measure.record import SCHEMA
+from hpccoll.measure.workload import Task, Workload
+from hpccoll.plan.operation import Operation
+from hpccoll.runtime import peers
+from hpccoll.runtime.arrays import ArrayModule
+from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.job import layout
+from hpccoll.units import KiB, MiB, format_size
+
+LIBRARY, AGAIN = "MPI library", "MPI library (A/A)"
+LARGE = 4 * MiB
+# What is raced: the plans of two levels first, then the flat ones.
+RACED = {
+    Operation.ALL_REDUCE: ("hierarchical_ring", "hierarchical_doubling", "ring", "recursive_doubling"),
+    Operation.REDUCE_SCATTER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
+    Operation.ALL_GATHER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
+    Operation.BROADCAST: ("hierarchical_chain", "hierarchical_tree", "chain"),
+}
+WITHIN = {Operation.ALL_REDUCE: 1.06}  # of the floor; the others
+OTHERS = 1.15
+TIMES = 1.9  # the library
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case for each size and operation, and what it says of the link or of short messages."""
+    module = buffers_in("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
+    engine = peers.available(bench.comm, ("mpi",))["mpi"]
+    if isinstance(engine, str):
+        return
+    for nbytes in bench.sizes:
+        for operation in RACED if nbytes >= LARGE else (Operation.ALL_REDUCE,):
+            case, free = contest(bench, operation, nbytes, module, engine)
+            yield bench.run(case)
+            yield floor(bench, operation, case) if nbytes >= LARGE and bench.link_mbit else fastest(bench, case)
+            for each in free:
+                each()
+    engine.close()
+
+
+def contest(
+    bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.Peer
+) -> tuple[Case, list[Callable[[], None]]]:
+    """Return the case of an operation, and what frees it."""
+    comm, blocks = bench.comm, bench.comm.size if operation.blocked else 1
+    count, in_place = max(nbytes // 4 // blocks, 1), not operation.blocked
+    task = Task(operation, count, dtype_named("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    workload = Workload(task, module)
+    large = nbytes >= LARGE
+    library = other(engine, workload)
+    ready = {name: own(bench.own, workload, name) for name in ("auto", *RACED[operation])}
+    must = (Must(f"{TIMES}x the library", LIBRARY, times=TIMES),) if large and operation is Operation.ALL_REDUCE else ()
+    sides = [Side(LIBRARY, library.call), Side(AGAIN, library.call)]
+    sides += [Side(name, each.call, must if name == RACED[operation][0] else ()) for name, each in ready.items()]
+    judge = iter(range(len(sides)))
+
+    def check(call: Callable[[], object]) -> int:
+        workload.reset()
+        call()
+        return workload.wrong(str(next(judge)))
+
+    case = Case(operation.value, count * blocks * 4, 1, sides, before=workload.reset, check=check)
+    return case, [library.free, *(each.free for each in ready.values())]
+
+
+def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
+    """Hold every side against what the link of the busiest node must carry."""
+    nodes = layout(bench.comm).nodes
+    once = (nodes - 1) / nodes
+    share = {Operation.ALL_REDUCE: 2 * once, Operation.BROADCAST: 1.0}.get(operation, once)
+    least_us = share * case.nbytes / (bench.link_mbit / 8)
+    took = {side.name: float(np.median(side.samples_us)) / least_us for side in case.sides}
+    first, limit = RACED[operation][0], WITHIN.get(operation, OTHERS)
+    found = {"value": took[first], "low": took[first], "high": took[first], "coverage": 0.0}
+    told = ", ".join(f"{name} {ratio:.3f}x" for name, ratio in took.items() if name != AGAIN)
+    holds = took[first] <= limit
+    return _record(bench, case, "floor") | {
+        "nodes": nodes,
+        "link_mbit": bench.link_mbit,
+        "floor_us": least_us,
+        "times_the_floor": took,
+        "musts": [{"text": f"{first} within {limit}x of the link's limit", "ratio": found, "holds": holds}],
+        "line": f"{format_size(case.nbytes):>8}        {case.name:<22} the link alone takes {least_us:.0f} us: {told}; "
+        f"{first} at most {limit}x: {'holds' if holds else 'MISSED'}",
+    }
+
+
+def fastest(bench: Bench, case: Case) -> dict[str, Any]:
+    """Say which side was fastest, and how far auto is from it."""
+    medians = {side.name: float(np.median(side.samples_us)) for side in case.sides if side.name != AGAIN}
+    best = min((name for name in medians if name != "auto"), key=lambda name: medians[name])
+    ratio = case.ratio(case.side(best), "auto")
+    holds = ratio.low <= 1.05
+    return _record(bench, case, "fastest") | {
+        "median_us": medians,
+        "fastest": best,
+        "auto": asdict(ratio),
+        "musts": [{"text": "auto within 1.05x of the fastest", "ratio": asdict(ratio), "holds": holds}],
+        "line": f"{format_size(case.nbytes):>8}        {case.name:<22} fastest {best} {medians[best]:.0f} us; "
+        f"auto {ratio.value:.2f}x [{ratio.low:.2f},{ratio.high:.2f}]: {'holds' if holds else 'MISSED'}",
+    }
+
+
+def _record(bench: Bench, case: Case, kind: str) -> dict[str, Any]:
+    head = {"schema": SCHEMA, "kind": kind, "script": bench.script, "case": case.name}
+    return head | {"ranks": bench.comm.size, "nbytes": case.nbytes}
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "8,1K,16K,128K,1M,16M", measure))
