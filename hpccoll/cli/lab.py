@@ -74,7 +74,9 @@ def up(folder: Path | None, flat: bool, **shape: Any) -> int:
         raise UsageError(f"a lab runs in {folder} already; `hpccoll lab down --dir {folder}`, or name another --dir")
     way, why = isolation.find(flat)
     begun = time.monotonic()
-    found = launch.launch(_shape(shape), folder, way, why, None)
+    found = launch.launch(_shape(shape), folder, way, why, None, keep=True)
+    if way is isolation.Isolation.FLAT:
+        _warn_of_flat(why)
     reason = f"; {why}" if why else ""
     click.echo(
         f"{found.shape.nodes} nodes are idle after {time.monotonic() - begun:.2f} s ({way.means}{reason}); "
@@ -108,8 +110,8 @@ def run(folder: Path | None, flat: bool, command: tuple[str, ...], **shape: Any)
             if not asked:
                 return _foreground(cluster.Lab.attach(here), command)
         made = stack.enter_context(cluster.Lab(_shape(shape), folder=folder, flat=flat))
-        if made.contact.isolation is Isolation.FLAT and not flat:
-            click.echo(f"# this lab is {Isolation.FLAT.means} ({made.told()['why']})", err=True)
+        if made.contact.isolation is Isolation.FLAT:
+            _warn_of_flat(made.told()["why"])
         return _foreground(made, command)
 
 
@@ -190,6 +192,17 @@ def slow(node: str, folder: Path | None, percent: float) -> int:
     """Make NODE slow: stop its processes for a share of the time, some hundred times a second."""
     _attached(folder).slow(node, percent)
     return 0
+
+
+def _warn_of_flat(why: str) -> None:
+    """Say what flat mode lacks, and whom it trusts."""
+    from hpccoll.lab.isolation import Isolation
+
+    click.echo(
+        f"# {Isolation.FLAT.means} ({why}). Any user of this machine can run jobs through it under your name: "
+        "not for machines that you share.",
+        err=True,
+    )
 
 
 def _attached(folder: Path | None) -> Lab:

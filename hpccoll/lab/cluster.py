@@ -47,7 +47,8 @@ class Lab:
 
     Args:
         shape: nodes, CPUs, links and what nodes share; four nodes of two CPUs without limits by default.
-        folder: where it keeps its state and its `shared` folder; a temporary one by default.
+        folder: where it keeps its state, and its `shared` folder with results, which stay; by default a temporary one,
+            of which nothing stays.
         flat: run daemons side by side, without namespaces.
 
     Raises:
@@ -75,23 +76,27 @@ class Lab:
         return lab
 
     def __enter__(self) -> Self:
+        if self._contact is not None:  # of another process: see `attach`
+            return self
         packages.require()
         folder = self._folder or Path(tempfile.mkdtemp(prefix="hpccoll-lab-"))
         read, self._lifeline = os.pipe()
         try:
-            self._contact = launch.launch(self.shape, folder, *isolation.find(self.flat), read)
+            way, why = isolation.find(self.flat)
+            self._contact = launch.launch(self.shape, folder, way, why, read, keep=self._folder is not None)
         except BaseException:
             os.close(self._lifeline)
             self._lifeline = -1
             if self._folder is None:
-                clear(folder)
+                clear(folder, keep=False)
             raise
         finally:
             os.close(read)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._lifeline >= 0:
+            self.close()
 
     def close(self) -> None:
         """Take the lab down, and what was started on it by `start`."""

@@ -55,7 +55,8 @@ class Ports:
     host: str
 
 
-# Each line that is not a default has its reason. A lab is to notice a dead node in seconds, and to start a job at once.
+# Each line that is not a default has its reason. A lab is to notice a dead node soon (14 s;
+# 28 s with the default time limits of messages), and to start a job at once.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none
@@ -69,6 +70,8 @@ SelectTypeParameters=CR_CPU
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=5
+MessageTimeout=4
+TCPTimeout=1
 MailProg=/bin/true
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 SlurmdParameters=config_overrides
@@ -102,7 +105,9 @@ def slurm_conf(shape: Shape, place: Place, flat: Ports | None = None) -> str:
         "SlurmctldLogFile": place.log("slurmctld"),
         "SlurmdLogFile": place.log("%n"),
         "JobCompLoc": place.dir / "jobs.txt",
-    } | ({"SlurmctldPort": flat.control} if flat else {})
+    }
+    if flat:  # auth/none believes whoever can reach it: nobody from outside this host may
+        own |= {"SlurmctldPort": flat.control, "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
     lines = [f"{key}={value}\n" for key, value in own.items()]
     has = f"CPUs={shape.cpus} RealMemory=2000 State=UNKNOWN"
     for at, name in enumerate(shape.names):

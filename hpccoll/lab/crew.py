@@ -202,20 +202,20 @@ class Crew:
 
     def reap(self) -> None:
         """Collect what has ended: processes of its own and, as the first of its namespace, orphans."""
-        own = {process.pid: process for process in self.others}
-        own |= {node.process.pid: node.process for node in self.nodes.values() if node.process is not None}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            if pid in own:
-                own[pid].returncode = os.waitstatus_to_exitcode(status)
-                for node in self.nodes.values():
-                    if node.process is own[pid]:
-                        node.process = None
+        ended = processes.reap()
+        braking = [node.brake for node in self.nodes.values() if node.brake is not None]
+        nodes = [node.process for node in self.nodes.values() if node.process is not None]
+        for process in (*self.others, *braking, *nodes):
+            process.returncode = ended.get(process.pid, process.returncode)
+        for node in self.nodes.values():
+            if node.process is not None and node.process.returncode is not None:
+                node.process = None
+
+    def lost(self) -> str:
+        """Return the name of a node that is off, or of the controller if it has ended; empty where all run."""
+        if self.others[0].returncode is not None:
+            return "slurmctld"
+        return next((node.name for node in self.nodes.values() if node.process is None), "")
 
     def told(self) -> list[dict[str, Any]]:
         """Return the state of each node, for JSON."""

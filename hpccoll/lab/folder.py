@@ -1,4 +1,4 @@
-"""What a lab leaves of its folder: nothing, but for what jobs put into the shared one."""
+"""What a lab leaves of its folder: nothing, but for what jobs put into the shared one of a folder that has a name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def clear(folder: Path) -> None:
-    """Remove a lab's folder, but for a shared folder that holds something."""
+def clear(folder: Path, *, keep: bool) -> None:
+    """Remove a lab's folder; if asked to `keep` results, all but a shared folder that holds something."""
     for path in list(folder.iterdir()) if folder.is_dir() else ():
-        if path.name != SHARED:
+        if path.name != SHARED or not keep:
             remove(path)
     for path in (folder / SHARED, folder):
         try:

@@ -37,10 +37,11 @@ class Keeper:
         shape: what it is to look like.
         isolation: how its nodes are kept apart.
         why: why they are not better apart.
+        keep: whether results in the shared folder outlive it.
     """
 
-    def __init__(self, place: Place, shape: Shape, isolation: Isolation, why: str) -> None:
-        self.place, self.shape, self.isolation, self.why = place, shape, isolation, why
+    def __init__(self, place: Place, shape: Shape, isolation: Isolation, why: str, *, keep: bool) -> None:
+        self.place, self.shape, self.isolation, self.why, self.keep = place, shape, isolation, why, keep
         self.crew = Crew(place, shape, isolation)
         self.ended = False
 
@@ -67,17 +68,17 @@ class Keeper:
         """
         end = time.monotonic() + IDLE_LIMIT_S
         while time.monotonic() < end:
-            asked = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
+            asked = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r: those that answer
             done = subprocess.run(asked, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
             if done.stdout.strip() == str(self.shape.nodes):
                 return
             self.crew.reap()
+            if lost := self.crew.lost():
+                raise CommunicationError(f"{lost} ended; the logs say last: {last_words(self.place)}")
             self.crew.resume()
             time.sleep(POLL_S)
-        raise CommunicationError(
-            f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s; their logs ended "
-            f"with: {last_words(self.place)}"
-        )
+        late = f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s"
+        raise CommunicationError(f"{late}; the logs say last: {last_words(self.place)}")
 
     def serve(self, listener: socket.socket) -> None:
         """Answer until told to end, or until the lifeline breaks."""
@@ -147,10 +148,10 @@ class Keeper:
         }
 
     def end(self) -> None:
-        """End all processes and remove what the lab wrote, except what jobs left in the shared folder."""
+        """End all processes and remove what the lab wrote, except results that are to be kept."""
         self.crew.end()
         processes.end()
-        clear(self.place.dir)
+        clear(self.place.dir, keep=self.keep)
 
 
 def last_words(place: Place) -> str:
@@ -180,7 +181,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     place = Place(Path(given["dir"]), given["user"])
-    keeper = Keeper(place, Shape.from_dict(given["shape"]), Isolation(given["isolation"]), given["why"])
+    shape, isolation = Shape.from_dict(given["shape"]), Isolation(given["isolation"])
+    keeper = Keeper(place, shape, isolation, given["why"], keep=given["keep"])
     if keeper.isolation is Isolation.FLAT:
         processes.adopt()
     said: dict[str, Any] = {}

@@ -22,7 +22,7 @@ LONGEST_DIR = 60  # a daemon's socket is 44 characters longer, and none may be l
 _PLAIN = re.compile(rf"[\w./+-]{{1,{LONGEST_DIR}}}", re.ASCII)
 
 
-def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline: int | None) -> Contact:
+def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline: int | None, *, keep: bool) -> Contact:
     """Start a lab and return when all its nodes are idle.
 
     Args:
@@ -31,6 +31,7 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
         isolation: how nodes are to be kept apart.
         why: why not better.
         lifeline: the end of a pipe to read from; the lab ends when it closes. None: the lab outlives its maker.
+        keep: whether what jobs leave in the shared folder is to outlive the lab.
 
     Raises:
         UsageError: the folder holds something else, or cannot be written.
@@ -43,7 +44,10 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
     _prepare(place, shape, isolation)
     hear, tell = os.pipe()
     try:
-        _start(place, _words(place, shape, isolation, why, tell), lifeline, tell)
+        given: dict[str, object] = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
+        given |= {"isolation": isolation.value, "why": why, "keep": keep}
+        program = [sys.executable, "-S", "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
+        _start(place, [*isolation.words, *program], lifeline, tell)
     finally:
         os.close(tell)
     with os.fdopen(hear, "rb") as news:
@@ -51,15 +55,9 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
             said(news.readline(), place)
         except KeyboardInterrupt:
             kill(place)
-            clear(place.dir)
+            clear(place.dir, keep=keep)
             raise
     return running(folder)
-
-
-def _words(place: Place, shape: Shape, isolation: Isolation, why: str, tell: int) -> list[str]:
-    given = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
-    given |= {"isolation": isolation.value, "why": why}
-    return [*isolation.words, sys.executable, "-S", "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
 
 
 def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> None:

@@ -39,13 +39,12 @@ def prepare(name: str, task: dict[str, list[str] | str]) -> None:
 
 
 def serve(daemon: list[str]) -> None:
-    """Start slurmd and wait until standard input closes."""
+    """Start slurmd and wait until it ends or standard input closes."""
     process = subprocess.Popen(daemon, stdin=subprocess.DEVNULL)
     process.returncode = 0  # reaped here with all others
     while True:
         ready, _, _ = select.select([0], [], [], REAP_S)
-        processes.reap()
-        if ready and not os.read(0, 4096):
+        if process.pid in processes.reap() or (ready and not os.read(0, 4096)):
             return
 
 

@@ -83,11 +83,13 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def reap() -> None:
-    """Collect every process that has ended: as the first of its namespace, a node inherits all orphans."""
+def reap() -> dict[int, int]:
+    """Collect every process that has ended, orphans included, which are inherited; return their exit statuses."""
+    ended: dict[int, int] = {}
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
 
 
 def adopt() -> None:

@@ -10,15 +10,23 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab import packages
+from hpccoll.lab import isolation, packages
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.shape import Shape
 
 ROOT = Path(__file__).parents[2]
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip what cannot be tested here; with CI=1 let it fail."""
+    if os.environ.get("CI") in (None, "", "0", "false"):
+        pytest.skip(reason)
+    pytest.fail(f"CI=1 and {reason}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +35,15 @@ def needs_slurm() -> None:
     try:
         packages.require()
     except UnavailableError as error:
-        if os.environ.get("CI") in (None, "", "0", "false"):
-            pytest.skip(str(error))
-        pytest.fail(f"CI=1 and {error}", pytrace=False)
+        give_up(str(error))
+
+
+@pytest.fixture(scope="session")
+def needs_nodes_apart(needs_slurm) -> None:
+    """Nodes can have networks of their own here, or nothing that is about links can be tested."""
+    way, why = isolation.find(flat=False)
+    if way is isolation.Isolation.FLAT:
+        give_up(f"nodes cannot be kept apart here: {why}")
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +53,7 @@ def shares(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def whole_lab(needs_slurm, shares) -> Iterator[Lab]:
+def whole_lab(needs_nodes_apart, shares) -> Iterator[Lab]:
     """The lab itself; tests take `lab`, which puts it right again."""
     with Lab(Shape(nodes=4, cpus=2, shares=shares)) as made:
         yield made

@@ -2,14 +2,149 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpccoll.errors import CommunicationError, UsageError
+from hpccoll.lab.cluster import Lab
+from hpccoll.lab.shape import Shape, parse_rate
+
+HERE = Path(__file__).parent
+ALL = ["node1", "node2", "node3", "node4"]
+
+
+def wait_for(found, limit_s=40.0):
+    """Wait until `found()` is true; SLURM looks after its nodes every few seconds."""
+    end = time.monotonic() + limit_s
+    while not found():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+def state(lab, node):
+    """Return what SLURM says of a node: `idle`, `down*`, ..."""
+    return lab.run(["sinfo", "-h", "-n", node, "-o", "%T"], timeout_s=30).stdout.strip()
+
+
+def traffic(lab, sender="node1", receiver="node2", mib=16):
+    """Return what a connection between two nodes carries, and its shortest round trip."""
+    program = [sys.executable, str(HERE / "traffic.py")]
+    serving = lab.start(["srun", "-N1", "-w", receiver, "--overlap", *program, "serve"])
+    sent = lab.run(["srun", "-N1", "-w", sender, *program, "send", receiver, str(mib)], timeout_s=100)
+    served, errors = serving.communicate(timeout=60)
+    assert sent.returncode == 0, sent.stderr + errors
+    return json.loads(served)["bytes_per_s"], json.loads(sent.stdout)["round_trip_s"]
+
+
+def pace(lab, *where):
+    """Return how many turns each node made, in the same second and a half."""
+    words = [sys.executable, str(HERE / "pace.py"), str(time.time() + 1.5), "1.5"]
+    said = lab.run(["srun", *where, *words], timeout_s=60).stdout.split()
+    return {name: sum(int(n) for at, n in zip(said[::2], said[1::2], strict=True) if at == name) for name in said[::2]}
+
 
 def test_a_job_runs_on_every_node(lab):
     done = lab.run(["srun", "--nodes=4", "--ntasks-per-node=2", "hostname"], timeout_s=60)
-    assert sorted(done.stdout.split()) == [f"node{at}" for at in range(1, 5) for _ in range(2)], done.stderr
+    assert sorted(done.stdout.split()) == sorted(ALL * 2), done.stderr
 
 
-def test_nodes_come_back_after_a_power_cut(lab):
-    lab.power("node3", on=False)
+def test_nodes_share_nothing_but_the_shared_folder(lab):
+    said = "echo $SLURMD_NODENAME > /tmp/mine; cp /tmp/mine /dev/shm/mine; cp /tmp/mine $0/$SLURMD_NODENAME; "
+    said += "sleep 0.5; cat /tmp/mine /dev/shm/mine; ls /tmp/mine /dev/shm | wc -l; readlink /proc/self/ns/ipc; "
+    said += "ip -4 -o addr show eth0 | grep -o 'inet [0-9.]*'"
+    done = lab.run(["srun", "--nodes=4", "--label", "bash", "-c", said, str(lab.shared)], timeout_s=60)
+    lines = sorted(done.stdout.splitlines())
+    by_rank = [[line.split(": ", 1)[1] for line in lines if line.startswith(f"{rank}:")] for rank in range(4)]
+    for rank, name in enumerate(ALL):
+        assert by_rank[rank].count(name) == 2, done.stdout
+        assert f"inet 10.77.0.{rank + 1}" in by_rank[rank]
+    assert len({line for line in done.stdout.split() if line.startswith("ipc:")}) == 4
+    assert sorted(path.name for path in lab.shared.glob("node*")) == ALL
+
+
+def test_the_exit_status_and_both_streams_come_back(lab):
+    done = lab.run(["bash", "-c", "echo out; echo err >&2; pwd; exit 7"], cwd=HERE, env={"X": "1"})
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"out\n{HERE}\n", "err\n")
+
+
+def test_what_does_not_end_is_killed_and_said(lab):
+    with pytest.raises(CommunicationError, match="did not end within 1 s"):
+        lab.run(["bash", "-c", "echo here; sleep 1000 & sleep 1000"], timeout_s=1)
+
+
+@pytest.mark.parametrize("rate", ["400M", "80M"])
+def test_a_link_keeps_its_rate(lab, rate):
+    lab.link("node2", rate=rate)
+    wanted = parse_rate(rate)
+    found = []
+    for _ in range(4):  # other work on this machine may take its share of a try
+        found.append(traffic(lab, mib=max(8, int(wanted / 3e6)))[0] / wanted)
+        assert found[-1] < 1.06
+        if found[-1] >= 0.94:
+            return
+    pytest.fail(f"of its rate it kept {found}")
+
+
+def test_a_power_cut_and_a_cut_link_are_seen_and_over_again(lab):
+    sleeping = lab.start(["srun", "-w", "node3,node4", "--ntasks=2", "sleep", "600"])
+    wait_for(lambda: {state(lab, "node3"), state(lab, "node4")} <= {"mixed", "allocated"})
+    lab.link("node1", up=False)
+    lab.power("node4", on=False)
+    told = [(node["power"], node["link_up"]) for node in lab.told()["nodes"]]
+    assert told == [(True, False), (True, True), (True, True), (False, True)]
+    wait_for(lambda: state(lab, "node4").startswith("down") and state(lab, "node1").startswith("down"))
+    _, said = sleeping.communicate(timeout=60)
+    assert sleeping.returncode != 0
+    assert "node4" in said
+    assert state(lab, "node2") == "idle"
     lab.mend()
-    done = lab.run(["srun", "--nodes=4", "hostname"], timeout_s=60)
-    assert sorted(done.stdout.split()) == ["node1", "node2", "node3", "node4"], done.stderr
+    assert [state(lab, node) for node in ALL] == ["idle"] * 4
+
+
+def test_a_slow_node_is_slow_alone_and_among_others(lab):
+    lab.slow("node3", percent=75)
+    together = pace(lab, "--nodes=4", "--ntasks-per-node=2")
+    alone = {name: pace(lab, "--nodes=1", "-w", name)[name] for name in ("node2", "node3")}
+    assert together["node3"] < 0.7 * min(together[name] for name in ALL if name != "node3"), together
+    assert alone["node3"] < 0.6 * alone["node2"], alone
+    lab.slow("node3", percent=0)
+    free = pace(lab, "--nodes=4", "--ntasks-per-node=2")
+    assert free["node3"] > 0.7 * sum(free.values()) / 4, free
+
+
+def test_what_cannot_be_is_refused(lab):
+    with pytest.raises(UsageError, match="all, node1"):
+        lab.power("node9", on=False)
+    with pytest.raises(UsageError, match="--percent 100"):
+        lab.slow("node1", percent=100)
+    with pytest.raises(UsageError, match="no rate"):
+        lab.link("node1", rate="slow")
+    lab.power("node1", on=False)
+    with pytest.raises(UsageError, match="node1 is off"):
+        lab.slow("node1", percent=50)
+
+
+def test_latency_adds_up_over_the_way_there_and_back(needs_nodes_apart, shares):
+    with Lab(Shape(nodes=2, latency_s=5e-3, bytes_per_s=parse_rate("100M"), shares=shares)) as lab:
+        bytes_per_s, round_trip_s = traffic(lab, mib=8)
+    assert 0.010 <= round_trip_s < 0.013
+    assert bytes_per_s < 1.06 * parse_rate("100M")
+
+
+def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_nodes_apart, tmp_path, monkeypatch):
+    fake = tmp_path / "slurmd"
+    fake.write_text("#!/bin/sh\necho no such luck\nexit 1\n", encoding="ascii")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    folder = Path("/tmp") / f"lab-{os.getpid()}"
+    with (
+        pytest.raises(CommunicationError, match=r"(?s)node1 ended.*no such luck"),
+        Lab(Shape(nodes=1, shares=(str(tmp_path),)), folder=folder),
+    ):
+        pytest.fail("it started")
+    assert not folder.exists()

@@ -1,0 +1,234 @@
+"""Nothing of a lab is left behind, however it ends; and it can be had without root, and without namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpccoll.errors import UnavailableError
+from hpccoll.lab import isolation
+from hpccoll.lab.cluster import Lab
+from hpccoll.lab.isolation import Isolation
+from hpccoll.lab.shape import Shape
+
+ROOT = Path(__file__).parents[2]
+HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]
+NOBODY = "65534"
+USES_A_LAB = """
+import os, sys
+from hpccoll.lab.cluster import Lab
+from hpccoll.lab.shape import Shape
+with Lab(Shape(nodes=2, bytes_per_s=12.5e6)) as lab:
+    done = lab.run(["srun", "-N2", "bash", "-c", "hostname; id -u"], timeout_s=60)
+    print(lab.told()["isolation"], *sorted(done.stdout.split()))
+    lab.link("node2", rate="40M")
+    lab.power("node2", on=False)
+"""
+HOLDS_A_LAB = """
+import sys, time
+from hpccoll.lab.cluster import Lab
+from hpccoll.lab.shape import Shape
+with Lab(Shape(nodes=2), flat=sys.argv[1] == "flat") as lab:
+    (lab.shared / "result").touch()
+    lab.start(["srun", "-N2", "sleep", "600"])
+    while "node2" not in lab.run(["squeue", "-h", "-o", "%N"]).stdout.replace("[1-2]", "2"):
+        time.sleep(0.05)
+    print(lab.dir, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder():
+    """A short name for a lab's folder, and nothing under it afterwards."""
+    return Path("/tmp") / f"lab-{os.getpid()}-{time.monotonic_ns() % 100_000}"
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def hpccoll(*arguments, **more):
+    """Run `hpccoll ARGUMENTS` as a user would."""
+    words = [*HPCCOLL, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment(), **more)
+
+
+def left_of(folder):
+    """Return the processes and mounts that know of a folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in told:
+            found.append(f"process {process.name}: {(process / 'cmdline').read_bytes()!r}")
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    return found + [line for line in mounts.splitlines() if str(folder) in line]
+
+
+def gone(folder, limit_s=20.0):
+    """Wait until nothing is left of a lab; return what is in the end."""
+    end = time.monotonic() + limit_s
+    while (folder.exists() or left_of(folder)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [*(str(path) for path in ([folder] if folder.exists() else [])), *left_of(folder)]
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
+def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
+    with Lab(Shape(nodes=2), folder=folder, flat=flat) as lab:
+        sleeping = lab.start(["srun", "-N2", "sleep", "600"])
+        assert left_of(folder)
+    assert gone(folder) == []
+    assert sleeping.wait(20) != 0
+    sleeping.communicate()
+
+
+@pytest.mark.parametrize("mode", ["apart", "flat"])
+def test_nothing_is_left_after_its_maker_was_killed(needs_slurm, mode):
+    words = [sys.executable, "-c", HOLDS_A_LAB, mode]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as maker:
+        folder = Path(maker.stdout.readline().strip())
+        assert left_of(folder)
+        maker.kill()
+    assert gone(folder) == []
+
+
+def test_ctrl_c_ends_the_command_and_its_lab(needs_slurm, folder):
+    words = [*HPCCOLL, "lab", "run", "--nodes", "2", "--dir", str(folder), "--", "srun", "-N2", "-l", "bash", "-c"]
+    words += ["echo ready; sleep 600"]
+    out = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdout=out, stderr=out, text=True, env=environment(), start_new_session=True
+    ) as running:
+        assert "ready" in running.stdout.readline()
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert gone(folder) == []
+
+
+def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
+    where = ["--dir", str(folder)]
+    up = hpccoll("lab", "up", "--nodes", "2", "--link", "100M", *where)
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "2 nodes are idle" in up.stdout
+        assert hpccoll("lab", "up", *where).returncode == 2
+        assert hpccoll("lab", "run", "--nodes", "3", *where, "--", "true").returncode == 2
+        done = hpccoll("lab", "run", *where, "--", "srun", "-N2", "bash", "-c", "hostname; exit 3")
+        assert sorted(done.stdout.split()) == ["node1", "node2"], done.stderr
+        assert done.returncode == 3
+        assert hpccoll("lab", "link", "all", "--rate", "40M", *where).returncode == 0
+        assert hpccoll("lab", "link", "node1", "--off", *where).returncode == 0
+        assert hpccoll("lab", "power", "node2", "off", *where).returncode == 0
+        assert hpccoll("lab", "slow", "node1", "--percent", "25", *where).returncode == 0
+        assert hpccoll("lab", "link", "node9", "--on", *where).returncode == 2
+        record = json.loads(hpccoll("lab", "status", "--json", "-", *where).stdout)
+        first, second = record["nodes"]
+        assert (first["bytes_per_s"], first["link_up"], first["slow_percent"]) == (5e6, False, 25)
+        assert (second["power"], second["bytes_per_s"]) == (False, 5e6)
+        table = hpccoll("lab", "status", *where).stdout
+        assert "node2" in table
+        assert "off" in table
+    finally:
+        down = hpccoll("lab", "down", *where)
+    assert down.returncode == 0, down.stderr
+    assert gone(folder) == []
+
+
+def test_a_record_fulfils_the_schema(lab):
+    import jsonschema
+
+    from hpccoll.measure.schema import schema
+
+    record = json.loads(hpccoll("lab", "status", "--json", "-", "--dir", str(lab.dir)).stdout)
+    jsonschema.validate(record, schema())
+
+
+def test_results_in_the_shared_folder_stay(needs_slurm, folder):
+    with Lab(Shape(nodes=1), folder=folder) as lab:
+        lab.run(["srun", "bash", "-c", f"echo 42 > {lab.shared}/result"])
+    result = folder / "shared" / "result"
+    assert result.read_text(encoding="ascii") == "42\n"
+    assert left_of(folder) == []
+    with Lab(Shape(nodes=1), folder=folder):  # and the folder serves again
+        assert result.exists()
+    result.unlink()
+    result.parent.rmdir()
+    folder.rmdir()
+
+
+def python_of_nobody():
+    """Return the command that runs Python as an ordinary user, or None where that user cannot."""
+    if os.geteuid():
+        return [sys.executable]
+    lower = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", "HOME=/nonexistent"]
+    for python in (sys.executable, "/usr/bin/python3"):
+        words = [*lower, python]
+        tried = subprocess.run([*words, "-c", "import hpccoll.lab.cluster"], check=False, env=environment())
+        if not tried.returncode:
+            return words
+    return None
+
+
+def test_an_ordinary_user_needs_no_root(needs_slurm):
+    python = python_of_nobody()
+    if python is None:
+        pytest.skip("no Python that an ordinary user may run sees this folder")
+    words = [*python, "-c", "from hpccoll.lab.isolation import find; print(find(False)[0].value)"]
+    if "user" not in subprocess.run(words, capture_output=True, text=True, check=True, env=environment()).stdout:
+        pytest.skip("this kernel lets ordinary users have no namespaces")
+    words = [*python, "-c", USES_A_LAB]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    uid = NOBODY if os.geteuid() == 0 else str(os.geteuid())
+    assert done.stdout.split() == ["user", uid, uid, "node1", "node2"], done.stderr
+
+
+def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
+    with Lab(Shape(nodes=3), flat=True) as lab:
+        done = lab.run(["srun", "-N3", "bash", "-c", "echo $SLURMD_NODENAME"], timeout_s=60)
+        assert sorted(done.stdout.split()) == ["node1", "node2", "node3"], done.stderr
+        with pytest.raises(UnavailableError, match="lab is flat"):
+            lab.link("node1", rate="1M")
+        lab.power("node2", on=False)
+        assert [node["power"] for node in lab.told()["nodes"]] == [True, False, True]
+        listening = lab.run(["ss", "-Hltn"]).stdout.splitlines()
+        ports = re.findall(r"Port=(\d+)", (lab.dir / "slurm.conf").read_text(encoding="utf-8"))
+        places = [line.split()[3] for line in listening if line.split()[3].rpartition(":")[2] in ports]
+        assert places, "the daemons listen nowhere"
+        assert all(place.startswith("127.") for place in places), "auth/none must not be reached from outside"
+
+
+def test_flat_is_found_where_namespaces_are_refused(needs_slurm):
+    # A user namespace may forbid further ones in itself, which is how this kernel is made to refuse them for once.
+    inner = "for kind in user net pid mnt; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done; "
+    inner += f'exec {sys.executable} -c "$0"'
+    code = "from hpccoll.lab.isolation import find; way, why = find(False); print(way.value, '|', why)"
+    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", inner, code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    if "unshare" in done.stderr:
+        pytest.skip(f"no user namespace to try it in: {done.stderr}")
+    way, why = done.stdout.split("|")
+    assert way.strip() == Isolation.FLAT.value, done.stderr
+    assert "unshare" in why
+
+
+def test_root_needs_no_user_namespace():
+    if os.geteuid():
+        pytest.skip("for root")
+    way, why = isolation.find(flat=False)
+    assert (way, why) == (Isolation.ROOT, "") or why
