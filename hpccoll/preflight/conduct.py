@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -139,21 +139,23 @@ class Conductor:
         self._forget()
         for _ in range(self._wishes.sweeps):
             self._sweep(self.survey.nbytes, advance)
-            self._speeds()
+            self._speeds(range(len(self._leaders)))
             advance("speed")
         return self.survey
 
     def recheck(self, threshold: float) -> None:
-        """Measure again what would be accused by a single link: bad luck passes, a slow link stays slow."""
+        """Measure single links and nodes that would be accused again: bad luck passes, what is slow stays slow."""
+        at = self.survey.nodes.index
         for _ in range(RECHECKS):
-            suspects = [suspect.nodes for suspect in faults(self.survey, threshold) if suspect.kind == "slow_link"]
-            if not suspects:
+            suspects = faults(self.survey, threshold)
+            pairs = [(at(each.nodes[0]), at(each.nodes[1])) for each in suspects if each.kind == "slow_link"]
+            nodes = [at(each.nodes[0]) for each in suspects if each.kind == "slow_node"]
+            if not pairs and not nodes:
                 return
-            at = self.survey.nodes.index
-            pairs = [(at(ends[0]), at(ends[1])) for ends in suspects]
             for _ in range(self._wishes.sweeps):
                 for turn in turns(pairs, self._boots):
                     self._measure(turn, self.survey.nbytes)
+                self._speeds(nodes)
 
     @property
     def steps(self) -> int:
@@ -184,9 +186,9 @@ class Conductor:
         seen = self.survey.links.get((a, b), []) + self.survey.links.get((b, a), [])
         return a in self.survey.lost or b in self.survey.lost or any(each.broken for each in seen)
 
-    def _speeds(self) -> None:
+    def _speeds(self, which: Iterable[int]) -> None:
         """Let nodes measure themselves; those that are one machine take turns."""
-        nodes = [(node,) for node in range(len(self._leaders)) if node not in self.survey.lost]
+        nodes = [(node,) for node in which if node not in self.survey.lost]
         for turn in turns(nodes, self._boots):
             shared = {node: self._boots.count(self._boots[node]) > 1 for (node,) in turn}
             orders = {node: {"do": "speed", "shared": shared[node]} for (node,) in turn}
