@@ -33,7 +33,7 @@ from tests.unit.host_kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 
-SHARED = {known.full_name: known for known in registered() if known.shared}
+SHARED = {known.full_name: known for known in registered() if known.shared and not known.mixed}
 COUNT = 3000
 
 

@@ -23,7 +23,7 @@ from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
 
-SHARED = {known.full_name: known for known in registered() if known.shared}
+SHARED = {known.full_name: known for known in registered() if known.shared and not known.mixed}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
 KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators do not give back at once
 

@@ -188,8 +188,8 @@ def judge(text: str) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 64])
 def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count):
     plan = algorithm.plan(ranks, 0, 3)
-    if plan.name == "barrier/shared" and ranks > 1:
-        with pytest.raises(UsageError, match="barrier/shared holds fences, and GOAL has messages only"):
+    if algorithm.shared and plan.operation is Operation.BARRIER and ranks > 1:
+        with pytest.raises(UsageError, match=f"{plan.name} holds fences, and GOAL has messages only"):
             to_goal(plan, count, 4)
         return
     total = run_goal(read_goal(to_goal(plan, count, 4)))
