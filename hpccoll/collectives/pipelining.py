@@ -12,7 +12,7 @@ from typing import Final
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Move
 
-MESSAGE_BYTES: Final = 128 * 2**10  # between nodes; tried at 400 Mbit/s: 64 KiB to 512 KiB, 4 to 8 parts at once
+MESSAGE_BYTES: Final = 64 * 2**10  # between nodes; tried at 400 Mbit/s: 32 KiB to 256 KiB, 5 to 16 parts at once
 MOST_PARTS: Final = 256
 
 
