@@ -153,5 +153,5 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
 def test_parts_are_alike_on_all_ranks_and_few_for_short_messages():
     plan = named(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
     sizes = plan.operation.sizes(4 * 2**20, 8, plan.column(0).chunks)
-    assert wanted_parts(plan, sizes, 4) == 64
+    assert wanted_parts(plan, sizes, 4, 128 * 2**10) == 64
     assert wanted_parts(plan, sizes, 4, 2**30) == wanted_parts(plan, 0 * sizes, 4) == 1
