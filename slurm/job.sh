@@ -315,8 +315,6 @@ merge() {
     tail -qn 1 "$RESULTS"/*/ending.txt | grep -v ': complete$' || true # the tasks that did not end well
     hpccoll scaling "$RESULTS" --json "$RESULTS/scaling.jsonl" | tee "$RESULTS/scaling.txt"
     STATUS=${PIPESTATUS[0]}
-    if hpccoll report --help >/dev/null 2>&1; then
-        hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" || STATUS=$?
-    fi
+    hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" --json "$RESULTS/findings.jsonl" || STATUS=$?
     exit "$STATUS"
 }

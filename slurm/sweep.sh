@@ -8,8 +8,8 @@
 # Each task of the array holds --nodes of them and runs on as many as its index says. The first to start submits a small
 # job that waits for all and writes the report.
 #
-# Results: results/sweep-JOBID/NODES/sweep.jsonl, and in results/sweep-JOBID the report: scaling.txt, scaling.jsonl, and
-# report.html where this hpccoll has `hpccoll report`.
+# Results: results/sweep-JOBID/NODES/sweep.jsonl, and in results/sweep-JOBID the report: report.html, findings.jsonl,
+# scaling.txt and scaling.jsonl.
 
 #SBATCH --job-name=sweep
 ##SBATCH --partition=debug          # the site's default unless you take one # away and name yours

@@ -23,6 +23,7 @@ bin=$(readlink -f "$environment")/bin
 
 export PYTHONHASHSEED=0  # or ranks would walk through the same set in different orders
 export HPCCOLL_TUNING=off # a table on this machine must not decide what tests run
+export MALLOC_PERTURB_=165 # memory that was let go of, or never filled, does not look as if it were right
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads would only fight over them
 # Open MPI refuses root and more ranks than cores unless told otherwise. More ranks than cores also need unbound ranks
 # that yield while they wait, or each wait lasts a time slice. MPICH reads none of these.

@@ -67,6 +67,7 @@ TaskPlugin=task/none
 MpiDefault=pmi2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+EnforcePartLimits=ALL
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=5

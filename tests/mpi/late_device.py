@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays import Borrowed, NumPyModule
+from hpccoll.runtime.dtypes import DType
 from hpccoll.runtime.node.kernels import THREADS, Kernel
 from tests.unit.host_kernels import HostKernels, run
 
@@ -216,6 +217,12 @@ class LateModule(NumPyModule):
     def __init__(self, driver: LateDriver) -> None:
         super().__init__()
         self._driver = driver
+        self._kept: list[Any] = []
+
+    def empty(self, count: int, dtype: DType) -> Any:
+        """As from CuPy's pool: what is let go of is there for what was queued before, so it is never given back."""
+        self._kept.append(made := super().empty(count, dtype))
+        return made
 
     def stream(self) -> tuple[int, object]:
         return self._driver.current, None

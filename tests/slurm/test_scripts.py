@@ -92,6 +92,9 @@ def test_a_sweep_over_node_counts_ends_in_one_report(lab, tmp_path, env):
     assert [line for line in told.splitlines() if line.split()[:5] == ["size", "contender", "1", "x", "2"]]
     assert len(job.records("scaling.jsonl", "scaling")) == 6
     job.until(lambda: not lab.run(["squeue", "--noheader"]).stdout.strip(), 60)
+    page = report.with_name("report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "Scaling" in page
 
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
