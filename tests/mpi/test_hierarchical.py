@@ -63,7 +63,7 @@ def drawn(hpc, name, data, share=slice(None)):
 @given(data=st.data())
 def test_they_are_bit_equal_to_replay(nodes, name, data):
     hpc, comm = nodes
-    check(hpc, comm, list(drawn(hpc, name, data, slice(0, None, 2))))
+    check(hpc, comm, list(drawn(hpc, name, data, slice(0, None, 3))))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -74,7 +74,7 @@ def test_many_parts_through_few_lanes_are_bit_equal_to_replay(nodes, name, data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "MESSAGE_BYTES", 96)
         patch.setattr(parts, "LANE_BYTES", 1024)
-        check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 6))))
+        check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 9))))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -85,10 +85,10 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
     pool = Pool(hpc.empty(4 * 2**20, "uint8"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "MESSAGE_BYTES", 1024)
-        check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 8))), pool)
+        check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
         if hpc._engine.node.remote is not None:
             patch.setattr(executable, "REMOTE_LEAST", 1)
-            check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 8))))
+            check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
 
 
 def test_large_sums_at_odd_sizes_with_ranks_that_come_late(nodes):

@@ -57,7 +57,7 @@ def test_all_reduce_exactly_as_shipped(lab, tmp_path):
     job = submit(lab, tmp_path, "allreduce.sh")
     assert job.ended(900) == ("COMPLETED", "0:0"), job.output
     rows = job.records("allreduce.jsonl")
-    assert {row["nbytes"] for row in rows} >= {8, 32, 1 << 20, 1 << 25}
+    assert {row["nbytes"] for row in rows} >= {8, 32, 1 << 19, 1 << 25}
     assert {row["engine"] for row in rows} >= {"mpi", "hpccoll"}
     assert all(row["wrong"] == 0 for row in rows)
 
@@ -140,13 +140,10 @@ def test_a_partition_that_is_not_there(lab, tmp_path):
 
 @pytest.mark.parametrize("options", ["--ntasks-per-node=3", "--nodes=9"])
 def test_more_tasks_or_nodes_than_there_are(lab, tmp_path, options):
-    """SLURM refuses at once, or keeps the job waiting with a reason: that is the site's choice (EnforcePartLimits)."""
-    done = lab.run(["sbatch", "--parsable", options, str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
-    if done.returncode:
-        assert "is not available" in done.stderr or "invalid" in done.stderr
-        return
-    job = Job(lab, done.stdout.strip(), tmp_path)
-    job.until(lambda: job.facts()["Reason"] in ("PartitionNodeLimit", "PartitionConfig"), 10)
+    """A lab's SLURM refuses at once; one without EnforcePartLimits would keep the job waiting and say why."""
+    done = lab.run(["sbatch", options, str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "More processors requested than permitted" in done.stderr or "is not available" in done.stderr
 
 
 def refused(lab, tmp_path, script, *arguments, options=(), **env):
