@@ -141,7 +141,7 @@ for _ in range(600):
     time.sleep(0.05)
 else:
     os.kill(pid, 9)
-print("\\nchild", os.waitstatus_to_exitcode(status) if ended else "hung", "", flush=True)
+print(f"\\nchild:{os.waitstatus_to_exitcode(status) if ended else 'hung'} ", flush=True)
 comm.all_reduce(x)
 os._exit(0)
 """
@@ -161,12 +161,12 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_told_whose_the_communicator_is(call):
     done = job(FORKED.replace("CALL", CALLS[call]).replace("FORM", "fork"))
-    assert done.stdout.split() == ["child", "7"] * 2, done.stdout + done.stderr
+    assert done.stdout.split() == ["child:7"] * 2, done.stdout + done.stderr
 
 
 def test_a_child_of_multiprocessing_is_told_likewise():
     done = job(FORKED.replace("CALL", CALLS["known array"]).replace("FORM", "multiprocessing"))
-    assert done.stdout.split() == ["child", "7"] * 2, done.stdout + done.stderr
+    assert done.stdout.split() == ["child:7"] * 2, done.stdout + done.stderr
 
 
 DIFFERENT = """
