@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisException
 
+from tests.leftovers import remove
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -56,6 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MPI_TESTS in item.path.parents:
             item.add_marker("mpi")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Generator[None, None, None]:
+    """Tests that kill ranks leave MPI's segments behind; under mpirun run_mpi.sh removes them when all have ended."""
+    began = time.time()
+    yield
+    if not request.config.getoption("--with-mpi"):
+        remove(time.time() - began)
 
 
 @pytest.fixture(scope="session")

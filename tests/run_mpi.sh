@@ -34,7 +34,7 @@ export OMPI_MCA_mpi_yield_when_idle=1
 color=no # Open MPI gives ranks a terminal even where there is none
 [ -t 1 ] && color=yes
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+trap '"$bin/python" "$here/leftovers.py" "$SECONDS" || true; rm -rf "$logs"' EXIT
 echo "== $(basename "$environment"): $ranks ranks"
 status=0
 timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
