@@ -29,6 +29,7 @@ from tests.mpi.calls import Call, check
 from tests.mpi.cases import Case
 from tests.mpi.late_device import SPOILT, LateDriver, LateModule
 from tests.mpi.test_matrix import SAMPLE, counts
+from tests.mpi.test_symmetric import Pool
 from tests.unit.host_kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
@@ -92,21 +93,6 @@ def queued(world, x, turn, **how):
     late(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
     world.hpc.all_reduce(x, algorithm=how.pop("algorithm", "shared_two_shot"), **how)
     return n * np.arange(len(x), dtype=x.dtype) + n * turn + n * (n - 1) // 2
-
-
-class Pool:
-    """Gives out a symmetric buffer piece by piece, misaligned on purpose."""
-
-    def __init__(self, whole):
-        self.whole, self.used = whole, 0
-
-    def __call__(self):
-        self.used = 0
-        return self.take
-
-    def take(self, nbytes):
-        begin, self.used = self.used, self.used + nbytes + 8
-        return self.whole[begin : begin + nbytes]
 
 
 class LateCall(Call):
