@@ -9,6 +9,9 @@ import select
 import signal
 import socket
 import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,39 +51,57 @@ class Contact:
 
     def end(self) -> None:
         """Take the lab down and wait until all of it is gone."""
-        try:
-            process = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
+        with _watched(self.pid, self.isolation) as processes:
+            if not processes:
+                return
             try:
                 self.ask("down")
             except HpccollError:
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            if not _ends(process, END_LIMIT_S):
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-                _ends(process, END_LIMIT_S)
-        finally:
-            os.close(process)
+                _killed(processes)
+            if not _end(processes):
+                _killed(processes)
+                _end(processes)
 
 
-def _ends(process: int, limit_s: float) -> bool:
-    return bool(select.select([process], [], [], limit_s)[0])
+@contextmanager
+def _watched(pid: int, isolation: Isolation) -> Iterator[list[int]]:
+    """Yield descriptors of a lab's first process and of the one that keeps its namespaces, which ends after it."""
+    with ExitStack() as stack:
+        found: list[int] = []
+        with suppress(OSError):
+            # The parent is asked for while the child cannot have been replaced: its descriptor comes first.
+            found.append(os.pidfd_open(pid))
+            stack.callback(os.close, found[0])
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+            parent = int(status.partition("PPid:")[2].split()[0])
+            if Path(f"/proc/{parent}/comm").read_text(encoding="ascii", errors="replace").strip() in isolation.words:
+                found.append(os.pidfd_open(parent))  # it is no stranger who adopted an orphan
+                stack.callback(os.close, found[1])
+        yield found
 
 
-def kill(place: Place) -> None:
+def _killed(processes: Sequence[int]) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(processes[0], signal.SIGKILL)
+
+
+def _end(processes: Sequence[int]) -> bool:
+    """Wait for the end of all of them; return whether it came in time."""
+    end = time.monotonic() + END_LIMIT_S
+    return all(select.select([one], [], [], max(0.0, end - time.monotonic()))[0] for one in processes)
+
+
+def kill(place: Place, isolation: Isolation) -> None:
     """End a lab without a word, one that is still being built as well; wait until all of it is gone."""
     try:
         with _connected(place) as peer:
             pid = _process_behind(peer)
-        process = os.pidfd_open(pid)
-    except (UnavailableError, ProcessLookupError):
+    except UnavailableError:
         return
-    try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        _ends(process, END_LIMIT_S)
-    finally:
-        os.close(process)
+    with _watched(pid, isolation) as processes:
+        if processes:
+            _killed(processes)
+            _end(processes)
 
 
 def running(folder: Path) -> Contact:

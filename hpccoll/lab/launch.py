@@ -54,7 +54,7 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
         try:
             said(news.readline(), place)
         except KeyboardInterrupt:
-            kill(place)
+            kill(place, isolation)
             clear(place.dir, keep=keep)
             raise
     return running(folder)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,7 +51,9 @@ with Lab(Shape(nodes=2), flat=sys.argv[1] == "flat") as lab:
 @pytest.fixture
 def folder():
     """A short name for a lab's folder, and nothing under it afterwards."""
-    return Path("/tmp") / f"lab-{os.getpid()}-{time.monotonic_ns() % 100_000}"
+    path = Path("/tmp") / f"lab-{os.getpid()}-{time.monotonic_ns() % 100_000}"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def environment():
@@ -94,6 +98,17 @@ def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
     assert gone(folder) == []
     assert sleeping.wait(20) != 0
     sleeping.communicate()
+
+
+def test_its_end_waits_for_the_process_that_keeps_its_namespaces(needs_nodes_apart, folder):
+    with Lab(Shape(nodes=1), folder=folder) as lab:
+        status = Path(f"/proc/{lab.contact.pid}/status").read_text(encoding="ascii")
+        parent = int(re.search(r"PPid:\s*(\d+)", status)[1])
+        os.kill(parent, signal.SIGSTOP)  # as a busy machine may hold it up after the lab's first process has ended
+        late = threading.Timer(1.0, os.kill, (parent, signal.SIGCONT))
+        late.start()
+    assert left_of(folder) == []
+    late.join()
 
 
 @pytest.mark.parametrize("mode", ["apart", "flat"])
