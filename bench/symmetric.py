@@ -9,7 +9,7 @@ read and write, in the same windows, all at once, the very bytes that it must mo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import exp, log
 from typing import Any
@@ -45,7 +45,10 @@ def measure(bench: Bench) -> Iterator[Result]:
     yield from means(bench, found)
     for nbytes in bench.sizes:
         for make in (reduce_scatter_case, all_gather_case, broadcast_case):
-            yield bench.run(make(bench, nbytes // 4))
+            case = bench.run(make(bench, nbytes // 4))
+            yield case
+            if any(side.name == FLOOR for side in case.sides):
+                yield floor(bench, case)
 
 
 def _gloo(comm: MPI.Intracomm) -> TorchPeer | None:
@@ -89,24 +92,39 @@ def calls(nbytes: int) -> int:
 
 def memory(bench: Bench, x: Floats) -> Callable[[], object]:
     """Return what a rank cannot but do: read and write its slice of every rank's window, n S/n bytes each way."""
-    node, n, rank = bench.own._engine.node, bench.comm.size, bench.comm.rank  # noqa: SLF001 - the windows themselves
-    block = node.symmetric.find(x.__array_interface__["data"][0], x.nbytes)
-    assert block is not None
+    n, rank = bench.comm.size, bench.comm.rank
     low, high = len(x) * rank // n, len(x) * (rank + 1) // n
-    slices = [x[low:high], *(piece.view(np.float32)[low:high] for piece in block.pieces.values())]
+    slices = [each[low:high] for each in windows(bench, x)]
     tiles = [each[at : at + TILE] for at in range(0, high - low, TILE) for each in slices]
-    steps = [partial(np.negative, tile, tile) for tile in tiles]
+    return in_turn(partial(np.negative, tile, tile) for tile in tiles)
+
+
+def windows(bench: Bench, x: Floats) -> list[Floats]:
+    """Return every rank's `x`, which is symmetric, in rank order."""
+    block = bench.own._engine.node.symmetric.find(x.__array_interface__["data"][0], x.nbytes)  # noqa: SLF001
+    assert block is not None
+    return [
+        x if rank == bench.comm.rank else block.pieces[rank].view(np.float32)[: len(x)]
+        for rank in range(bench.comm.size)
+    ]
+
+
+def in_turn(steps: Iterable[Callable[[], object]]) -> Callable[[], object]:
+    """Return what does these steps one after the other."""
+    bound = tuple(steps)
 
     def touch() -> None:
-        for step in steps:
+        for step in bound:
             step()
 
     return touch
 
 
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Hold the symmetric all-reduce against the memory: each rank reads S bytes and writes S, n slices of S/n each."""
-    moved = 2 * case.nbytes
+    """Hold a symmetric collective against the memory: what each rank reads and what it writes, in bytes."""
+    n = bench.comm.size
+    # all_reduce: n slices of S/n each way; all_gather: all blocks, own and others'; broadcast: (n - 1)/n S.
+    moved = 2 * case.nbytes * (n - 1) // n if case.name == "broadcast" else 2 * case.nbytes
     took, measured = (float(np.median(case.side(name).samples_us)) for name in (FLOOR, SYMMETRIC))
     return {
         "schema": SCHEMA,
@@ -174,9 +192,9 @@ def all_gather_case(bench: Bench, count: int) -> Case:
     x[:] = comm.rank
     library = partial(comm.Allgather, [a, MPI.FLOAT], [b, block, MPI.FLOAT])
     ours = partial(own.all_gather, x, out=out, algorithm="shared")
-    return _pair(
-        "all_gather", out.nbytes, library, ours, _wrong(comm, ours, out, np.repeat(np.arange(comm.size), block))
-    )
+    wrong = _wrong(comm, ours, out, np.repeat(np.arange(comm.size), block))
+    blocks = zip(np.split(out, comm.size), windows(bench, x), strict=True)
+    return _pair("all_gather", out.nbytes, library, ours, wrong, in_turn(partial(np.copyto, *pair) for pair in blocks))
 
 
 def broadcast_case(bench: Bench, count: int) -> Case:
@@ -186,7 +204,11 @@ def broadcast_case(bench: Bench, count: int) -> Case:
     x[:] = 7 if comm.rank == 0 else 0
     ours = partial(own.broadcast, x, algorithm="shared")
     wrong = _wrong(comm, ours, x, 7)
-    return _pair("broadcast", x.nbytes, partial(comm.Bcast, [a, MPI.FLOAT]), ours, wrong)
+    chunk = -(-count // comm.size)  # the root stores the first to all, who load the others
+    each = windows(bench, x)
+    pairs = [(other[:chunk], x[:chunk]) for other in each[1:]] if comm.rank == 0 else [(x[chunk:], each[0][chunk:])]
+    library = partial(comm.Bcast, [a, MPI.FLOAT])
+    return _pair("broadcast", x.nbytes, library, ours, wrong, in_turn(partial(np.copyto, *pair) for pair in pairs))
 
 
 def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: Any) -> int:
@@ -194,8 +216,18 @@ def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: 
     return comm.allreduce(int(np.count_nonzero(out != right)))
 
 
-def _pair(name: str, nbytes: int, library: Callable[[], object], ours: Callable[[], object], wrong: int) -> Case:
+def _pair(
+    name: str,
+    nbytes: int,
+    library: Callable[[], object],
+    ours: Callable[[], object],
+    wrong: int,
+    least: Callable[[], object] | None = None,
+) -> Case:
+    """Return a case; `least` is what the memory alone takes, looked at where no cache holds the buffers."""
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
+    if least is not None and nbytes >= LARGE:
+        sides.insert(2, Side(FLOOR, least, checked=False))
     return Case(name, nbytes, calls(nbytes), sides)
 
 
