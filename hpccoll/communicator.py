@@ -92,10 +92,13 @@ class Communicator:
         Raises:
             BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
         """
-        seen = self._sums.get(id(x))
-        if seen is not None and op is _SUM and not how:
-            executable, dtype, torch_kind, _ = seen
-            if x.dtype is dtype and executable.live and (torch_kind is None or torch_kind == (x.data_ptr(), x.nbytes)):
+        try:
+            executable, dtype, kind, _ = self._sums[id(x)]
+        except KeyError:
+            pass
+        else:
+            same = x.dtype is dtype and (kind is None or kind == (x.data_ptr(), x.nbytes))
+            if same and op is _SUM and not how and executable.live:
                 executable()
                 return x
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from hpccoll.runtime.arrays import is_torch
 from hpccoll.runtime.engine import Bound
@@ -18,16 +18,10 @@ from hpccoll.runtime.engine import Bound
 _MOST = 512
 
 
-class Sum(NamedTuple):
-    """A sum in place over all ranks, the call that is made most, by the id of the very array it was bound to.
-
-    The entry goes with the array, before its id can be another's.
-    """
-
-    executable: Bound
-    dtype: Any
-    torch_kind: tuple[int, int] | None  # address and bytes
-    array: weakref.ref[Any]
+# A sum in place over all ranks, the call that is made most, by the id of the very array it was bound to: what carries
+# it out, the dtype, address and bytes of a torch tensor (None otherwise), and the array, with which the entry goes
+# before its id can be another's. A plain tuple: one with names takes 0.1 us longer to take apart.
+Sum: TypeAlias = tuple[Bound, Any, tuple[int, int] | None, weakref.ref[Any]]
 
 
 class _Call(NamedTuple):
@@ -85,7 +79,7 @@ class Seen:
         """Let `all_reduce(x)` without further arguments go there straight away."""
         gone = partial(_forget, self.sums, id(x))
         kind = (x.data_ptr(), x.nbytes) if is_torch(x) else None
-        self.sums[id(x)] = Sum(executable, x.dtype, kind, weakref.ref(x, gone))
+        self.sums[id(x)] = (executable, x.dtype, kind, weakref.ref(x, gone))
 
 
 @cache
