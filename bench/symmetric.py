@@ -224,9 +224,9 @@ def _pair(
     wrong: int,
     least: Callable[[], object] | None = None,
 ) -> Case:
-    """Return a case; `least` is what the memory alone takes, looked at where no cache holds the buffers."""
+    """Return a case; `least` is what no rank can do without, which the memory alone then takes."""
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
-    if least is not None and nbytes >= LARGE:
+    if least is not None:
         sides.insert(2, Side(FLOOR, least, checked=False))
     return Case(name, nbytes, calls(nbytes), sides)
 

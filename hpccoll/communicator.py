@@ -92,13 +92,10 @@ class Communicator:
         Raises:
             BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
         """
-        try:
-            executable, dtype, kind, _ = self._sums[id(x)]
-        except KeyError:
-            pass
-        else:
-            same = x.dtype is dtype and (kind is None or kind == (x.data_ptr(), x.nbytes))
-            if same and op is _SUM and not how and executable.live:
+        seen = self._sums.get(id(x))
+        if seen is not None and op is _SUM and not how:
+            executable, dtype, kind, _ = seen
+            if x.dtype is dtype and executable.live and (kind is None or kind == (x.data_ptr(), x.nbytes)):
                 executable()
                 return x
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)

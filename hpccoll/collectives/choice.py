@@ -92,7 +92,7 @@ RULES: dict[tuple[Operation, BufferKind], tuple[Rule, ...]] = {
 # fewest rounds between nodes, and for long messages the fewest bytes.
 ACROSS_NODES: dict[Operation, tuple[Rule, ...]] = {
     Operation.ALL_REDUCE: (
-        Rule(8 * KiB, (LIBRARY, "hierarchical_doubling")),
+        Rule(32 * KiB, (LIBRARY, "hierarchical_doubling")),
         Rule(512 * KiB, ("hierarchical_doubling",)),
         Rule(ANY, ("hierarchical_ring",)),
     ),

@@ -15,9 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpccoll.errors import UsageError
+
+Floats: TypeAlias = NDArray[np.float64]
 
 _US, _GB = 1e-6, 1e9
 _SHORTEST, _LONGEST = 1e-15, 1e6  # seconds a message, or a byte; beyond it is a mistake, or soon no number any more
@@ -46,6 +51,13 @@ class Link:
         """Return the textbook's link, whose ports are busy all the time that a message takes."""
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
+    def transfer_s(self, nbytes: Floats) -> Floats:
+        """Return how long so many bytes of one message keep its ports busy, for each of an array."""
+        seconds = nbytes * self.beta_s_per_byte
+        for start, change in self.bends:
+            seconds += np.maximum(nbytes - start, 0) * change
+        return seconds
+
     @property
     def least_beta(self) -> float:
         """The beta of the cheapest byte."""
@@ -71,6 +83,7 @@ class Machine:
         gamma_s_per_byte: to reduce (or to copy) a byte of a chunk in memory.
         sources: where the figures are from.
         call_s: what a call takes before its first round begins, on every rank.
+        fence_s: from when the last rank of a node has come to a fence until all go on; None: an alpha of `within`.
     """
 
     name: str
@@ -81,6 +94,7 @@ class Machine:
     gamma_s_per_byte: float
     sources: tuple[str, ...] = ()
     call_s: float = 0.0
+    fence_s: float | None = None
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:

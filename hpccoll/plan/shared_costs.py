@@ -67,7 +67,8 @@ class SharedPricer:
         for fence in fences:
             self._refuse_far(fence.leader, "waits for")
             leader = np.where(fence.leader != NOBODY, fence.leader % self.directory.size, leader)
-        return Meeting(leader, self.machine.within.alpha_s)
+        fence_s = self.machine.fence_s
+        return Meeting(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
     def acting(self, steps: Sequence[Step]) -> Acting:
         """Return what the loads and stores of a round take."""
@@ -82,9 +83,7 @@ class SharedPricer:
             moved = np.where(peers != NOBODY, self.chunks.of(region), 0.0)
             local = peers == self.directory.rank
             crossing = np.where(local, 0.0, moved)
-            seconds += crossing * link.beta_s_per_byte
-            for start, change in link.bends:
-                seconds += np.maximum(crossing - start, 0) * change
+            seconds += link.transfer_s(crossing)
             reduces = np.asarray(step.op if isinstance(step, Load) else Op.COPY) != Op.COPY
             seconds += np.where(local | reduces, moved, 0.0) * gamma
             nbytes += crossing

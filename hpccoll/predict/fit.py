@@ -98,7 +98,8 @@ def fit(rows: Sequence[Measured], where: str) -> Fit:
         listed = "; ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in jobs)
         raise UsageError(f"{where}: holds several jobs ({listed}); a fit takes the rows of one")
     known = set(sizes[::2])
-    shape = _Shape(*jobs[0], max(sizes))
+    fences = any(row.algorithm.shared for row in rows)
+    shape = _Shape(*jobs[0], max(sizes), fences)
     values = _fitted(shape, [row for row in rows if row.nbytes in known])
     machine = shape.machine(values, f"fit:{where}")
     found_rows = (Predicted(row, _simulated(row, machine), row.nbytes in known) for row in rows)
@@ -106,23 +107,27 @@ def fit(rows: Sequence[Measured], where: str) -> Fit:
 
 
 class _Shape:
-    """Which parameters there are: call, gamma, the link within nodes in bands, and the link between where one is."""
+    """Which parameters there are: call, gamma, a fence's, and the links within and between nodes, in bands."""
 
-    def __init__(self, ranks: int, nodes: int, largest: int) -> None:
-        self.ranks_per_node = -(-ranks // nodes)
+    def __init__(self, ranks: int, nodes: int, largest: int, fences: bool) -> None:
+        self.ranks_per_node, self.fences = -(-ranks // nodes), fences
         self.borders = tuple(border for border in BORDERS if border < largest)
-        self.near = 2 + len(self.borders) if self.ranks_per_node > 1 else 0
-        near = [3e-6, *[2e-10] * (self.near - 1)] if self.near else []
-        self.start = np.array([1e-6, 1e-10, *near, *([3e-5, 1e-9] if nodes > 1 else [])])
+        one = 2 + len(self.borders)
+        self.near = one if self.ranks_per_node > 1 else 0
+        near = [3e-6, *[2e-10] * (one - 1)] if self.near else []
+        wide = [3e-5, *[1e-9] * (one - 1)] if nodes > 1 else []
+        self.start = np.array([1e-6, 1e-10, *([3e-6] if fences else []), *near, *wide])
 
     def machine(self, values: Floats, name: str) -> Machine:
         """Return the machine that has these parameters; a link that no rank used costs what the other does."""
         call, gamma, *rest = values.tolist()
-        near, wide = rest[: self.near], rest[self.near :]
-        links = [Link.one_port(*each[:2]) for each in (near, wide) if each]
-        if near:
-            links[0] = replace(links[0], bands=tuple(zip(self.borders, near[2:], strict=True)))
-        return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call)
+        fence = rest.pop(0) if self.fences else None
+        links = [self._link(each) for each in (rest[: self.near], rest[self.near :]) if each]
+        return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call, fence)
+
+    def _link(self, values: list[float]) -> Link:
+        bands = tuple(zip(self.borders, values[2:], strict=True))
+        return replace(Link.one_port(*values[:2]), bands=bands)
 
 
 def _fitted(shape: _Shape, rows: Sequence[Measured]) -> Floats:

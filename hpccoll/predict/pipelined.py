@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpccoll.collectives.pipelining import wanted_parts
+from hpccoll.collectives.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.plan.machine import Machine
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulate import Simulation, message_bytes, simulate
@@ -33,7 +33,8 @@ def pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: 
         return first
     nodes = np.arange(len(first.between)) // machine.ranks_per_node
     busiest = float(np.bincount(nodes, first.between).max()) / machine.nics_per_node
-    later = (parts - 1) * busiest * machine.between.beta_s_per_byte
+    message = np.array([float(MESSAGE_BYTES)])  # of which parts are made
+    later = (parts - 1) * busiest * float(machine.between.transfer_s(message)[0]) / MESSAGE_BYTES
     whole = message_bytes(plan.operation, count, itemsize, plan.ranks)
     within, between = first.within * parts, first.between * parts
     return replace(first, nbytes=whole, clocks_s=first.clocks_s + later, within=within, between=between)

@@ -14,6 +14,7 @@ from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulate import simulate
 from hpccoll.predict.fit import BORDERS, Measured, fit
 from hpccoll.predict.forecast import chunks_for, elements, forecast, layout
+from hpccoll.predict.pipelined import pipelined
 from hpccoll.predict.winner_map import draw_map
 from hpccoll.predict.winners import compete, rank_counts
 
@@ -55,6 +56,22 @@ def test_nodes_are_told_apart():
     found = fit(measured(machine, 4, 2), "times")
     assert found.machine.between.alpha_s == pytest.approx(4e-5, rel=0.05)
     assert found.machine.between.beta_s_per_byte == pytest.approx(2e-9, rel=0.05)
+    assert found.median_error(fitted=False) < 0.02
+
+
+def test_fences_and_bands_between_nodes_are_found_again():
+    near, bent = Link.one_port(2e-6, 3e-10), Link(4e-5, 2e-9, 4e-5, bands=((BORDERS[0], 8e-9), (BORDERS[1], 4e-9)))
+    machine = Machine("two nodes", 2, near, bent, 1, 1e-10, (), 0.0, 3e-4)
+    rows = measured(machine, 4, 2)
+    for name in ("hierarchical_ring", "hierarchical_doubling"):
+        algorithm = named(Operation.ALL_REDUCE, name)
+        plan = algorithm.plan(4, nodes=[2, 2])
+        for nbytes in SIZES:
+            seconds = pipelined(plan, machine, nbytes // 4, 4).seconds
+            rows.append(Measured(algorithm, plan, 2, nbytes // 4, 4, nbytes, seconds))
+    found = fit(rows, "times")
+    assert found.machine.fence_s == pytest.approx(3e-4, rel=0.05)
+    assert found.machine.between.bands[0][1] == pytest.approx(8e-9, rel=0.1)
     assert found.median_error(fitted=False) < 0.02
 
 
