@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jsonschema
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -12,8 +13,10 @@ from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli.machine_options import per_byte, seconds
 from hpccoll.cli.simulate import simulate as command
+from hpccoll.collectives import named
 from hpccoll.errors import UsageError
 from hpccoll.measure.schema import schema
+from hpccoll.plan.operation import Operation
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +90,23 @@ def bench_record(path, ranks: int = 2) -> None:
             us = 1 + steps * (2 + share * nbytes * 1e-3)
             lines.append(json.dumps(CollectiveRecord(row, (us,), Stop.CONVERGED, 0).as_dict()))
     path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "layout"), [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 3, 1]), (4, 1, [4])])
+def test_plans_of_two_levels_are_laid_out_on_the_nodes_of_their_rows(tmp_path, ranks, nodes, layout):
+    from hpccoll.cli.machine_options import rows_of
+    from hpccoll.measure.record import CollectiveRecord, Row
+    from hpccoll.measure.stopping import Stop
+
+    row = Row("all_reduce", "hpccoll", "hierarchical_ring", "host", True, 64, 16, "float32", "sum", None, ranks, nodes)
+    path = tmp_path / "bench.jsonl"
+    path.write_text(json.dumps(CollectiveRecord(row, (5.0,), Stop.CONVERGED, 0).as_dict()) + "\n")
+    (found,) = rows_of(str(path), "FILE")
+    expected = named(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
+    column, same = (plan.make(np.arange(ranks)) for plan in (found.plan, expected))
+    assert (column.count, column.chunks) == (same.count, same.chunks)
+    assert [repr(column.at(t)) for t in range(column.count)] == [repr(same.at(t)) for t in range(same.count)]
+    assert found.nodes == nodes
 
 
 def test_a_machine_is_fitted_to_a_record(tmp_path):
