@@ -17,7 +17,8 @@ from hpccoll.parallel.channel import Channels
 from hpccoll.parallel.data import Buckets
 from hpccoll.parallel.mesh import Mesh, shares
 from hpccoll.parallel.pipeline import Stage
-from hpccoll.train import check, digits, state
+from hpccoll.train import digits, state
+from hpccoll.train.check import TOLERANCE, Verdict, compare, expected, replicas_apart, with_replicas
 from hpccoll.train.checkpoint import Checkpoint, Folder
 from hpccoll.train.model import Layers, initial
 from hpccoll.train.record import Share, TrainRecord
@@ -107,25 +108,25 @@ class Trainer:
         self.step += 1
         self.samples += self.settings.batch
 
-    def check(self) -> check.Verdict:
+    def check(self) -> Verdict:
         """Compare every rank's gradients of the next batch with one process's, on rank 0; all ranks get the verdict."""
         self.gradients()
         model = self.settings.model
         found = state.collect(self.comm, self.mesh, model, [each.grad for each in self.layers.parameters])
         parameters = state.collect(self.comm, self.mesh, model, self.layers.parameters)
-        verdict = check.Verdict(0, 0.0, None)
+        verdict = Verdict(0, 0.0, None)
         if found is not None and parameters is not None:
             verdict = self._verdict(found, parameters)
         wrong, error = self.comm.broadcast(np.array([float(verdict.wrong), verdict.error]))
-        return check.Verdict(int(wrong), float(error), verdict.first)
+        return Verdict(int(wrong), float(error), verdict.first)
 
-    def _verdict(self, found: list[list[Any]], parameters: list[list[Any]]) -> check.Verdict:
+    def _verdict(self, found: list[list[Any]], parameters: list[list[Any]]) -> Verdict:
         model = self.settings.model
         full = state.assembled(self.mesh, model, parameters)
         images, labels = self.next_batch()
-        wanted = check.expected(model, full, torch.from_numpy(images).to(self.dtype), torch.from_numpy(labels))
-        verdict = check.compare(model, self.mesh, found, wanted, check.TOLERANCE[self.settings.dtype])
-        return check.with_replicas(verdict, check.replicas_apart(model, self.mesh, parameters, full))
+        wanted = expected(model, full, torch.from_numpy(images).to(self.dtype), torch.from_numpy(labels))
+        verdict = compare(model, self.mesh, found, wanted, TOLERANCE[self.settings.dtype])
+        return with_replicas(verdict, replicas_apart(model, self.mesh, parameters, full))
 
     def accuracy(self) -> float:
         """Return the share of the held-out samples that the model gets right."""
