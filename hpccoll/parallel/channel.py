@@ -55,9 +55,10 @@ class Channel:
 
     def finish_sends(self) -> None:
         """Wait until everything that was sent has left."""
-        with self._timed():
-            while self._sending:
-                self._sending.pop().wait()
+        if self._sending:
+            with self._timed():
+                while self._sending:
+                    self._sending.pop().wait()
 
     def close(self) -> None:
         """Give the group back; collective over it."""
