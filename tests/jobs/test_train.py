@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from hpccoll.measure.schema import schema
+from hpccoll.parallel.mesh import AXES, Mesh
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 pytest.importorskip("torch")
@@ -199,3 +201,38 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_whole_checkpoint(tmp_path: P
     done = hpccoll(2, *words[: words.index("--steps")], "--steps", str(steps + 10), "--checkpoint", str(state))
     assert done.returncode == 0, done.stderr
     assert "# resumed after step" in done.stderr
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+
+
+@pytest.mark.full
+def test_every_command_of_the_guide_runs_in_its_order(tmp_path: Path) -> None:
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) == 7
+    for line in lines:
+        words = line.partition("#")[0].split()
+        done = subprocess.run(
+            [str(BIN / words[0]), *words[1:3], str(BIN / words[3]), *words[4:]],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        assert "accuracy" in done.stdout
+    assert [step["step"] for step in records(tmp_path / "train.jsonl")] == list(range(1, 301))
+
+
+def test_the_groups_of_the_guide_are_those_of_the_mesh() -> None:
+    mesh = Mesh(2, 2, 2)
+    for axis in AXES:
+        (shown,) = re.findall(rf" {axis}: ((?:\d \d\s+)+)", GUIDE)
+        pairs = shown.split()
+        assert list(zip(pairs[::2], pairs[1::2], strict=True)) == sorted(
+            {tuple(str(rank) for rank in mesh.members(axis, rank)) for rank in range(mesh.ranks)}
+        )
+    for target in re.findall(r"\]\((?!http)(.*?)\)", GUIDE):
+        assert (Path(__file__).parents[2] / "docs" / target).exists(), target
