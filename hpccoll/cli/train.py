@@ -164,9 +164,9 @@ class _Outputs:
         """Print some of the steps, evenly over the run, and what it came to."""
         if not prints() or self._files.json == STDOUT:
             return
-        apart = -(-len(self._steps) // LINES) or 1
-        shown = self._steps[:-1:apart] + self._steps[-1:]
-        print_table("Steps", HEADINGS, [_row(step) for step in shown], numbers=HEADINGS)
+        if self._steps:
+            shown = self._steps[: -1 : -(-len(self._steps) // LINES)] + self._steps[-1:]
+            print_table("Steps", HEADINGS, [_row(step) for step in shown], numbers=HEADINGS)
         if self._summary is not None:
             print(_sentence(self._summary))
 

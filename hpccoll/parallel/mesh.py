@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.errors import UsageError
 
 AXES = ("dp", "tp", "pp")
 
@@ -38,7 +38,9 @@ class Mesh:
         for word in strategy.split(","):
             axis, _, number = word.strip().partition("=")
             if axis not in AXES:
-                raise UnknownNameError("strategy", axis, [*AXES, "a mesh such as dp=2,tp=2,pp=2"])
+                raise UsageError(
+                    f"unknown strategy {axis!r}; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2"
+                )
             if axis in sizes:
                 raise UsageError(f"{strategy}: {axis} is named twice; name each axis once")
             if "=" in word and not (number.isdecimal() and int(number)):

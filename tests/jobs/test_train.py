@@ -129,7 +129,12 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
 @pytest.mark.parametrize(
     ("ranks", "words", "status", "told"),
     [
-        (2, ["zero1"], 2, "unknown strategy 'zero1'; choose one of: a mesh such as dp=2,tp=2,pp=2, dp, pp, tp"),
+        (
+            2,
+            ["zero1"],
+            2,
+            "unknown strategy 'zero1'; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2",
+        ),
         (2, ["dp=2,tp=2"], 2, "is a mesh of 4 ranks, and this job has 2 ranks; run mpirun -n 4 hpccoll train"),
         (1, ["dp", "--model", "gpt"], 2, "'gpt' is not 'mlp'"),
         (2, ["pp", "--layers", "1"], 2, "give --layers 2 or more"),

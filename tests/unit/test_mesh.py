@@ -29,7 +29,7 @@ def test_a_strategy_names_a_mesh(strategy, ranks, mesh):
 @pytest.mark.parametrize(
     ("strategy", "ranks", "told"),
     [
-        ("zero1", 4, "unknown strategy 'zero1'; choose one of: a mesh such as dp=2,tp=2,pp=2, dp, pp, tp"),
+        ("zero1", 4, "unknown strategy 'zero1'; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2"),
         ("", 4, "unknown strategy ''"),
         ("dp=2,zero=2", 4, "unknown strategy 'zero'"),
         ("dp=2,tp=2", 8, "dp=2,tp=2 is a mesh of 4 ranks, and this job has 8 ranks; run mpirun -n 4 hpccoll train"),
