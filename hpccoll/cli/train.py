@@ -100,14 +100,14 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
     layout = job.layout(world)
     device = device_of(settings, layout.members[layout.node[world.rank]].index(world.rank))
     run = run_record(world)
-    with Communicator(world) as comm, ExitStack() as stack:
+    with Communicator(world) as comm:
         folder = Folder(files.checkpoint) if files.checkpoint is not None and world.rank == 0 else None
         start, damaged = begin(comm, settings, folder)
-        outputs = stack.enter_context(_outputs(files, run, start, damaged, settings.steps))
-        trainer = Trainer(comm, mesh, settings, device, start)
         wishes = Wishes(files.checkpoint is not None, folder, files.every, files.stop_file)
-        summary = run_course(trainer, start, wishes, outputs.add, outputs.warn)
-        outputs.end(summary)
+        with _outputs(files, run, start, damaged, settings.steps) as outputs:
+            trainer = Trainer(comm, mesh, settings, device, start)
+            summary = run_course(trainer, start, wishes, outputs.add, outputs.warn)
+            outputs.end(summary)
         trainer.close()
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
@@ -123,7 +123,7 @@ def _outputs(files: Files, run: dict[str, Any], start: Start, damaged: list[str]
             # A run that goes on adds to what it wrote before; one that begins anew overwrites, as `bench --json`.
             journal = stack.enter_context(Journal(files.json, resume=start.resumed))
             journal.write(run)
-        bar = stack.enter_context(progress("steps", steps - start.step)) if prints() else None
+        bar = stack.enter_context(progress("steps", max(steps - start.step, 0))) if prints() else None
         outputs = _Outputs(files, journal, bar)
         for each in damaged:
             outputs.warn(each)

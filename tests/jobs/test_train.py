@@ -37,16 +37,16 @@ def parameters(folder: Path) -> dict[str, bytes]:
         return {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
 
 
-def test_a_mesh_is_trained_checked_and_told(tmp_path: Path) -> None:
+def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
-    done = hpccoll(4, "train", "pp=2,dp=2", "--check", "--json", str(out))
+    done = hpccoll(2, "train", "pp=2,dp=1", "--check", "--json", str(out))
     assert done.returncode == 0, done.stderr
     for line in out.read_text().splitlines():
         jsonschema.validate(json.loads(line), schema())
     (run,), steps, (summary,) = (records(out, kind) for kind in ("run", "train", "train_summary"))
-    assert run["ranks"] == 4
+    assert run["ranks"] == 2
     assert [step["step"] for step in steps] == list(range(1, 201))
-    assert {(step["strategy"], step["ranks"]) for step in steps} == {("dp=2,pp=2", 4)}
+    assert {(step["strategy"], step["ranks"]) for step in steps} == {("pp=2", 2)}
     assert all(0 < step["bubble"] < 1 and step["tokens_per_s"] == 64 / step["step_s"] for step in steps)
     assert (summary["wrong"], summary["stop"], summary["resumed_at"]) == (0, "complete", None)
     assert summary["loss"] == steps[-1]["loss"] < 0.5 < steps[0]["loss"]
