@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpccoll.train.check import Verdict
 from hpccoll.train.checkpoint import Folder
 from hpccoll.train.loop import Start, Trainer
 from hpccoll.train.record import TrainRecord, TrainSummary
@@ -48,27 +49,33 @@ def run(
     verdict = trainer.check() if settings.check else None
     if verdict is not None and verdict.wrong:
         warn(f"{verdict.wrong} elements are wrong against one process, the first of {verdict.first}")
-    losses, seconds, saved = [], [], None
+    records: list[TrainRecord] = []
+    saved = None
     for record in trainer.run(wishes.stop_file):
         tell(record)
-        losses.append(record.loss)
-        seconds.append(record.step_s)
+        records.append(record)
         due = trainer.step % wishes.every == 0 or trainer.step == settings.steps or record.stop
         if wishes.checkpoints and due:
             saved = trainer.save(wishes.folder)
-    stopped = trainer.step < settings.steps
+    return _summary(trainer, start, records, verdict, str(saved) if saved else None)
+
+
+def _summary(
+    trainer: Trainer, start: Start, records: list[TrainRecord], verdict: Verdict | None, saved: str | None
+) -> TrainSummary:
+    stopped = trainer.step < trainer.settings.steps
     return TrainSummary(
         trainer.mesh,
         _asked(trainer),
         steps=trainer.step,
         resumed_at=start.step if start.resumed else None,
         stop="stop_file" if stopped else "complete",
-        loss=losses[-1] if losses else None,
+        loss=records[-1].loss if records else None,
         accuracy=None if stopped else trainer.accuracy(),
-        step_s=tuple(seconds),
+        step_s=tuple(record.step_s for record in records),
         wrong=verdict.wrong if verdict else None,
         error=verdict.error if verdict else None,
-        checkpoint=str(saved) if saved else None,
+        checkpoint=saved,
     )
 
 
