@@ -41,8 +41,9 @@ def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
     done = hpccoll(2, "train", "pp=2,dp=1", "--check", "--json", str(out))
     assert done.returncode == 0, done.stderr
+    described = jsonschema.Draft202012Validator(schema())
     for line in out.read_text().splitlines():
-        jsonschema.validate(json.loads(line), schema())
+        described.validate(json.loads(line))
     (run,), steps, (summary,) = (records(out, kind) for kind in ("run", "train", "train_summary"))
     assert run["ranks"] == 2
     assert [step["step"] for step in steps] == list(range(1, 201))

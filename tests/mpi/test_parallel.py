@@ -212,13 +212,14 @@ def test_the_check_finds_what_is_planted(hpc, trainer, monkeypatch, plant, axes)
 
 def test_a_state_goes_to_any_other_mesh_and_on_as_if_nothing_had_been(hpc, trainer, tmp_path):
     mine = Folder(tmp_path) if hpc.rank == 0 else None  # the others have a directory of their own, and see no file
-    for mesh in meshes(hpc):
+    every = meshes(hpc)
+    for mesh, following in zip(every, [*every[1:], every[0]], strict=True):
         settings = replace(UNEVEN, seed=mesh.dp + 10 * mesh.tp)
         first, unbroken = trainer(mesh, replace(settings, steps=2)), trainer(mesh, settings)
         list(first.run())
         first.save(mine)
         list(unbroken.run())
-        for other in meshes(hpc):
+        for other in (mesh, following):
             start, damaged = loop.begin(hpc, settings, mine)
             assert (start.step, start.samples, start.resumed, damaged) == (2, 38, True, [])
             second = trainer(other, settings, start=start)
