@@ -37,7 +37,7 @@ class Files:
     json: str | None
 
 
-@click.command()
+@click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
 @click.argument("strategy")
 @click.option("--model", type=click.Choice(MODELS), default="mlp", show_default=True, help="What is trained.")
 @click.option("--width", type=click.IntRange(1), default=64, show_default=True, help="Features between layers.")
@@ -68,14 +68,9 @@ def train(
     activation: str,
     **given: Any,
 ) -> int:
-    r"""Train a model on handwritten digits over a mesh of MPI ranks.
+    """Train a model on handwritten digits over a mesh of MPI ranks.
 
     STRATEGY is dp (data), tp (tensor) or pp (pipeline parallelism) over all ranks, or a mesh such as dp=2,tp=2,pp=2.
-
-    \b
-    Example:
-      mpirun -n 4 hpccoll train dp
-      mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl
     """
     files = Files(checkpoint, every, stop_file, json)
     return _run(strategy, Settings(Mlp(width, layers, activation), **given), files)
