@@ -19,6 +19,7 @@ from hpccoll.train.settings import ACTIVATIONS, DTYPES, MODELS, Mlp, Settings, r
 
 if TYPE_CHECKING:
     from hpccoll.measure.journal import Journal
+    from hpccoll.train.checkpoint import Folder
     from hpccoll.train.loop import Start
     from hpccoll.train.record import TrainRecord, TrainSummary
 
@@ -84,9 +85,9 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
     settings.require(mesh)
     if files.stop_file is not None and files.checkpoint is None:
         raise UsageError("--stop-file stops a run that can go on later; give --checkpoint DIR, too")
+    folder = _writable(files) if world.rank == 0 else None
     require_torch()
     from hpccoll.communicator import Communicator
-    from hpccoll.train.checkpoint import Folder
     from hpccoll.train.course import Wishes
     from hpccoll.train.course import run as run_course
     from hpccoll.train.loop import Trainer, begin, device_of, limit_threads
@@ -96,7 +97,6 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
     device = device_of(settings, layout.members[layout.node[world.rank]].index(world.rank))
     run = run_record(world)
     with Communicator(world) as comm:
-        folder = Folder(files.checkpoint) if files.checkpoint is not None and world.rank == 0 else None
         start, damaged = begin(comm, settings, folder)
         wishes = Wishes(files.checkpoint is not None, folder, files.every, files.stop_file)
         with _outputs(files, run, start, damaged, settings.steps) as outputs:
@@ -105,6 +105,16 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
             outputs.end(summary)
         trainer.close()
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
+
+
+def _writable(files: Files) -> Folder | None:
+    """Find out whether results can be written before anything slow begins; return where checkpoints go, if anywhere."""
+    from hpccoll.measure.output import require_writable
+    from hpccoll.train.checkpoint import Folder
+
+    if files.json not in (None, STDOUT):
+        require_writable(str(files.json), "--json")
+    return Folder(files.checkpoint) if files.checkpoint is not None else None
 
 
 @contextmanager
