@@ -34,14 +34,14 @@ begin() {
     make_results
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
-    stop_file=$RESULTS/stop # for `hpccoll bench --stop-file`
+    stop_file=$RESULTS/stop # for `hpccoll bench --stop-file` and train's
     rm -f "$stop_file"
     step_pid='' warned='' STATUS=0
     trap on_warning USR1
     trap on_end TERM
     note "began on $SLURM_JOB_NODELIST"
     if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
-        say "started again (restart $SLURM_RESTART_COUNT) on $SLURM_JOB_NODELIST; finished rows are kept"
+        say "started again (restart $SLURM_RESTART_COUNT) on $SLURM_JOB_NODELIST; finished ${unit:-row}s are kept"
         local down
         if down=$(unusable_nodes ALL); then
             say "out of use now: $down"
@@ -229,7 +229,7 @@ step() {
 on_warning() {
     warned=yes rang=yes
     touch "$stop_file"
-    say "warned: the run stops after the row under way, and begins again later"
+    say "warned: the run stops after the ${unit:-row} under way, and begins again later"
 }
 
 # unusable_nodes NODES: print which of them SLURM cannot use, and why; status 1 where there are none.
@@ -268,7 +268,7 @@ finish() {
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
         note "stopped at the warning signal; to be requeued"
-        say "stopped with rows left; requeued, and goes on by itself"
+        say "stopped with ${unit:-row}s left; requeued, and goes on by itself"
         trap 'exit 0' TERM
         if scontrol requeue "$JOB"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt

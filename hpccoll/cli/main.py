@@ -54,6 +54,9 @@ COMMANDS = {
     "scaling": Lazy("hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."),
     "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
     "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),
+    "train": Lazy(
+        "hpccoll.cli.train:train", "Train a small model over a mesh of data, tensor and pipeline parallelism."
+    ),
     "tune": Lazy("hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."),
     "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
 }

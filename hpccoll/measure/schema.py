@@ -19,6 +19,7 @@ from hpccoll.measure.schema_parts import Schema
 from hpccoll.measure.schema_parts import array as _list
 from hpccoll.measure.schema_parts import record as _object
 from hpccoll.measure.schema_parts import whole as _whole
+from hpccoll.measure.schema_train import kinds_of_training
 from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
 from hpccoll.measure.stopping import Stop
 from hpccoll.plan.operation import Operation
@@ -27,7 +28,7 @@ from hpccoll.plan.operation import Operation
 def schema() -> Schema:
     """Return the JSON Schema that every line of a result file fulfils."""
     kinds = {"run": _run(), "collective": _collective(), "plan": _plan(), "demo": _demo(), "finding": _finding()}
-    kinds |= kinds_of_nodes()
+    kinds |= kinds_of_nodes() | kinds_of_training()
     kinds["lab"] = _lab()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

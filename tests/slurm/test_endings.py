@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.slurm.batch import submit
@@ -29,6 +31,32 @@ def test_a_warned_job_is_requeued_and_resumes(lab, tmp_path):
     assert [run["slurm"]["restarts"] for run in job.records(FILE, "run")] == [None, "1"]
     assert job.facts()["Restarts"] == "1"
     assert "finished rows are kept" in job.output
+    assert not (job.results / "stop").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_warned_training_saves_is_requeued_and_resumes(lab, tmp_path):
+    words, file = ("dp", "--steps", "1000"), "train.jsonl"
+    job = submit(lab, tmp_path, "train.sh", *words, options=("--nodes=2", "--ntasks-per-node=1"))
+    job.until(lambda: bool(job.records(file, "train")))
+    lab.run(["scancel", "--batch", "--signal=USR1", job.number])
+    job.until(lambda: "stopped at the warning signal" in job.ending)
+    (first,) = job.records(file, "train_summary")
+    reached = first["steps"]
+    assert (first["stop"], reached < 1000) == ("stop_file", True)
+    assert first["checkpoint"] == str(job.results / "checkpoint" / f"step-{reached:08d}.npz")
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    assert [step["step"] for step in job.records(file, "train")] == list(range(1, 1001))  # none lost, none taken twice
+    last = job.records(file, "train_summary")[-1]
+    assert (last["resumed_at"], last["stop"], last["steps"]) == (reached, "complete", 1000)
+    assert [run["slurm"]["restarts"] for run in job.records(file, "run")] == [None, "1"]
+    assert [run["hosts"] for run in job.records(file, "run")] == [["node1", "node2"]] * 2
+    assert f"# resumed after step {reached} from {job.results}/checkpoint" in job.output
+    assert "finished steps are kept" in job.output
+    assert sorted(path.name for path in (job.results / "checkpoint").iterdir()) == [
+        "step-00000900.npz",
+        "step-00001000.npz",
+    ]
     assert not (job.results / "stop").exists()
 
 

@@ -97,6 +97,39 @@ def test_a_sweep_over_node_counts_ends_in_one_report(lab, tmp_path, env):
     assert "Scaling" in page
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("words", "mesh", "env"),
+    [
+        ((), "dp=8", on_mpich),
+        (("--steps", "50"), "dp=8", {"HPCCOLL_LAUNCHER": "mpirun"}),
+        (("pp=2,tp=2,dp=2", "--steps", "50"), "dp=2,tp=2,pp=2", on_mpich),
+    ],
+)
+def test_training_on_a_mesh(lab, tmp_path, words, mesh, env):
+    job = submit(lab, tmp_path, "train.sh", *words, "--check", env=env)
+    assert job.ended(600) == ("COMPLETED", "0:0"), job.output
+    (summary,) = job.records("train.jsonl", "train_summary")
+    assert (summary["strategy"], summary["wrong"], summary["stop"]) == (mesh, 0, "complete")
+    assert len(job.records("train.jsonl", "train")) == summary["steps"]
+    assert "accuracy" in job.output
+
+
+@other_mpi
+@pytest.mark.full
+def test_training_without_torch_says_what_is_missing(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "train.sh", **on_open_mpi)
+    assert status == 3
+    assert 'pip install "hpccoll[torch]"' in job.output
+
+
+@pytest.mark.full
+def test_training_on_a_mesh_of_other_ranks_is_refused(lab, tmp_path):
+    job, status = refused(lab, tmp_path, "train.sh", "dp=2")
+    assert status == 2
+    assert "dp=2 is a mesh of 2 ranks, and this job has 8 ranks" in job.output
+
+
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_shellcheck_finds_nothing(script):
     if shutil.which("shellcheck") is None:

@@ -31,9 +31,11 @@ FLOORS = {
     "doctor": 5,
     "lab": 5,
     "measure": 5,
+    "parallel": 5,
     "predict": 5,
     "preflight": 5,
     "report": 6,
+    "train": 6,
     "cli": 7,
     "__init__": 8,  # the front door shows what is behind it; what others take from it is placed below
 }
@@ -42,6 +44,7 @@ PURE = {"plan", "collectives"}
 PURE_MAY_TAKE = {"numpy"}
 OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
+COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 MOST_LINES_OF_FILE = 299
 MOST_LINES_OF_FUNCTION = 39
@@ -118,6 +121,8 @@ def broken_floors(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{where} of floor {FLOORS[other]} from floor {floor}"
         elif room in PURE and (top in OUTSIDE_WORLD or top not in sys.stdlib_module_names | PURE_MAY_TAKE):
             yield f"{where}: {room} is pure Python and NumPy, without clock or I/O"
+        elif room in COMPUTES and top == "torch" and not wanted.module.startswith("torch.distributed"):
+            continue
         elif top in DEVICES and room != "runtime" and not wanted.typed:
             yield f"{where}: only runtime may; others may name its types, under TYPE_CHECKING"
 
@@ -185,6 +190,9 @@ PLANTED = [
     ("hpccoll/measure/a.py", "import importlib\ntorch = importlib.import_module('torch')", "only runtime may"),
     ("hpccoll/measure/a.py", "from hpccoll.cli import main", "of floor 7 from floor 5"),
     ("hpccoll/communicator.py", "import torch.distributed", "only runtime may"),
+    ("hpccoll/parallel/a.py", "import torch.distributed", "only runtime may"),
+    ("hpccoll/parallel/a.py", "from hpccoll.measure import record", "of floor 5 from floor 5"),
+    ("hpccoll/train/a.py", "from mpi4py import MPI", "only runtime may"),
     ("hpccoll/plan/utils.py", "", "says nothing"),
     ("hpccoll/attic.py", "", "has no floor"),
     ("hpccoll/cli/a.py", "import hpccoll.attic", "has no floor"),
@@ -215,6 +223,8 @@ from .ring import all_reduce
     assert violations("hpccoll/collectives/a.py", source) == []
     assert violations("hpccoll/cli/a.py", source.replace("numpy as np", "click, hpccoll.measure")) == []
     assert violations("hpccoll/runtime/a.py", source.replace("numpy as np", "torch, cupy, mpi4py")) == []
+    computing = source.replace("numpy as np", "torch").replace(".ring", "hpccoll.communicator")
+    assert violations("hpccoll/train/a.py", computing) == []
     typed = source + "if TYPE_CHECKING:\n    from mpi4py import MPI\n"
     assert violations("hpccoll/measure/a.py", typed) == []
 

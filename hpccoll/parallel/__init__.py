@@ -1,0 +1,1 @@
+"""Ranks as a mesh, and what each axis does: data, tensor and pipeline parallelism over `Communicator`."""

@@ -1,0 +1,1 @@
+"""Training over the collectives: model, data, loop, checkpoint, and what a step cost."""

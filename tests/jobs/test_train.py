@@ -1,0 +1,252 @@
+"""`mpirun -n N hpccoll train`, run for real: what it writes, resumes, refuses, and leaves when it dies."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import psutil
+import pytest
+
+from hpccoll.measure.schema import schema
+from hpccoll.parallel.mesh import AXES, Mesh
+from hpccoll.train.checkpoint import Checkpoint, Folder
+from hpccoll.train.settings import Mlp, Settings
+from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
+
+pytest.importorskip("torch")
+
+SMALL = ("--width", "16", "--batch", "32")
+ENDLESS = ("--steps", "1000000")
+
+
+def records(path: Path, kind: str = "train") -> list[dict[str, Any]]:
+    """The records of a kind, whole lines only."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def parameters(folder: Path) -> dict[str, bytes]:
+    """The newest checkpoint's numbers."""
+    with np.load(max(folder.glob("*.npz"))) as arrays:
+        return {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
+
+
+def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
+    out = tmp_path / "train.jsonl"
+    done = hpccoll(2, "train", "pp=2,dp=1", "--check", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    described = jsonschema.Draft202012Validator(schema())
+    for line in out.read_text().splitlines():
+        described.validate(json.loads(line))
+    (run,), steps, (summary,) = (records(out, kind) for kind in ("run", "train", "train_summary"))
+    assert run["ranks"] == 2
+    assert [step["step"] for step in steps] == list(range(1, 201))
+    assert {(step["strategy"], step["ranks"]) for step in steps} == {("pp=2", 2)}
+    assert all(0 < step["bubble"] < 1 and step["tokens_per_s"] == 64 / step["step_s"] for step in steps)
+    assert (summary["wrong"], summary["stop"], summary["resumed_at"]) == (0, "complete", None)
+    assert summary["loss"] == steps[-1]["loss"] < 0.5 < steps[0]["loss"]
+    assert summary["accuracy"] > 0.9
+    assert "0 gradients wrong" in done.stdout
+    assert "accuracy 9" in done.stdout
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, "pp"), pytest.param(4, "dp=2,tp=2", marks=pytest.mark.full)])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, ranks: int, strategy: str) -> None:
+    out, stop, state = tmp_path / "train.jsonl", tmp_path / "stop", tmp_path / "state"
+    words = ["train", strategy, *SMALL, "--checkpoint", str(state), "--stop-file", str(stop), "--json", str(out)]
+    with subprocess.Popen(
+        command(ranks, *words, *ENDLESS), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        until(lambda: len(records(out)) > 3, job)
+        stop.touch()
+        told, errors = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 130, errors
+    assert "stopped; the same command goes on" in told
+    (summary,) = records(out, "train_summary")
+    reached = summary["steps"]
+    assert (summary["stop"], summary["accuracy"]) == ("stop_file", None)
+    assert summary["checkpoint"].endswith(f"step-{reached:08d}.npz")
+    stop.unlink()
+    done = hpccoll(ranks, *words, "--steps", str(reached + 7))
+    assert done.returncode == 0, done.stderr
+    assert f"# resumed after step {reached} from {state}" in done.stderr
+    assert [step["step"] for step in records(out)] == list(range(1, reached + 8))  # none lost, none twice
+    assert records(out, "train_summary")[-1]["resumed_at"] == reached
+    assert len(records(out, "run")) == 2
+    other = tmp_path / "unbroken"
+    done = hpccoll(ranks, "train", strategy, *SMALL, "--steps", str(reached + 7), "--checkpoint", str(other))
+    assert done.returncode == 0, done.stderr
+    assert parameters(other) == parameters(state)
+
+
+def until(true: Any, job: subprocess.Popen[str]) -> None:
+    """Wait until something is the case while a job runs."""
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def save(folder: Path, *steps: int) -> Path:
+    """Write what a run of SMALL would have after so many steps, were its parameters ones; return the last file."""
+    model = Mlp(width=16)
+    sizes = {f"layers.{layer}": model.size(layer) for layer in range(model.layers)}
+    ones = {f"{name}.weight": np.ones(size, np.float32) for name, size in sizes.items()}
+    ones |= {f"{name}.bias": np.ones(out, np.float32) for name, (out, _) in sizes.items()}
+    identity = Settings(model, 1).identity()
+    return [Folder(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
+
+
+def test_a_torn_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
+    newest = save(tmp_path, 2, 4)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    # Fewer steps than were done already: nothing is left to do but to tell how good it is.
+    done = hpccoll(1, "train", "dp", *SMALL, "--checkpoint", str(tmp_path), "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert f"# {newest} is damaged and passed over" in done.stderr
+    assert "# resumed after step 2 from" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "2 steps; accuracy" in done.stdout
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    done = hpccoll(2, "train", "dp", "--width", "24", "--checkpoint", str(tmp_path))
+    assert said_once(done, 2) == (
+        f"Error: --checkpoint {tmp_path}: step-00000001.npz is of another run (width 16), and this one has width 24; "
+        "give the same options, or name another directory"
+    )
+
+
+def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
+    """The one error of a run."""
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "status", "told"),
+    [
+        (
+            2,
+            ["zero1"],
+            2,
+            "unknown strategy 'zero1'; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2",
+        ),
+        (2, ["dp=2,tp=2"], 2, "is a mesh of 4 ranks, and this job has 2 ranks; run mpirun -n 4 hpccoll train"),
+        (1, ["dp", "--model", "gpt"], 2, "'gpt' is not 'mlp'"),
+        (2, ["pp", "--layers", "1"], 2, "give --layers 2 or more"),
+        (2, ["dp", "--batch", "1"], 2, "give a larger --batch"),
+        (1, ["dp", "--stop-file", "stop"], 2, "give --checkpoint DIR"),
+        (2, ["dp", "--checkpoint", "/proc/state"], 2, "--checkpoint /proc/state: cannot write there"),
+        (2, ["dp", "--json", "/nowhere/out.jsonl"], 2, "--json /nowhere/out.jsonl: cannot write there"),
+        (1, ["dp", "--lr", "1e30", "--activation", "gelu"], 1, "give a smaller --lr than 1e+30"),
+        (1, ["dp", "--device", "cuda"], 3, "no CUDA device"),
+    ],
+)
+def test_what_cannot_be_done_is_said_once_with_its_status(ranks: int, words: list[str], status: int, told: str) -> None:
+    if "cuda" in words and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert told in said_once(hpccoll(ranks, "train", *words), status)
+
+
+def scripted(ranks: int, before: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command on ranks that did something else first."""
+    code = f"import sys\n{before}\nfrom hpccoll.cli.main import main\nsys.exit(main({list(words)!r}))"
+    return subprocess.run(
+        [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(),
+    )
+
+
+def test_without_torch_the_command_that_installs_it_is_named() -> None:
+    done = scripted(1, "sys.modules['torch'] = None", "train", "dp")
+    assert 'pip install "hpccoll[torch]"' in said_once(done, 3)
+
+
+def test_gradients_that_are_wrong_are_counted_and_the_status_says_so(tmp_path: Path) -> None:
+    forget = "from hpccoll.parallel import data\ndata.Buckets.all_reduce = lambda *_: None"
+    out = tmp_path / "train.jsonl"
+    done = scripted(2, forget, "train", "dp", *SMALL, "--steps", "2", "--check", "--json", str(out))
+    assert done.returncode == 1, done.stderr
+    assert "elements are wrong against one process, the first of layers.0.weight on rank 0" in done.stderr
+    (summary,) = records(out, "train_summary")
+    assert summary["wrong"] > 1000
+    assert summary["max_error"] > 0.1
+
+
+def test_a_rank_that_dies_ends_the_job_and_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    out, state = tmp_path / "train.jsonl", tmp_path / "state"
+    words = ["train", "dp", *SMALL, *ENDLESS, "--checkpoint", str(state), "--checkpoint-every", "5"]
+    with subprocess.Popen(
+        command(2, *words, "--json", str(out)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        until(lambda: len(records(out)) > 12, job)
+        rank = next(
+            each
+            for each in psutil.Process(job.pid).children(recursive=True)
+            if {"PMI_RANK": "1", "OMPI_COMM_WORLD_RANK": "1"}.items() & each.environ().items()
+            and "train" in each.cmdline()
+        )
+        rank.kill()
+        _, errors = job.communicate(timeout=LIMIT_S)
+    assert job.returncode != 0
+    assert "Traceback" not in errors
+    steps = len(records(out))
+    done = hpccoll(2, *words[: words.index("--steps")], "--steps", str(steps + 10), "--checkpoint", str(state))
+    assert done.returncode == 0, done.stderr
+    assert "# resumed after step" in done.stderr
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+
+
+@pytest.mark.full
+def test_every_command_of_the_guide_runs_in_its_order(tmp_path: Path) -> None:
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) == 7
+    for line in lines:
+        words = line.partition("#")[0].split()
+        done = subprocess.run(
+            [str(BIN / words[0]), *words[1:3], str(BIN / words[3]), *words[4:]],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        assert "accuracy" in done.stdout
+    assert [step["step"] for step in records(tmp_path / "train.jsonl")] == list(range(1, 301))
+
+
+def test_the_groups_of_the_guide_are_those_of_the_mesh() -> None:
+    mesh = Mesh(2, 2, 2)
+    for axis in AXES:
+        (shown,) = re.findall(rf" {axis}: ((?:\d \d\s+)+)", GUIDE)
+        pairs = shown.split()
+        assert list(zip(pairs[::2], pairs[1::2], strict=True)) == sorted(
+            {tuple(str(rank) for rank in mesh.members(axis, rank)) for rank in range(mesh.ranks)}
+        )
+    for target in re.findall(r"\]\((?!http)(.*?)\)", GUIDE):
+        assert (Path(__file__).parents[2] / "docs" / target).exists(), target

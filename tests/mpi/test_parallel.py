@@ -1,0 +1,272 @@
+"""Training over a mesh: every raw gradient of every rank, and the parameters after some steps, are one process's.
+
+Loss curves do not show a gradient that is wrong by a factor, so every element is compared, with torch.nn alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccoll
+from hpccoll.errors import WrongResultError
+from hpccoll.parallel.mesh import Mesh
+from hpccoll.train.settings import Mlp, Settings
+
+torch = pytest.importorskip("torch")
+
+from hpccoll.parallel import data, tensor  # noqa: E402 - torch may not be here
+from hpccoll.train import loop, state  # noqa: E402
+from hpccoll.train.checkpoint import Folder  # noqa: E402
+from hpccoll.train.model import initial, pieces  # noqa: E402
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+STEPS = 5
+MESHES = {
+    1: ["dp"],
+    2: ["dp", "tp", "pp"],
+    3: ["dp", "tp", "pp"],
+    4: ["dp", "tp", "pp", "dp=2,tp=2", "dp=2,pp=2", "tp=2,pp=2"],
+    8: ["dp=2,tp=2,pp=2", "tp=4,pp=2"],
+}
+EVEN = Settings(Mlp(width=16, layers=4), STEPS, batch=16, microbatches=2, dtype="float64")
+# A batch, micro-batches, a width and layers that neither two, three nor four divide.
+UNEVEN = Settings(Mlp(width=11, layers=5, activation="gelu"), STEPS, seed=3, batch=19, microbatches=3, dtype="float64")
+CASES = {
+    "even": EVEN,
+    "uneven": UNEVEN,
+    "float32": replace(EVEN, dtype="float32"),
+    "gpipe": replace(UNEVEN, schedule="gpipe"),
+    "whole_batch": replace(UNEVEN, microbatches=1),
+}
+
+
+@pytest.fixture
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+def meshes(hpc):
+    return [Mesh.parse(strategy, hpc.size) for strategy in MESHES.get(hpc.size, ["dp", "tp"])]
+
+
+@pytest.fixture
+def trainer(hpc):
+    """Make trainers; their groups are given back in the end."""
+    made = []
+
+    def make(mesh, settings, **more):
+        settings.require(mesh)
+        made.append(loop.Trainer(hpc, mesh, settings, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class OneProcess:
+    """The same model in torch.nn, trained on whole batches by torch.optim."""
+
+    def __init__(self, settings):
+        mlp, dtype = settings.model, getattr(torch, settings.dtype)
+        between = {"tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}[mlp.activation]
+        linears = [torch.nn.Linear(*reversed(mlp.size(layer)), dtype=dtype) for layer in range(mlp.layers)]
+        self.model = torch.nn.Sequential(*[part for each in linears for part in (each, between())][:-1])
+        full = initial(mlp, settings.seed, dtype)
+        with torch.no_grad():
+            for layer, linear in enumerate(linears):
+                linear.weight.copy_(full[f"layers.{layer}.weight"])
+                linear.bias.copy_(full[f"layers.{layer}.bias"])
+        self.named = {
+            f"layers.{n}.{what}": getattr(each, what) for n, each in enumerate(linears) for what in each._parameters
+        }
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=settings.lr)
+        self.dtype = dtype
+
+    def gradients(self, images, labels):
+        self.optimizer.zero_grad()
+        y = self.model(torch.from_numpy(images).to(self.dtype))
+        loss = torch.nn.functional.cross_entropy(y, torch.from_numpy(labels))
+        loss.backward()
+        return loss.item()
+
+    def apart(self, trainer, what):
+        """Return the largest difference of any element, over the largest of its parameter, on this rank."""
+        worst = 0.0
+        for piece, mine in zip(trainer.layers.pieces, trainer.layers.parameters, strict=True):
+            wanted, found = (
+                each.grad if what == "gradients" else each.detach() for each in (self.named[piece.name], mine)
+            )
+            difference = (found - wanted[piece.index]).abs().max() / wanted.abs().max()
+            worst = max(worst, float(difference))
+        return worst
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_gradient_and_parameter_of_every_rank_is_that_of_one_process(hpc, trainer, case):
+    settings = CASES[case]
+    for mesh in meshes(hpc):
+        ours, one = trainer(mesh, settings), OneProcess(settings)
+        for _ in range(STEPS):
+            wanted = one.gradients(*ours.next_batch())
+            loss = ours.gradients()
+            assert one.apart(ours, "gradients") <= TOLERANCE[settings.dtype], str(mesh)
+            mine = loss if ours.place["tp"] == 0 else 0.0
+            assert hpc.all_reduce(np.array([mine]))[0] == pytest.approx(wanted, rel=1e-5), str(mesh)
+            one.optimizer.step()
+            ours.descend()
+            assert one.apart(ours, "parameters") <= TOLERANCE[settings.dtype], str(mesh)
+
+
+def test_a_run_tells_the_loss_the_norm_and_the_times_of_all_ranks(hpc, trainer):
+    for mesh in meshes(hpc):
+        ours, one = trainer(mesh, UNEVEN), OneProcess(UNEVEN)
+        for step, record in enumerate(ours.run(), 1):
+            seen = ours.train.batch(UNEVEN.seed, (step - 1) * UNEVEN.batch, UNEVEN.batch)
+            assert (record.step, record.loss) == (step, pytest.approx(one.gradients(*seen), rel=1e-12))
+            norm = sum(float(each.grad.square().sum()) for each in one.named.values()) ** 0.5
+            assert record.grad_norm == pytest.approx(norm, rel=1e-12)
+            one.optimizer.step()
+            assert 0 <= record.comm_s <= record.step_s
+            assert (record.comm_s > 0) == (hpc.size > 1)
+            assert (record.bubble is not None) == (mesh.pp > 1)
+            assert record.peak_bytes > 1 << 20
+        assert ours.step == STEPS
+        held, y = ours.held_out, one.model(torch.from_numpy(ours.held_out.images))
+        assert ours.accuracy() == (y.argmax(1).numpy() == held.labels).mean()
+
+
+@pytest.mark.parametrize("case", ["even", "uneven", "float32"])
+def test_the_check_finds_nothing_where_all_is_right(hpc, trainer, case):
+    for mesh in meshes(hpc):
+        verdict = trainer(mesh, CASES[case]).check()
+        assert verdict.wrong == 0
+        assert verdict.error <= TOLERANCE[CASES[case].dtype]
+
+
+def nothing(*_):
+    """A sum over ranks that is forgotten."""
+
+
+def forget_the_sum_behind_a_layer(patch):
+    patch.setattr(tensor._Enter, "backward", staticmethod(lambda _, grad: (grad, None)))
+
+
+def forget_the_sum_in_front(patch):
+    patch.setattr(tensor._Leave, "forward", staticmethod(lambda _, x, tp: x))
+
+
+def forget_the_sum_of_gradients(patch):
+    patch.setattr(data.Buckets, "all_reduce", nothing)
+
+
+def average_what_is_summed(patch):
+    original = data.Buckets.all_reduce
+
+    def divided(self, dp):
+        original(self, dp)
+        for buffer in self.buffers:
+            buffer.div_(dp.size)
+
+    patch.setattr(data.Buckets, "all_reduce", divided)
+
+
+def sum_what_is_averaged(patch):
+    entropy = torch.nn.functional.cross_entropy
+
+    def summed(y, labels, reduction="mean"):
+        return entropy(y, labels, reduction=reduction) * (len(labels) if reduction == "sum" else 1)
+
+    patch.setattr(torch.nn.functional, "cross_entropy", summed)
+
+
+def begin_each_rank_by_itself(patch):
+    rank = MPI.COMM_WORLD.rank
+    patch.setattr(loop, "initial", lambda model, seed, dtype: initial(model, seed + rank, dtype))
+
+
+PLANTED = [
+    (forget_the_sum_behind_a_layer, ("tp",)),
+    (forget_the_sum_in_front, ("tp",)),
+    (forget_the_sum_of_gradients, ("dp",)),
+    (average_what_is_summed, ("dp",)),
+    (sum_what_is_averaged, ("dp", "tp", "pp")),
+    (begin_each_rank_by_itself, ("dp",)),
+]
+
+
+@pytest.mark.parametrize(("plant", "axes"), PLANTED)
+def test_the_check_finds_what_is_planted(hpc, trainer, monkeypatch, plant, axes):
+    plant(monkeypatch)
+    tried = [mesh for mesh in meshes(hpc) if any(getattr(mesh, axis) > 1 for axis in axes)]
+    for mesh in tried:
+        verdict = trainer(mesh, EVEN).check()
+        assert verdict.wrong > 0, str(mesh)
+        assert verdict.error > 1e-3 or plant is begin_each_rank_by_itself
+
+
+def test_a_state_goes_to_any_other_mesh_and_on_as_if_nothing_had_been(hpc, trainer, tmp_path):
+    mine = Folder(tmp_path) if hpc.rank == 0 else None  # the others have a directory of their own, and see no file
+    every = meshes(hpc)
+    for mesh, following in zip(every, [*every[1:], every[0]], strict=True):
+        settings = replace(UNEVEN, seed=mesh.dp + 10 * mesh.tp)
+        first, unbroken = trainer(mesh, replace(settings, steps=2)), trainer(mesh, settings)
+        list(first.run())
+        first.save(mine)
+        list(unbroken.run())
+        for other in (mesh, following):
+            start, damaged = loop.begin(hpc, settings, mine)
+            assert (start.step, start.samples, start.resumed, damaged) == (2, 38, True, [])
+            second = trainer(other, settings, start=start)
+            list(second.run())
+            assert second.step == STEPS
+            whole = gathered(hpc, second), gathered(hpc, unbroken)
+            if hpc.rank == 0:
+                for name, each in whole[0].items():
+                    if other == mesh:
+                        assert each.numpy().tobytes() == whole[1][name].numpy().tobytes(), (str(mesh), name)
+                    assert torch.allclose(each, whole[1][name], rtol=0, atol=1e-13), (str(mesh), str(other), name)
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+def gathered(hpc, trainer):
+    model = trainer.settings.model
+    by_rank = state.collect(hpc, trainer.mesh, model, trainer.layers.parameters)
+    return state.assembled(trainer.mesh, model, by_rank) if by_rank else None
+
+
+def test_what_is_collected_is_what_every_rank_has(hpc):
+    for mesh in meshes(hpc):
+        parts = pieces(UNEVEN.model, mesh, hpc.rank)
+        mine = [torch.full(piece.part, float(hpc.rank)) for piece in parts]
+        found = state.collect(hpc, mesh, UNEVEN.model, mine)
+        assert (found is not None) == (hpc.rank == 0)
+        for rank, theirs in enumerate(found or []):
+            shapes = [piece.part for piece in pieces(UNEVEN.model, mesh, rank)]
+            assert [tuple(each.shape) for each in theirs] == shapes
+            assert all(bool((each == rank).all()) for each in theirs)
+
+
+def test_buckets_hold_the_gradients_where_they_are(hpc):
+    leaves = [torch.ones(count, requires_grad=True) for count in (3, 5, 2, 9)]
+    buckets = data.Buckets(leaves, most_bytes=4 * 8)
+    assert [each.numel() for each in buckets.buffers] == [9, 7, 3]  # the last first
+    before = [each.grad.data_ptr() for each in leaves]
+    for _ in range(2):
+        buckets.zero()
+        sum((each * (at + 1)).sum() for at, each in enumerate(leaves)).backward()
+        assert [each.grad.data_ptr() for each in leaves] == before
+        assert [set(each.grad.tolist()) for each in leaves] == [{1}, {2}, {3}, {4}]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(hpc, trainer):
+    mesh = meshes(hpc)[0]
+    ours = trainer(mesh, replace(UNEVEN, lr=1e200, steps=50))
+    with pytest.raises(WrongResultError, match=r"step \d+: the loss is .*; give a smaller --lr than 1e\+200"):
+        list(ours.run())

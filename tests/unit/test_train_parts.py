@@ -1,0 +1,211 @@
+"""The parts of a training run that need no ranks: data, checkpoints, schedules, pieces, records."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import jsonschema
+import numpy as np
+import pytest
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.schema import schema
+from hpccoll.parallel.mesh import Mesh
+from hpccoll.train import digits
+from hpccoll.train.checkpoint import Checkpoint, Folder
+from hpccoll.train.record import Share, TrainRecord, TrainSummary
+from hpccoll.train.settings import Mlp, Settings
+
+IDENTITY = Settings(Mlp(), 1).identity()
+
+
+def state(step, identity=IDENTITY):
+    rng = np.random.default_rng(step)
+    return Checkpoint(
+        step, 64 * step, identity, {"layers.0.weight": rng.random((3, 5)), "layers.0.bias": rng.random(3)}
+    )
+
+
+def names(path):
+    return sorted(each.name for each in path.iterdir())
+
+
+def test_the_digits_are_whole_and_a_tenth_is_held_out():
+    train, held_out = digits.load()
+    assert (len(train), len(held_out)) == (1618, 179)
+    assert train.images.shape == (1618, 64)
+    assert (train.images.min(), train.images.max()) == (0, 1)
+    assert np.bincount(np.concatenate([train.labels, held_out.labels])).tolist() == [
+        *(178, 182, 177, 183, 181),
+        *(182, 181, 179, 174, 180),
+    ]
+
+
+def test_each_pass_sees_every_sample_once_in_an_order_of_its_own():
+    train = digits.load()[0]
+    rows = np.arange(len(train))
+    numbered = digits.Digits(rows, rows)
+    passes = [numbered.batch(3, first, len(train))[1] for first in (0, len(train))]
+    assert [sorted(each) for each in passes] == [list(rows)] * 2
+    assert passes[0].tolist() != passes[1].tolist()
+    assert numbered.batch(4, 0, len(train))[1].tolist() != passes[0].tolist()
+    steps = [numbered.batch(3, first, 50)[1] for first in range(0, 3200, 50)]  # one of them lies across two passes
+    assert np.concatenate(steps).tolist() == np.concatenate(passes)[:3200].tolist()
+
+
+def test_a_checkpoint_comes_back_to_the_bit_and_two_are_kept(tmp_path):
+    folder = Folder(tmp_path / "new" / "state")
+    for step in (1, 2, 3):
+        assert folder.save(state(step)).name == f"step-0000000{step}.npz"
+    assert names(folder.path) == ["step-00000002.npz", "step-00000003.npz"]
+    found, damaged = folder.newest(IDENTITY)
+    assert (found.step, found.samples, damaged) == (3, 192, [])
+    for name, numbers in state(3).parameters.items():
+        assert found.parameters[name].tobytes() == numbers.tobytes()
+
+
+def test_an_empty_directory_has_none(tmp_path):
+    assert Folder(tmp_path).newest(IDENTITY) == (None, [])
+
+
+def test_a_save_that_was_killed_is_not_taken_and_cleared_away(tmp_path):
+    folder = Folder(tmp_path)
+    folder.save(state(1))
+    (tmp_path / "step-00000002.unfinished").write_bytes((tmp_path / "step-00000001.npz").read_bytes()[:100])
+    assert folder.newest(IDENTITY)[0].step == 1
+    folder.save(state(3))
+    assert names(tmp_path) == ["step-00000001.npz", "step-00000003.npz"]
+
+
+def cut_short(data):
+    return data[: len(data) // 2]
+
+
+def flipped(data):
+    at = data.index(state(2).parameters["layers.0.weight"].tobytes()) + 40
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("spoil", [cut_short, flipped, lambda data: b"", lambda data: b"\0" * len(data)])
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path, spoil):
+    folder = Folder(tmp_path)
+    folder.save(state(1))
+    file = folder.save(state(2))
+    file.write_bytes(spoil(file.read_bytes()))
+    found, damaged = folder.newest(IDENTITY)
+    assert found.step == 1
+    assert len(damaged) == 1
+    assert f"{file} is damaged and passed over" in damaged[0]
+    (tmp_path / "step-00000001.npz").write_bytes(b"nothing")
+    none, damaged = folder.newest(IDENTITY)
+    assert none is None
+    assert len(damaged) == 2
+
+
+def test_a_file_of_something_else_is_passed_over(tmp_path):
+    np.savez(tmp_path / "step-00000009.npz", about=np.array(json.dumps({"schema": "other/1"})))
+    with zipfile.ZipFile(tmp_path / "step-00000008.npz", "w") as archive:
+        archive.writestr("about.txt", "hello")
+    assert len(Folder(tmp_path).newest(IDENTITY)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (Settings(Mlp(width=32), 1), "(width 64), and this one has width 32"),
+        (
+            Settings(Mlp(layers=2), 1, dtype="float64"),
+            "(layers 4, dtype float32), and this one has layers 2, dtype float64",
+        ),
+        (Settings(Mlp(), 1, seed=7), "(seed 0), and this one has seed 7"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_both_sizes(tmp_path, other, told):
+    Folder(tmp_path).save(state(5))
+    with pytest.raises(UsageError) as caught:
+        Folder(tmp_path).newest(other.identity())
+    assert f"--checkpoint {tmp_path}: step-00000005.npz is of another run" in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/state"):
+        with pytest.raises(UsageError, match=r"--checkpoint .*: cannot write there \(.*\); name a directory"):
+            Folder(path)
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
+    folder = Folder(tmp_path)
+    folder.save(state(1))
+
+    def full(stream, **_):
+        stream.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        folder.save(state(2))
+    assert names(tmp_path) == ["step-00000001.npz"]
+
+
+@pytest.fixture(scope="module")
+def validator():
+    return jsonschema.Draft202012Validator(schema())
+
+
+ROWS = [
+    Share(1.0, 9.0, 0.5, 0.1, 0.05, 100, stop=False).numbers(),
+    Share(0.5, 16.0, 0.4, 0.3, 0.1, 200, stop=True).numbers(),
+]
+SUMMARY = TrainSummary(
+    Mesh(dp=2),
+    {"model": "mlp", "width": 64, "layers": 4, "activation": "tanh", "parameters": 9, "dtype": "float32"}
+    | {"device": "cpu", "seed": 0, "batch": 64, "microbatches": 1, "schedule": "1f1b", "lr": 0.5},
+    steps=30,
+    resumed_at=10,
+    stop="complete",
+    loss=0.5,
+    accuracy=0.9,
+    step_s=(0.3, 0.1, 0.2),
+    wrong=0,
+    error=1e-16,
+    checkpoint="state/step-00000030.npz",
+)
+
+
+def test_a_step_is_made_of_what_all_ranks_say(validator):
+    record = TrainRecord.of(7, Mesh(pp=2), 64, ROWS)
+    found = record.as_dict()
+    validator.validate(found)
+    assert set(found) - {"schema", "kind"} == set(schema()["$defs"]["train"]["properties"])
+    assert (found["strategy"], found["ranks"], found["pp"], found["step"]) == ("pp=2", 2, 2, 7)
+    assert (found["loss"], found["grad_norm"]) == (1.5, 5.0)
+    assert (found["step_s"], found["comm_s"], found["exposed_comm_s"]) == (0.5, 0.3, 0.3)  # the most of any rank
+    assert found["tokens_per_s"] == 128
+    assert found["bubble"] == pytest.approx((0.05 / 0.5 + 0.1 / 0.4) / 2)
+    assert found["peak_bytes"] == 200
+    assert record.stop
+
+
+def test_there_is_no_bubble_without_a_pipeline(validator):
+    found = TrainRecord.of(1, Mesh(dp=2), 64, ROWS).as_dict()
+    validator.validate(found)
+    assert found["bubble"] is None
+
+
+def test_a_summary_fulfils_the_schema(validator):
+    found = SUMMARY.as_dict()
+    validator.validate(found)
+    assert set(found) - {"schema", "kind"} == set(schema()["$defs"]["train_summary"]["properties"])
+    assert found["median_step_s"] == 0.2
+    nothing = TrainSummary(Mesh(), SUMMARY.asked, 0, None, "stop_file", None, None, (), None, None, None)
+    validator.validate(nothing.as_dict())
+
+
+@pytest.mark.parametrize("kind", ["train", "train_summary"])
+def test_the_schema_wants_every_field(kind, validator):
+    found = TrainRecord.of(7, Mesh(pp=2), 64, ROWS).as_dict() if kind == "train" else SUMMARY.as_dict()
+    for key in set(found) - {"schema", "kind"}:
+        assert not validator.is_valid({name: value for name, value in found.items() if name != key}), key
