@@ -84,13 +84,13 @@ class Options:
 @click.option("--resume", metavar="FILE", help="Go on with a result file: its rows are not measured again.")
 @click.option("--stop-file", metavar="FILE", help="Once this file is there, stop after the row under way (status 130).")
 def bench(**given: Any) -> int:
-    r"""Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
+    """Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
 
     \b
     Example:
       mpirun -n 4 hpccoll bench
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
-    """
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
     return _run(Options(**given))
 
 

@@ -119,14 +119,14 @@ def draw(
     measured: bool,
     size: str,
 ) -> None:
-    r"""Draw an algorithm: in each round who sends which chunks to whom, and what every rank holds then.
+    """Draw an algorithm: in each round who sends which chunks to whom, and what every rank holds then.
 
     \b
     .txt   a text grid
     .svg   all rounds on one page; .png the same as pixels
     .gif   the rounds one after the other
     .json  a trace for ui.perfetto.dev, in rounds of equal length, as simulated (--machine), or --measured
-    """
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return

@@ -49,7 +49,7 @@ def _shaped(function: Function) -> Function:
 
 @click.group()
 def lab() -> None:
-    r"""Start a throw-away SLURM cluster on this machine, and leave nothing of it behind.
+    """Start a throw-away SLURM cluster on this machine, and leave nothing of it behind.
 
     Nodes have their own names, addresses, processes, /tmp and /dev/shm; links can have a rate and a latency. It needs
     no root where users may have namespaces, and says so where it has to do without (flat).
@@ -59,7 +59,7 @@ def lab() -> None:
       hpccoll lab run --link 400M -- sbatch --wait job.sh      # a lab for one command
       hpccoll lab up && hpccoll lab run -- srun -N4 hostname
       hpccoll lab link node2 --rate 100M && hpccoll lab down
-    """
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
 
 
 @lab.command(epilog="Example: hpccoll lab up --nodes 4 --link 400M --latency 1ms")

@@ -92,7 +92,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpccoll")
 def hpccoll() -> None:
-    r"""Collective communication as plans: proven, run over MPI, and measured beside its peers.
+    """Collective communication as plans: proven, run over MPI, and measured beside its peers.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def hpccoll() -> None:
 
     Exit status: 0 done and right; 1 a result was wrong or a comparison regressed; 2 usage; 3 something that was asked
     for is not available here; 4 the communication failed.
-    """
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -58,7 +58,7 @@ class Options:
 @click.option("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output.")
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**given: Any) -> int:
-    r"""Measure every algorithm and the MPI library here, and store which is fastest (default: all operations).
+    """Measure every algorithm and the MPI library here, and store which is fastest (default: all operations).
 
     `algorithm="auto"` reads the table in the next job with this MPI library, kind of host and layout of ranks. What is
     not measured anew stays in it.
@@ -68,7 +68,7 @@ def tune(**given: Any) -> int:
       mpirun -n 4 hpccoll tune
       mpirun -n 4 hpccoll tune all_reduce -b 1K -e 16M --buffer symmetric
       mpirun -n 4 hpccoll tune --show
-    """
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
     return _run(Options(**given))
 
 

@@ -100,8 +100,9 @@ def save(folder: Path, *steps: int) -> Path:
     """Write what a run of SMALL would have after so many steps, were its parameters ones; return the last file."""
     model = Mlp(width=16)
     sizes = {f"layers.{layer}": model.size(layer) for layer in range(model.layers)}
-    ones = {f"{name}.weight": np.ones(size, np.float32) for name, size in sizes.items()}
-    ones |= {f"{name}.bias": np.ones(out, np.float32) for name, (out, _) in sizes.items()}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
+    shapes |= {f"{name}.bias": size[:1] for name, size in sizes.items()}
+    ones = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     identity = Settings(model, 1).identity()
     return [Folder(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -245,6 +246,15 @@ def test_help_lists_commands_and_every_command_has_an_example():
     assert all(name in result.output for name in cli.COMMANDS)
     assert "Example" in runner.invoke(command.verify, ["--help"]).output
     assert runner.invoke(cli.hpccoll, ["--version"]).output.startswith("hpccoll, version ")
+
+
+@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
+def test_examples_keep_their_lines(name):
+    said = CliRunner().invoke(cli.hpccoll, [*([name] if name else []), "--help"], prog_name="hpccoll").output
+    assert "\\b" not in said
+    assert re.search(r"Example:[^\n]*\n", said), said
+    if name in ("", "bench", "lab", "tune"):  # of several lines
+        assert len(re.findall(r"^ +(?:mpirun -n \d+ )?hpccoll", said.partition("Example:\n")[2], re.MULTILINE)) >= 2
 
 
 def test_unknown_commands_list_the_valid_ones(capsys):
