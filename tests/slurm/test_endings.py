@@ -70,6 +70,7 @@ def test_a_cancelled_job_keeps_its_rows(lab, tmp_path):
     assert all(row["wrong"] == 0 for row in job.records(FILE))
 
 
+@pytest.mark.full
 def test_an_earlier_job_is_continued_by_name(lab, tmp_path):
     job = submit(lab, tmp_path, "allreduce.sh", *MANY)
     job.until(lambda: bool(job.records(FILE)))
@@ -81,9 +82,6 @@ def test_an_earlier_job_is_continued_by_name(lab, tmp_path):
     rows = job.records(FILE)
     assert rows[: len(before)] == before
     assert len(rows) == len(set(keys(rows))) == ROWS
-
-
-test_an_earlier_job_is_continued_by_name = pytest.mark.full(test_an_earlier_job_is_continued_by_name)
 
 
 @pytest.mark.full
