@@ -10,7 +10,7 @@ from tests.slurm.batch import submit
 
 MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
 ROWS, FILE = 8, "allreduce.jsonl"
-ENDLESS = (*MANY[:-1], "30")
+SLOWLY, ENDLESS = (*MANY[:-1], "6"), (*MANY[:-1], "30")
 
 
 def keys(rows):
@@ -95,7 +95,7 @@ def test_the_time_limit(lab, tmp_path):
 
 @pytest.mark.full
 def test_the_warning_before_the_time_limit_requeues(lab, tmp_path):
-    job = submit(lab, tmp_path, "allreduce.sh", *MANY, options=("--time=00:01:00", "--signal=B:USR1@45"))
+    job = submit(lab, tmp_path, "allreduce.sh", *SLOWLY, options=("--time=00:01:00", "--signal=B:USR1@45"))
     job.until(lambda: int(job.facts()["Restarts"]) >= 1)
     lab.run(["scontrol", "update", f"JobId={job.number}", "TimeLimit=00:30:00"])
     assert job.ended() == ("COMPLETED", "0:0"), job.output

@@ -30,7 +30,10 @@ on_open_mpi = {"HPCCOLL_VENV": str(OTHER_VENV), "HPCCOLL_LAUNCHER": "mpirun"}
         pytest.param({"HPCCOLL_LAUNCHER": "mpirun"}, "mpirun of MPICH", id="mpich-mpirun"),
         pytest.param(on_open_mpi, "mpirun of Open MPI", id="openmpi-mpirun", marks=other_mpi),
         pytest.param(
-            {"HPCCOLL_VENV": str(OTHER_VENV)}, "of Open MPI", id="openmpi-auto", marks=[other_mpi, pytest.mark.full]
+            {"HPCCOLL_VENV": str(OTHER_VENV)},
+            "mpirun of Open MPI",
+            id="openmpi-auto",
+            marks=[other_mpi, pytest.mark.full],
         ),
     ],
 )
