@@ -75,6 +75,15 @@ def test_fences_and_bands_between_nodes_are_found_again():
     assert found.median_error(fitted=False) < 0.02
 
 
+def test_parts_that_follow_cost_what_messages_of_their_size_do():
+    # The first 16 KiB of a message cost next to nothing, what is beyond 10 ns a byte: messages of a part are 64 KiB.
+    link = Link(1e-9, 1e-15, 1e-9, bands=((16 * 2**10, 1e-8),))
+    machine = Machine("two nodes", 2, Link.one_port(1e-9, 1e-15), link, 1, 0.0)
+    plan = named(Operation.ALL_REDUCE, "hierarchical_ring").plan(4, nodes=[2, 2])
+    nbytes = 2**24
+    assert pipelined(plan, machine, nbytes // 4, 4).seconds == pytest.approx(0.75 * nbytes * 1e-8, rel=0.1)
+
+
 def test_rows_that_were_disturbed_do_not_draw_the_others_with_them():
     rows = measured(HERE, 4, 1, noise=0.05)
     rows[::9] = [replace(row, seconds=row.seconds * 20) for row in rows[::9]]
