@@ -62,10 +62,14 @@ def compare(
 def replicas_apart(model: Mlp, mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]) -> int:
     """Return how many elements of ranks' parameters differ, in any bit, from those that were assembled of them."""
     return sum(
-        int((part != full[piece.name][piece.index]).sum())
+        int((_bits(part) != _bits(full[piece.name][piece.index])).sum())
         for rank, mine in enumerate(parameters)
         for piece, part in zip(pieces(model, mesh, rank), mine, strict=True)
     )
+
+
+def _bits(x: Any) -> Any:
+    return x.view(torch.int32 if x.element_size() == 4 else torch.int64)  # of the floats: -0 is not 0
 
 
 def with_replicas(verdict: Verdict, apart: int) -> Verdict:

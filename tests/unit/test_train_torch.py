@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from hpccoll.parallel.pipeline import SCHEDULES, Turn  # noqa: E402 - torch may not be here
 from hpccoll.train import model as models  # noqa: E402
+from hpccoll.train.check import replicas_apart  # noqa: E402
 
 MESHES = [Mesh(), Mesh(tp=3), Mesh(pp=3), Mesh(2, 2, 2), Mesh(tp=5, pp=2)]
 
@@ -89,3 +90,12 @@ def test_no_two_layers_and_no_two_pieces_begin_alike():
             assert float(each.std()) == pytest.approx(into**-0.5 / 3**0.5, rel=0.05)
     single = models.initial(Mlp(width=64, layers=4), 0, torch.float32)
     assert all(bool((single[name] == each.to(torch.float32)).all()) for name, each in full.items())
+
+
+def test_replicas_are_compared_bit_by_bit():
+    model, mesh = Mlp(width=4, layers=2), Mesh(dp=2)
+    full = {piece.name: torch.zeros(piece.shape) for piece in models.whole(model)}
+    ranks = [[torch.zeros(piece.part) for piece in models.pieces(model, mesh, rank)] for rank in range(2)]
+    assert replicas_apart(model, mesh, ranks, full) == 0
+    ranks[1][0].flatten()[1] = -0.0
+    assert replicas_apart(model, mesh, ranks, full) == 1
