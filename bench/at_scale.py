@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpccoll.collectives import Algorithm, chain, describe, double_tree, named
-from hpccoll.collectives.hierarchical import hierarchical
+from hpccoll.algorithms import Algorithm, chain, describe, double_tree, named
+from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.plan.groups import Groups, across, grouped
-from hpccoll.plan.machine import Link, Machine
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.step import IntArray
 from hpccoll.predict.catalogue import machine_named
 from hpccoll.predict.forecast import forecast

@@ -19,7 +19,8 @@ import numpy as np
 from compare import Bench, Case, Side
 from script import Result, main
 
-from hpccoll.collectives.registry import names
+from hpccoll import peers
+from hpccoll.algorithms.registry import names
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.engines import other, own
 from hpccoll.measure.memory import SharedModule, buffers_in
@@ -27,9 +28,8 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import peers
-from hpccoll.runtime.arrays import ArrayModule
-from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.modules import ArrayModule
 from hpccoll.units import format_size
 
 AUTO, AGAIN = "auto", "auto again (A/A)"

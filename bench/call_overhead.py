@@ -3,7 +3,8 @@
 `library.bind` is MPI's own all-reduce as hpccoll binds it: the least that a prepared call can cost. The other rows say
 how much of hpccoll's time is the exchange itself, and how much the way to it. On one rank there is no exchange at all.
 
-Then MPI's own collectives in their three forms; `PERSISTENT` in hpccoll/runtime/library.py is what this measures.
+Then MPI's own collectives in their three forms; `PERSISTENT` in
+hpccoll/runtime/messages/mpi_collectives.py is what this measures.
 
     mpirun -n 2 python bench/call_overhead.py --json call_overhead.jsonl
 """
@@ -23,11 +24,11 @@ from script import Result, main
 
 from hpccoll.communicator import Communicator
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import adopt
+from hpccoll.runtime.arrays.modules import adopt
+from hpccoll.runtime.arrays.reductions import Reduction
 from hpccoll.runtime.collective import Job
 from hpccoll.runtime.engine import SIGHTINGS
-from hpccoll.runtime.library import NAMES, Library
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.messages.mpi_collectives import NAMES, Library
 
 BATCH = 100
 RAW = "mpi4py Allreduce(IN_PLACE, x)"

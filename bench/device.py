@@ -20,10 +20,10 @@ from script import Result, main
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
+from hpccoll.peers import MpiPeer, TorchPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import Buffer, adopt
-from hpccoll.runtime.cuda_probe import takes_device_memory
-from hpccoll.runtime.peers import MpiPeer, TorchPeer
+from hpccoll.runtime.arrays.modules import Buffer, adopt
+from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.units import MiB, format_size
 
 SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"

@@ -21,13 +21,13 @@ from compare import Bench, Case, Floats, Must, Side, all_reduce_check, summary_o
 from mpi4py import MPI
 from script import Result, main
 
-from hpccoll.collectives.registry import describe, named
-from hpccoll.collectives.ring import all_gather
+from hpccoll.algorithms.registry import describe, named
+from hpccoll.algorithms.ring import all_gather
 from hpccoll.measure.record import SCHEMA
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.lower import lower
+from hpccoll.runtime.lowering.lower import lower
 from hpccoll.units import KiB, MiB, format_size
 
 Call = Callable[[], None]

@@ -18,7 +18,7 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
-from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import dtype_named
 
 BASELINE = "float32"
 MUST = Must("at most 2x slower", BASELINE, share=1.0)  # no more than float32's time above it

@@ -19,14 +19,14 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
+from hpccoll import peers
 from hpccoll.measure.engines import other, own
 from hpccoll.measure.memory import buffers_in
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import peers
-from hpccoll.runtime.arrays import ArrayModule
-from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.modules import ArrayModule
 from hpccoll.runtime.job import layout
 from hpccoll.units import KiB, MiB, format_size
 

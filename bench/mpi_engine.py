@@ -22,10 +22,10 @@ from hpccoll.measure.benchmark import Method, Race
 from hpccoll.measure.engines import other
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Task, Workload
+from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import NUMPY
-from hpccoll.runtime.dtypes import dtype_named
-from hpccoll.runtime.peers import MpiPeer
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.modules import NUMPY
 
 ENGINE = "mpi engine of hpccoll bench"
 MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0)

@@ -21,8 +21,8 @@ from script import Result, main
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
+from hpccoll.peers import TorchPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.peers import TorchPeer
 from hpccoll.units import MiB, format_size
 
 LIBRARY, GLOO, FLOOR = "MPI library", "gloo", "memory alone, in the same windows"

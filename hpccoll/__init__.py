@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator as Communicator
-    from hpccoll.runtime.reductions import Reduction as Reduction
-    from hpccoll.runtime.reductions import premul_sum as premul_sum
+    from hpccoll.runtime.arrays.reductions import Reduction as Reduction
+    from hpccoll.runtime.arrays.reductions import premul_sum as premul_sum
 
 __version__ = "0.1.0"
 __all__ = ["Communicator", "Reduction", "premul_sum"]
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return Communicator
     if name in ("Reduction", "premul_sum"):
-        from hpccoll.runtime import reductions
+        from hpccoll.runtime.arrays import reductions
 
         return getattr(reductions, name)
     raise AttributeError(f"module 'hpccoll' has no attribute {name!r}")

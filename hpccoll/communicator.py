@@ -13,21 +13,22 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from hpccoll.collectives.choice import LIBRARY
-from hpccoll.collectives.registry import Algorithm, named
+from hpccoll.algorithms.registry import Algorithm, named
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import agreement, job, messaging
-from hpccoll.runtime.arrays import ArrayModule, Buffer
+from hpccoll.runtime import agreement, job
+from hpccoll.runtime.arrays.modules import ArrayModule, Buffer
+from hpccoll.runtime.arrays.reductions import Reduction
 from hpccoll.runtime.collective import Job, shares_memory
-from hpccoll.runtime.cuda_probe import takes_device_memory
+from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.runtime.decider import memory_of
 from hpccoll.runtime.engine import Bound, Engine
-from hpccoll.runtime.node.symmetric import tensor_on
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.seen import Seen
 from hpccoll.runtime.shapes import Shaped, shape
+from hpccoll.runtime.shared_memory.symmetric import tensor_on
 from hpccoll.runtime.work import Work
+from hpccoll.selection.rules import LIBRARY
 
 if TYPE_CHECKING:
     from mpi4py import MPI

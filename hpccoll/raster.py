@@ -15,8 +15,8 @@ import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.draw.palette import COLOURS, EMPTY, GLOW, INK, PALE, PAPER, QUIET, colour, ink_on, line_colour
-from hpccoll.plan.draw.scene import Boxes, Disc, Line, Panel, Point, Polygons, Scene, Shape, Text
+from hpccoll.plan.drawing.palette import COLOURS, EMPTY, GLOW, INK, PALE, PAPER, QUIET, colour, ink_on, line_colour
+from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Point, Polygons, Scene, Shape, Text
 
 SMOOTH = 2  # pixels drawn for each pixel kept, in each direction; 1 where a picture is large
 MOST_PIXELS = 80_000_000  # drawn at once: 240 MB

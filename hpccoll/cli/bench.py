@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.journal import Journal
     from hpccoll.measure.record import CollectiveRecord, RowKey
     from hpccoll.measure.suite import Session, Suite
-    from hpccoll.runtime.peers import Peer
+    from hpccoll.peers import Peer
 
 OWN = "hpccoll"
 STOPPED = 130  # rows are left; as where an interrupt ended it
@@ -116,14 +116,14 @@ def _run(options: Options) -> int:
 
 
 def _suite(options: Options, nodes: int) -> Suite:
-    from hpccoll.collectives import names
-    from hpccoll.collectives.loader import adopt
+    from hpccoll.algorithms import names
+    from hpccoll.algorithms.loader import adopt
     from hpccoll.measure.benchmark import Method
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
     from hpccoll.runtime import job
-    from hpccoll.runtime.dtypes import dtype_named
-    from hpccoll.runtime.reductions import Reduction
+    from hpccoll.runtime.arrays.dtypes import dtype_named
+    from hpccoll.runtime.arrays.reductions import Reduction
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
     algorithms = adopt(options.algorithm.split(","), operations, job.world().size, options.root)
@@ -155,10 +155,11 @@ def _suite(options: Options, nodes: int) -> Suite:
 @contextmanager
 def _session(options: Options, world: Any) -> Iterator[Session]:
     """Start the engines that were asked for (or all that are here) on every rank."""
+    from hpccoll import peers
     from hpccoll.communicator import Communicator
     from hpccoll.measure.memory import buffers_in
     from hpccoll.measure.suite import Session
-    from hpccoll.runtime import job, peers
+    from hpccoll.runtime import job
 
     suite = _suite(options, job.layout(world).nodes)
     if not 0 <= options.root < world.size:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.algorithms import Algorithm, loader, named
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
-from hpccoll.collectives import Algorithm, loader, named
 from hpccoll.demo.examples import EXAMPLES, Example, example_named, example_of
 from hpccoll.errors import UsageError
 
@@ -118,8 +118,8 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
     sends = f"; the busiest rank sends {proof.cost.most} S, S being the message" if proof.cost.most else ""
     print(f"Runs {plan.name}, proven: {steps}{sends}.")
     if draw:
-        from hpccoll.plan.draw.frames import tell
-        from hpccoll.plan.draw.text import text
+        from hpccoll.plan.drawing.frames import tell
+        from hpccoll.plan.drawing.text import text
 
         print(f"\n{text(tell(plan))}", end="")
 

@@ -15,10 +15,10 @@ from hpccoll.measure.output import require_writable, unwritable
 from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
-    from hpccoll.collectives import Algorithm
-    from hpccoll.plan.draw.frames import Story
-    from hpccoll.plan.machine import Machine
+    from hpccoll.algorithms import Algorithm
+    from hpccoll.plan.drawing.frames import Story
     from hpccoll.plan.plan import Plan
+    from hpccoll.plan.simulation.machine import Machine
 
 MOST_CHUNKS = 64
 RANKS = 5
@@ -35,7 +35,7 @@ class Subject:
 
     def story(self) -> Story:
         """The plan's frames."""
-        from hpccoll.plan.draw.frames import tell
+        from hpccoll.plan.drawing.frames import tell
 
         return tell(self.plan, self.nodes)
 
@@ -50,35 +50,35 @@ class Kind:
 
 
 def _text(subject: Subject) -> bytes:
-    from hpccoll.plan.draw.text import text
+    from hpccoll.plan.drawing.text import text
 
     return text(subject.story()).encode()
 
 
 def _svg(subject: Subject) -> bytes:
-    from hpccoll.plan.draw.storyboard import storyboard
-    from hpccoll.plan.draw.svg import svg
+    from hpccoll.plan.drawing.storyboard import storyboard
+    from hpccoll.plan.drawing.svg import svg
 
     return svg(storyboard(subject.story())).encode()
 
 
 def _png(subject: Subject) -> bytes:
-    from hpccoll.plan.draw.storyboard import storyboard
+    from hpccoll.plan.drawing.storyboard import storyboard
     from hpccoll.raster import png
 
     return png(storyboard(subject.story()))
 
 
 def _gif(subject: Subject) -> bytes:
-    from hpccoll.plan.draw.storyboard import pages
+    from hpccoll.plan.drawing.storyboard import pages
     from hpccoll.raster import gif
 
     return gif(pages(subject.story()))
 
 
 def _trace(subject: Subject) -> bytes:
-    from hpccoll.plan.draw.trace import trace_json
-    from hpccoll.plan.timeline import in_rounds, simulated
+    from hpccoll.plan.drawing.trace import trace_json
+    from hpccoll.plan.simulation.timeline import in_rounds, simulated
 
     plan, machine = subject.plan, subject.machine
     if machine is None:
@@ -153,7 +153,7 @@ def _write(output: str, drawn: bytes, what: str) -> None:
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Trace a run; every rank of the job takes part, rank 0 writes."""
     from hpccoll.measure.steps import measured
-    from hpccoll.plan.draw.trace import trace_json
+    from hpccoll.plan.drawing.trace import trace_json
     from hpccoll.predict.forecast import elements
     from hpccoll.runtime import job
 
@@ -201,7 +201,7 @@ def _one(name: str) -> Algorithm:
 
 def _plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple[int, ...]) -> Plan:
     """Return the plan to draw; a user's own algorithm is proven first."""
-    from hpccoll.collectives import loader
+    from hpccoll.algorithms import loader
 
     if not 0 <= root < ranks:
         raise UsageError(f"--root {root} is not a rank of 0..{ranks - 1}")

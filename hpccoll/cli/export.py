@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from hpccoll.algorithms import loader, named, names
 from hpccoll.cli.output import prints
-from hpccoll.collectives import loader, named, names
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.check import check
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
+from hpccoll.plan.proof.check import check
 from hpccoll.units import parse_size
 
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
@@ -55,7 +55,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
 
 def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
     """Return the plan of an algorithm that is built in or a user's own, proven."""
-    from hpccoll.collectives.choice import best_chunks
+    from hpccoll.selection.rules import best_chunks
 
     if loader.is_reference(name):
         algorithm = loader.load(name)
@@ -72,7 +72,7 @@ def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> 
 
 
 def _read(name: str, ranks: int | None) -> Plan:
-    from hpccoll.plan.interchange import from_json
+    from hpccoll.plan.interchange.json_plans import from_json
 
     try:
         text = Path(name).read_text(encoding="utf-8")
@@ -86,14 +86,14 @@ def _read(name: str, ranks: int | None) -> Plan:
 
 def _written(plan: Plan, suffix: str, nbytes: int) -> str:
     if suffix == ".json":
-        from hpccoll.plan.interchange import to_json
+        from hpccoll.plan.interchange.json_plans import to_json
 
         return to_json(plan)
     if suffix == ".xml":
-        from hpccoll.plan.msccl import to_msccl
+        from hpccoll.plan.interchange.msccl import to_msccl
 
         return to_msccl(plan)
     from hpccoll.measure.bandwidth import count_for
-    from hpccoll.plan.loggops import to_goal
+    from hpccoll.plan.interchange.goal import to_goal
 
     return to_goal(plan, count_for(plan.operation, nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.plan.machine import Machine
+from hpccoll.plan.simulation.machine import Machine
 from hpccoll.predict.catalogue import machine_named
 
 if TYPE_CHECKING:
-    from hpccoll.collectives import Algorithm
+    from hpccoll.algorithms import Algorithm
     from hpccoll.measure.record import CollectiveRecord
     from hpccoll.predict.fit import Measured
 
@@ -141,10 +141,10 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     """Return the row as a plan and its time; None where it is not of a plan that is known here."""
     import numpy as np
 
-    from hpccoll.collectives import named
-    from hpccoll.collectives.choice import best_chunks
+    from hpccoll.algorithms import named
     from hpccoll.plan.operation import Operation
     from hpccoll.predict.fit import Measured
+    from hpccoll.selection.rules import best_chunks
 
     row = record.row
     if row.engine != "hpccoll" or row.ranks < 2 or not row.nbytes or row.algorithm in (None, "auto"):

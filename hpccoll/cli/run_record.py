@@ -18,7 +18,8 @@ def slurm_job() -> dict[str, str]:
 def run_record(world: Any) -> dict[str, Any]:
     """Return the record of kind `run`: what this run is and where. Collective over the MPI communicator `world`."""
     from hpccoll.measure.record import RunRecord
-    from hpccoll.runtime import cuda_probe, job
+    from hpccoll.runtime import job
+    from hpccoll.runtime.cuda import probe as cuda_probe
 
     where = job.layout(world)
     return RunRecord(

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import Choice, chosen_machine, machine_options
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.cli.progress import progress
 from hpccoll.cli.run_record import run_record_alone
 from hpccoll.cli.verify import chosen
-from hpccoll.collectives import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.bounds import bounds
-from hpccoll.plan.simulate import Simulation
+from hpccoll.plan.simulation.bounds import bounds
+from hpccoll.plan.simulation.simulate import Simulation
 from hpccoll.predict.forecast import chunks_for, fits, forecast, layout
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.plan.path import CriticalPath, Wait
+    from hpccoll.plan.simulation.critical_path import CriticalPath, Wait
 
 MOST_RANKS = 2**17
 TRACED = 2**27  # ranks times rounds up to which --full finds the critical path as well

@@ -20,9 +20,9 @@ from hpccoll.units import format_size, parse_size, sizes_between
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpccoll.collectives.table import Series, Table, Where
     from hpccoll.measure.record import CollectiveRecord
     from hpccoll.measure.tune import Sweep, Trial
+    from hpccoll.selection.table import Series, Table, Where
 
 WHOLE_BUDGET_S = 60.0  # what all rows share; the fewest iterations of the largest messages come on top
 BUFFERS = ("host", "symmetric", "cuda")
@@ -105,9 +105,9 @@ def _run(options: Options) -> int:
 
 
 def _sweep(options: Options, nodes: int) -> Sweep:
-    from hpccoll.collectives.table import BufferKind
     from hpccoll.measure.tune import Sweep
-    from hpccoll.runtime.dtypes import dtype_named
+    from hpccoll.runtime.arrays.dtypes import dtype_named
+    from hpccoll.selection.table import BufferKind
 
     asked = options.buffer.split(",") if options.buffer else ["host", "symmetric"] if nodes == 1 else ["host"]
     for name in asked:
@@ -176,8 +176,8 @@ class _Outputs:
             self._store()
 
     def _store(self) -> Table:
-        from hpccoll.collectives.table import Table
         from hpccoll.runtime import tuning
+        from hpccoll.selection.table import Table
 
         # Read again each time: another job may have stored something meanwhile.
         table = tuning.stored(self.path, self.where).merged(Table(self.where, ()).merged(self.found).series)

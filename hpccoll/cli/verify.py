@@ -21,14 +21,14 @@ from typing import Any
 
 import click
 
+from hpccoll.algorithms import Algorithm, loader, named, registered
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.cli.progress import progress
 from hpccoll.cli.run_record import run_record_alone
-from hpccoll.collectives import Algorithm, loader, named, registered
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
-from hpccoll.plan.check import Proof
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
+from hpccoll.plan.proof.check import Proof
 from hpccoll.units import parse_range
 
 CHUNKS, FEW_CHUNKS = (1, 2, 3, 8), (1, 3)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpccoll.collectives import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.demo import in_hpccoll
 from hpccoll.demo.examples import Example
 from hpccoll.plan.operation import Operation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.collectives.registry import named
+from hpccoll.algorithms.registry import named
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.benchmark import Contender
 from hpccoll.measure.data import Array, combiner
@@ -19,7 +19,7 @@ from hpccoll.plan.replay import replay
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
-    from hpccoll.runtime.peers import Peer
+    from hpccoll.peers import Peer
 
 REPLAYED_BYTES = 64 * 1024  # larger results are held against the reference only: replaying plays all ranks serially
 

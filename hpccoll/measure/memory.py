@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, Flat, NumPyModule, module_named
-from hpccoll.runtime.cuda import CupyModule
-from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.arrays.cuda import CupyModule
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, Flat, NumPyModule, module_named
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpccoll.collectives import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.communicator import Communicator
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.timeline import Slice, Timeline
-from hpccoll.runtime.arrays import NumPyModule
-from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.plan.simulation.timeline import Slice, Timeline
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.modules import NumPyModule
 from hpccoll.runtime.job import layout
-from hpccoll.runtime.library import LibraryExecutable
+from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpccoll.collectives.registry import names
+from hpccoll.algorithms.registry import names
 from hpccoll.measure.bandwidth import count_for, message_bytes
 from hpccoll.measure.benchmark import Contender, Method, Race
 from hpccoll.measure.engines import contenders
@@ -14,16 +14,16 @@ from hpccoll.measure.memory import SharedModule
 from hpccoll.measure.record import CollectiveRecord, Row, RowKey
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import ArrayModule
-from hpccoll.runtime.cuda import CarvedCupyModule
-from hpccoll.runtime.dtypes import DType
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.arrays.cuda import CarvedCupyModule
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import ArrayModule
+from hpccoll.runtime.arrays.reductions import Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.communicator import Communicator
-    from hpccoll.runtime.peers import Peer
+    from hpccoll.peers import Peer
 
 ONE_WAY = {Operation.BROADCAST: True, Operation.BARRIER: True}  # whose buffers leave no choice of place
 

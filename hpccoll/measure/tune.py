@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hpccoll.collectives.registry import named
-from hpccoll.collectives.table import LIBRARY, BufferKind, Point, Series, Timing
+from hpccoll.algorithms.registry import named
 from hpccoll.measure.benchmark import Contender, Method, Race
 from hpccoll.measure.engines import contenders
 from hpccoll.measure.memory import SharedModule, buffers_in
@@ -23,10 +22,11 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.stopping import Stop, StoppingRule
 from hpccoll.measure.suite import Session, Suite
 from hpccoll.measure.workload import Task, Workload
+from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.cuda import CarvedCupyModule
-from hpccoll.runtime.dtypes import DType
-from hpccoll.runtime.peers import MpiPeer
+from hpccoll.runtime.arrays.cuda import CarvedCupyModule
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.selection.table import LIBRARY, BufferKind, Point, Series, Timing
 
 if TYPE_CHECKING:
     from mpi4py import MPI

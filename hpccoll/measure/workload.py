@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpccoll.measure.data import Expected, expect, make_input
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import ArrayModule, Flat
-from hpccoll.runtime.dtypes import DType
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import ArrayModule, Flat
 
 _POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.shared import Messages, as_messages
+from hpccoll.plan.shared_memory import Messages, as_messages
 from hpccoll.plan.step import IntArray
 
 

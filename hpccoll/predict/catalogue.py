@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.machine import Machine, MachineError, machine_of
+from hpccoll.plan.simulation.machine import Machine, MachineError, machine_of
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MOST_BYTES = 2**20

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hpccoll.collectives.registry import Algorithm
+from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.machine import Link, Machine
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulate import simulate
+from hpccoll.plan.simulation.machine import Link, Machine
+from hpccoll.plan.simulation.simulate import simulate
 from hpccoll.predict.pipelined import pipelined
 from hpccoll.units import KiB, MiB
 

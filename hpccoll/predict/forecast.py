@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hpccoll.collectives.registry import Algorithm
-from hpccoll.plan.machine import Machine
+from hpccoll.algorithms.registry import Algorithm
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulate import Simulation, simulate
+from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan.simulation.simulate import Simulation, simulate
 from hpccoll.predict.pipelined import pipelined
 
 ITEMSIZE = 4  # float32, as `hpccoll bench` sends by default

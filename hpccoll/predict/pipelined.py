@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpccoll.collectives.pipelining import MESSAGE_BYTES, wanted_parts
-from hpccoll.plan.machine import Machine
+from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulate import Simulation, message_bytes, simulate
+from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan.simulation.simulate import Simulation, message_bytes, simulate
 
 
 def pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.collectives.registry import Algorithm
-from hpccoll.plan.machine import Machine
+from hpccoll.algorithms.registry import Algorithm
+from hpccoll.plan.simulation.machine import Machine
 from hpccoll.predict.forecast import fits, forecast
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.plan.bounds import bounds
-from hpccoll.plan.machine import Link, Machine
 from hpccoll.plan.operation import Operation
+from hpccoll.plan.simulation.bounds import bounds
+from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.predict.fit import Measured, fit
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.series import Picture

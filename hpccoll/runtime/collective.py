@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpccoll.collectives.registry import Algorithm
+from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, Buffer, Flat, Step
-from hpccoll.runtime.dtypes import DType, dtype_named
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.arrays.dtypes import DType, dtype_named
+from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, Buffer, Flat, Step
+from hpccoll.runtime.arrays.reductions import Reduction
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from mpi4py import MPI
 
-from hpccoll.collectives.choice import BufferKind, Choice, Chooser, Question, best_chunks
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.collective import Job
 from hpccoll.runtime.job import Layout
-from hpccoll.runtime.library import Library
-from hpccoll.runtime.node.node import Node
+from hpccoll.runtime.messages.mpi_collectives import Library
+from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.tuning import decision_log, table_for
+from hpccoll.selection.rules import BufferKind, Choice, Chooser, Question, best_chunks
 
 
 class Decider:

@@ -22,24 +22,24 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.collectives.choice import Choice
-from hpccoll.collectives.registry import Algorithm
+from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import ArrayModule, Flat, Step
+from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
+from hpccoll.runtime.arrays.scratch import Scratch
+from hpccoll.runtime.binder import Binder
 from hpccoll.runtime.cache import LeastRecent
 from hpccoll.runtime.collective import Job, afterwards, borrowed, rewritten
+from hpccoll.runtime.cuda.executable import DeviceExecutable
 from hpccoll.runtime.decider import Decider
-from hpccoll.runtime.execute import Executable, Run, Setting
+from hpccoll.runtime.hierarchical.executable import MixedExecutable
 from hpccoll.runtime.job import layout
-from hpccoll.runtime.library import Library, LibraryExecutable
-from hpccoll.runtime.lower import lower
-from hpccoll.runtime.node.binder import Binder
-from hpccoll.runtime.node.device_executable import DeviceExecutable
-from hpccoll.runtime.node.executable import NodeExecutable
-from hpccoll.runtime.node.mixed import MixedExecutable
-from hpccoll.runtime.node.node import Node
-from hpccoll.runtime.program import Program
-from hpccoll.runtime.scratch import Scratch
+from hpccoll.runtime.lowering.lower import lower
+from hpccoll.runtime.lowering.program import Program
+from hpccoll.runtime.messages.executable import Executable, Run, Setting
+from hpccoll.runtime.messages.mpi_collectives import Library, LibraryExecutable
+from hpccoll.runtime.shared_memory.executable import NodeExecutable
+from hpccoll.runtime.shared_memory.node import Node
+from hpccoll.selection.rules import Choice
 
 BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
 PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024

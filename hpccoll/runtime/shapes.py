@@ -12,7 +12,7 @@ import numpy as np
 
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import Buffer, adopt, is_torch
+from hpccoll.runtime.arrays.modules import Buffer, adopt, is_torch
 
 
 @dataclass(frozen=True, slots=True)

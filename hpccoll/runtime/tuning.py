@@ -21,15 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpccoll.collectives.table import FAMILY, Table, Where
 from hpccoll.errors import UsageError
 from hpccoll.runtime import job
+from hpccoll.selection.table import FAMILY, Table, Where
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpccoll.collectives.choice import Choice, Question
+    from hpccoll.selection.rules import Choice, Question
 
 VARIABLE, LOG_VARIABLE, OFF = "HPCCOLL_TUNING", "HPCCOLL_LOG", "off"
 _CPUINFO, _NODES = Path("/proc/cpuinfo"), Path("/sys/devices/system/node")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.collectives import named
+from hpccoll.algorithms import named
 from hpccoll.errors import UsageError
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime import cuda_probe
-from hpccoll.runtime.dtypes import DTYPES
-from hpccoll.runtime.reductions import _KINDS
+from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays.reductions import _KINDS
+from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.mpi.cases import bits, sprinkled
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not cuda_probe.devices(), reason="no CUDA device is here")]

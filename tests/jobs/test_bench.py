@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpccoll.collectives import names
+from hpccoll.algorithms import names
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
 from tests.jobs.launch import command, environment, hpccoll

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll.collectives import names
+from hpccoll.algorithms import names
 from hpccoll.plan.operation import Operation
 from tests.jobs.launch import BIN, LIMIT_S, environment
 

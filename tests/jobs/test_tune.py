@@ -13,11 +13,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpccoll.collectives import names
-from hpccoll.collectives.table import Table
+from hpccoll.algorithms import names
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import tuning
+from hpccoll.selection.table import Table
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 QUICK = ("-b", "8", "-e", "512", "-f", "64", "--budget", "0.001")

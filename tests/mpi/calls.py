@@ -14,9 +14,9 @@ import numpy as np
 
 from hpccoll import Communicator, Reduction
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays import adopt
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import adopt
 from hpccoll.runtime.collective import Job
-from hpccoll.runtime.dtypes import DType
 from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits
 
 GUARD = 7  # elements, so that buffers are not aligned either

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll import Reduction
-from hpccoll.collectives import Algorithm, describe, registered
+from hpccoll.algorithms import Algorithm, describe, registered
 from hpccoll.measure.data import combiner, expect, make_input
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.dtypes import DTYPES, DType, dtype_named
+from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_named
 
 Array = NDArray[Any]
 CHUNKS = (1, 2, 3, 7, 16)

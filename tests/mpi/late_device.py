@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays import Borrowed, NumPyModule
-from hpccoll.runtime.dtypes import DType
-from hpccoll.runtime.node.kernels import THREADS, Kernel
-from tests.unit.host_kernels import HostKernels, run
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import Borrowed, NumPyModule
+from hpccoll.runtime.cuda.kernels import THREADS, Kernel
+from tests.unit.runtime.cuda.host_kernels import HostKernels, run
 
 SPOILT = 0xDD
 STUCK_S = 30.0  # after which a wait for an event gives up

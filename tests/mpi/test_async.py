@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.collectives import names
+from hpccoll.algorithms import names
 from hpccoll.errors import CommunicationError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import engine

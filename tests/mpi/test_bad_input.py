@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.collectives import named
+from hpccoll.algorithms import named
 from hpccoll.errors import BufferError, HpccollError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.dtypes import DTYPES
+from hpccoll.runtime.arrays.dtypes import DTYPES
 
 
 @pytest.fixture(scope="module")

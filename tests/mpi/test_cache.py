@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 import hpccoll
-from hpccoll.collectives import names
+from hpccoll.algorithms import names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import engine, execute
+from hpccoll.runtime import engine
+from hpccoll.runtime.messages import executable as execute
 
 
 @pytest.fixture

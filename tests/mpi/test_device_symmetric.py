@@ -16,21 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.collectives import registered
+from hpccoll.algorithms import registered
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import shapes
-from hpccoll.runtime.arrays import Buffer, adopt
-from hpccoll.runtime.node.device import Device, Fences
-from hpccoll.runtime.node.gate import Gate
-from hpccoll.runtime.node.ipc import SLOTS, Closings, limbo
+from hpccoll.runtime.arrays.modules import Buffer, adopt
+from hpccoll.runtime.cuda.device import Device, Fences
+from hpccoll.runtime.cuda.ipc import SLOTS, Closings, limbo
+from hpccoll.runtime.shared_memory.node_barrier import Gate
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
 from tests.mpi.cases import Case
 from tests.mpi.late_device import SPOILT, LateDriver, LateModule
 from tests.mpi.test_matrix import SAMPLE, counts
 from tests.mpi.test_symmetric import Pool
-from tests.unit.host_kernels import COMPILER
+from tests.unit.runtime.cuda.host_kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 

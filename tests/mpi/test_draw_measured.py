@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from hpccoll.collectives import named
+from hpccoll.algorithms import named
 from hpccoll.measure.steps import measured
-from hpccoll.plan.draw.trace import trace
+from hpccoll.plan.drawing.trace import trace
 from hpccoll.plan.operation import Operation
 
 pytestmark = pytest.mark.mpi

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.collectives import names
+from hpccoll.algorithms import names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 

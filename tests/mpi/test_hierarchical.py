@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.collectives import registered
+from hpccoll.algorithms import registered
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.hierarchical import parts
 from hpccoll.runtime.job import RANKS_PER_NODE, layout
-from hpccoll.runtime.node import executable, parts
+from hpccoll.runtime.shared_memory import executable
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts

@@ -13,13 +13,13 @@ import pytest
 from mpi4py import MPI
 
 import hpccoll
-from hpccoll.collectives import named, names
+from hpccoll.algorithms import named, names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
+from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
+from hpccoll.runtime.arrays.reductions import Reduction
 from hpccoll.runtime.collective import Job
-from hpccoll.runtime.dtypes import DTYPES, dtype_named
-from hpccoll.runtime.library import PERSISTENT, Library, Underway, means_the_same
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, Library, Underway, means_the_same
 from hpccoll.runtime.shapes import shape
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError, CommunicationError, UnavailableError, UnknownNameError, UsageError
+from hpccoll.peers import MpiPeer, Peer, TorchPeer, available, start
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import cuda_probe, launcher
-from hpccoll.runtime.peers import MpiPeer, Peer, TorchPeer, available, start
+from hpccoll.runtime import launcher
+from hpccoll.runtime.cuda import probe as cuda_probe
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -143,7 +144,7 @@ def test_without_a_gpu_nccl_is_unavailable(comm):
 @pytest.mark.parametrize("ending", ["peer.close()", "pass"])
 def test_the_process_ends_quietly_with_and_without_close(ending):
     script = (
-        "from hpccoll.runtime import job; from hpccoll.runtime.peers import start\n"
+        "from hpccoll.runtime import job; from hpccoll.peers import start\n"
         f"peer = start('gloo', job.world()); {ending}; print('done')"
     )
     done = subprocess.run(

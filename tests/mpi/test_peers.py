@@ -15,9 +15,9 @@ from hpccoll.errors import (
     ReductionError,
     UsageError,
 )
+from hpccoll.peers import MpiPeer, Peer, TorchPeer
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
-from hpccoll.runtime.peers import MpiPeer, Peer, TorchPeer
 
 Array = NDArray[Any]
 pytestmark = pytest.mark.mpi

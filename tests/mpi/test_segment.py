@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.node.segment import DIRECTORY, mapped
+from hpccoll.runtime.shared_memory.segment import DIRECTORY, mapped
 
 MEMORY = Path("/dev/shm")
 ROOM = 2**20

@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.collectives import named, registered
+from hpccoll.algorithms import named, registered
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime import message_rounds, messaging
-from hpccoll.runtime.arrays import Buffer, NumPyModule
+from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays.modules import Buffer, NumPyModule
+from hpccoll.runtime.arrays.reductions import Reduction
 from hpccoll.runtime.collective import Job
-from hpccoll.runtime.dtypes import DTYPES
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.execute import Immediate, Persistent, Run, steps
-from hpccoll.runtime.reductions import Reduction
+from hpccoll.runtime.lowering import message_rounds
+from hpccoll.runtime.messages import point_to_point as messaging
+from hpccoll.runtime.messages.executable import Immediate, Persistent, Run, steps
 
 FLOAT = DTYPES["float32"]
 JUNK = np.float32(-777)

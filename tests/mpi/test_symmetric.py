@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.collectives import registered
+from hpccoll.algorithms import registered
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.dtypes import dtype_named
-from hpccoll.runtime.node import executable, node, staged
+from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.shared_memory import executable, node, staged
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts

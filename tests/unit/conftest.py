@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpccoll.collectives import registry
+from hpccoll.algorithms import registry
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,70 @@
+"""Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link a round.
+
+With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
+time and the whole costs little more than sending S once. The reduce is the broadcast backwards, summing. An all-reduce
+is both at once: each chunk turns back at the end of the line as soon as it has got there.
+
+Order: each rank's own comes first, then all that came from further down the line; the root computes the result.
+Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Cost
+from hpccoll.plan.rounds import Rounds, beside, nothing
+from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region, Span
+
+
+def cost(n: int, chunks: int) -> Cost:
+    """k + n - 2 steps; every rank but one end sends S."""
+    return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
+
+
+@algorithm(Operation.BROADCAST, "chain", cost)
+def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
+    """Chunk c leaves rank v of the line in round c + v."""
+    if n == 1:
+        return nothing(chunks)
+    place = (rank - root) % n
+    above, below = (rank + 1) % n, (rank - 1) % n
+
+    def at(t: int) -> list[Move]:
+        out, into = t - place, t - place + 1
+        sends = (place < n - 1) & (out >= 0) & (out < chunks)
+        receives = (place > 0) & (into >= 0) & (into < chunks)
+        to, frm = np.where(sends, above, NOBODY), np.where(receives, below, NOBODY)
+        return [Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks))]
+
+    return Rounds(chunks + n - 2, chunks, at)
+
+
+@algorithm(Operation.REDUCE, "chain", cost)
+def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
+    """The chain broadcast backwards: partial sums move towards the root, chunk by chunk."""
+    return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
+
+
+def all_reduce_cost(n: int, chunks: int) -> Cost:
+    """k + 2 n - 3 steps; 2 (n-1)/n S on average, 2 S at most."""
+    return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
+
+
+@algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost)
+def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """A chain reduce to rank 0 and a chain broadcast from it, at the same time."""
+    if n == 1:
+        return nothing(chunks)
+
+    def flip(region: Region) -> Region:
+        return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
+
+    # The reduce is the broadcast backwards, so its last chunk comes first; flipped, both go through them in order.
+    up = reduce(rank, n, 0, chunks).regions(flip, chunks)
+    return beside(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

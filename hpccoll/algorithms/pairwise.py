@@ -1,0 +1,32 @@
+"""Pairwise all-to-all: in round t every rank sends its block for the rank t above, straight to it.
+
+Round 0 is the local copy. Each block crosses once, in n - 1 rounds, and in every round each rank sends and receives
+one block: bandwidth-optimal where the network is flat. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output.
+Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Cost
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.step import IntArray, Move, Span
+
+
+def cost(n: int) -> Cost:
+    """n - 1 steps; every rank sends (n-1)/n S."""
+    return Cost(n - 1, Fraction(n - 1, n), Fraction(n - 1, n))
+
+
+@algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
+def all_to_all(rank: IntArray, n: int) -> Rounds:
+    """Block by block to the rank 0, 1, 2, ... above."""
+
+    def at(t: int) -> list[Move]:
+        to, frm = (rank + t) % n, (rank - t) % n
+        return [Move(to, frm, Span(to, 1, n), Span(frm, 1, n, base=n))]
+
+    return Rounds(n, 2 * n, at)

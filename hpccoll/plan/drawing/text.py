@@ -1,0 +1,113 @@
+"""The story of a plan as text: in each round the messages, then a grid with a line a rank and a column a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hpccoll.plan.drawing.frames import Frame, Message, Story
+from hpccoll.plan.drawing.grid import tile_label
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.shared_memory import Via
+from hpccoll.plan.step import NOBODY
+
+WIDE = 116  # characters a line
+ONE_EACH = 8  # ranks up to which each has its own place in a cell
+LONGEST = 11  # characters of a cell that lists ranges of ranks
+
+
+def text(story: Story) -> str:
+    """Return `story` as lines of at most about 120 characters, in ASCII."""
+    lines = [f"{story.name}: {story.about}", *_key(story)]
+    for frame in story.frames:
+        lines += ["", *_frame(story, frame)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _key(story: Story) -> Iterator[str]:
+    if story.operation is Operation.BARRIER:
+        yield "A cell names the ranks that this one knows to have arrived."
+    elif story.sums:
+        yield "A cell names the ranks whose contributions are in it; messages with + are reduced into what is there."
+    elif story.operation is Operation.ALL_TO_ALL:
+        yield f"A cell names a block: from whom > for whom. Chunks from {story.ranks} on are the output."
+    else:
+        yield f"A cell names {'for whom a block is' if story.operation is Operation.SCATTER else 'whose data it is'}."
+    ends = "has heard of every rank" if story.operation is Operation.BARRIER else "is wanted there and complete"
+    yield f"> has changed in this round, * {ends}{', - is empty' * (not story.sums)}."
+
+
+def _frame(story: Story, frame: Frame) -> Iterator[str]:
+    title = f"round {frame.number}" if frame.number else "start"
+    yield f"{title}, {frame.phase}" if frame.phase else title
+    yield from _flowed([f"{ranges(group)} wait for each other" for group in frame.fences])
+    yield from _flowed([_message(story, m) for m in sorted(frame.messages, key=lambda m: (m.frm, m.to))])
+    cells = [[_cell(story, frame, r, c) for c in range(frame.done.shape[1])] for r in range(story.ranks)]
+    wide = max(len(cell) for row in cells for cell in row)
+    names = [_name(story, c) for c in range(frame.done.shape[1])]
+    wide = max(wide, *(len(name) + 1 for name in names))
+    side = len(f"  rank {story.ranks - 1} ")
+    parts = -(-len(names) // max((WIDE - side) // (wide + 1), 1))
+    columns = -(-len(names) // parts)
+    for first in range(0, len(names), columns):
+        part = slice(first, first + columns)
+        if story.chunks:
+            yield _row("", [f" {name}" for name in names[part]], side, wide)
+        for rank, row in enumerate(cells):
+            yield _row(f"  rank {rank}", row[part], side, wide)
+
+
+def _row(name: str, cells: Sequence[str], side: int, wide: int) -> str:
+    return name.ljust(side) + " ".join(cell.ljust(wide) for cell in cells)
+
+
+def _name(story: Story, chunk: int) -> str:
+    return f"c{chunk}" if story.chunks else ""
+
+
+def _message(story: Story, message: Message) -> str:
+    chunks = f"{'+' if message.reduces else ''}c{ranges(message.out)}" if message.out and story.chunks > 1 else ""
+    by = "" if message.via is Via.MESSAGE else f"({message.via.value})"
+    return " ".join(part for part in (f"{message.frm} -> {message.to}", chunks or "+" * message.reduces, by) if part)
+
+
+def _flowed(items: Sequence[str]) -> Iterator[str]:
+    """Items side by side in columns of equal width."""
+    wide = max((len(item) for item in items), default=0) + 3
+    columns = max((WIDE - 2) // wide, 1)
+    for first in range(0, len(items), columns):
+        yield "  " + "".join(item.ljust(wide) for item in items[first : first + columns])
+
+
+def _cell(story: Story, frame: Frame, rank: int, chunk: int) -> str:
+    owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
+    if frame.source[rank, chunk] == NOBODY:
+        content = "-"
+    elif not story.sums:
+        content = tile_label(story, owners[0], int(frame.source[rank, chunk])).replace("\u2192", ">")
+    elif story.ranks <= ONE_EACH:
+        content = "".join(str(r) if r in owners else "." for r in range(story.ranks))
+    else:
+        content = _listed(owners, story.ranks)
+    mark = ">" if frame.changed[rank, chunk] else " "
+    return f"{mark}{content}{'*' if frame.done[rank, chunk] else ' '}"
+
+
+def _listed(owners: Sequence[int], ranks: int) -> str:
+    """The owners as ranges, or how many they are where that is long."""
+    if len(owners) == ranks:
+        return "all"
+    listed = ranges(owners)
+    return listed if len(listed) <= LONGEST else f"{len(owners)} of {ranks}"
+
+
+def ranges(numbers: Sequence[int], dash: str = "-") -> str:
+    """Return `numbers` in order, runs shortened: 0-3,7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}{dash}{p[-1]}" for p in parts)

@@ -1,0 +1,274 @@
+"""Lowering rounds of loads, stores and fences: where the others' chunks are, and what may be written when.
+
+Two ways to reach another rank's chunks. *Direct*: where they are, in the user's own memory. *Staged*: every chunk that
+other ranks touch has a place in the arena, memory that the node's ranks share; it is copied there before the first
+fence, and from there into the output after the last.
+
+A rank's own landing must not be seen before the next fence. Where others still load from the very place, it lands in
+scratch and is copied after the fence; where nobody touches the chunk any more, it lands in the output at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Region, Step, Store
+from hpccoll.runtime.lowering.message_rounds import own, own_ids
+from hpccoll.runtime.lowering.placement import Placement, aligned
+from hpccoll.runtime.lowering.program import Copy, Instruction, Join, Meet, Memory, Place
+
+
+class Neighbours:
+    """What the ranks of a plan do to each other's chunks, for all of them at once.
+
+    Shapes: n ranks, C chunks, T rounds. `contact` (n, C): chunks that another rank touches; `published` (n, C): those
+    that one loads before they were written; `fetched` (n, C): those that one loads after; `stored` (n, C): those that
+    one stores into; `last` (n, C): the last round in which another rank touches a chunk, -1 for none.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.ranks = np.arange(plan.ranks)
+        rounds = plan.make(self.ranks)
+        self.rounds: list[Sequence[Step]] = [rounds.at(t) for t in range(rounds.count)]
+        of = plan.ranks, rounds.chunks
+        self.contact, self.published, self.fetched = (np.zeros(of, np.bool_) for _ in range(3))
+        self.stored, self.written = (np.zeros(of, np.bool_) for _ in range(2))
+        self.last = np.full(of, -1)
+        self._loads: list[tuple[int, IntArray, IntArray]] = []
+        for t, steps in enumerate(self.rounds):
+            for step in steps:
+                self._touch(t, step)
+            self.end(t)
+        self.written[:] = False
+
+    def _touch(self, t: int, step: Step) -> None:
+        if isinstance(step, Load):
+            who, chunks = self._pairs(step.src, step.frm)
+            self.published[who, chunks] |= ~self.written[who, chunks]
+            self.fetched[who, chunks] |= self.written[who, chunks]
+            self._loads.append((t, who, chunks))
+        elif isinstance(step, Store):
+            who, chunks = self._pairs(step.dst, step.to)
+            self.stored[who, chunks] = True
+        else:
+            return
+        self.contact[who, chunks] = True
+        self.last[who, chunks] = t
+
+    def _pairs(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the (rank, chunk) that others touch, as two aligned lists."""
+        ids = region.ids(len(self.ranks))
+        touched = (ids != NOBODY) & (peer != NOBODY)[:, None] & (peer != self.ranks)[:, None]
+        return np.broadcast_to(peer[:, None], ids.shape)[touched], ids[touched]
+
+    def end(self, t: int) -> None:
+        """Record what round `t` has written."""
+        for step in self.rounds[t]:
+            if isinstance(step, Fence):
+                continue
+            if isinstance(step, Store):
+                region, who = step.dst, step.to
+            else:
+                region, who = step.dst if isinstance(step, Load) else step.recv, self._taking(step.frm)
+            ids = region.ids(len(self.ranks))
+            lands = (ids != NOBODY) & (who != NOBODY)[:, None]
+            self.written[np.broadcast_to(who[:, None], ids.shape)[lands], ids[lands]] = True
+
+    def _taking(self, frm: IntArray) -> IntArray:
+        return np.where(frm != NOBODY, self.ranks, NOBODY)
+
+    def loaded_around(self, t: int, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
+        fences = [r for r, steps in enumerate(self.rounds) if self._fences(steps, rank)]
+        begin = max((r for r in fences if r <= t), default=-1)
+        end = min((r for r in fences if r > t), default=len(self.rounds))
+        loaded = np.zeros(self.contact.shape[1], np.bool_)
+        for when, who, chunks in self._loads:
+            if begin <= when < end:
+                loaded[chunks[who == rank]] = True
+        return loaded
+
+    def crowded(self, t: int) -> bool:
+        """Whether after the fence in round `t` a chunk is read that landed, before it, where others still loaded.
+
+        Alike on all ranks: only then does a second meeting follow.
+        """
+        before = [r for r in range(t) if any(isinstance(step, Fence) for step in self.rounds[r])]
+        landed, loaded = np.zeros_like(self.contact), np.zeros_like(self.contact)
+        for r in range(before[-1] if before else 0, t):
+            for step in self.rounds[r]:
+                if isinstance(step, Load):
+                    who, chunks = self._pairs(step.src, step.frm)
+                    loaded[who, chunks] = True
+                    ids = step.dst.ids(len(self.ranks))
+                    lands = (ids != NOBODY) & (step.frm != NOBODY)[:, None]
+                    landed[np.broadcast_to(self.ranks[:, None], ids.shape)[lands], ids[lands]] = True
+        return bool((landed & loaded & (self.last > t)).any())
+
+    @staticmethod
+    def _fences(steps: Sequence[Step], rank: int) -> bool:
+        return any(isinstance(step, Fence) and step.leader[rank] != NOBODY for step in steps)
+
+    def stores_last(self) -> bool:
+        """Whether anything is stored after the last fence but one: then the last one must not be left out."""
+        fences = [t for t, steps in enumerate(self.rounds) if any(isinstance(step, Fence) for step in steps)]
+        between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
+        return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
+
+
+class NodeRounds:
+    """Lowers one rank's loads, stores and fences.
+
+    Args:
+        plan: the plan.
+        rank: whose.
+        sizes: elements of each chunk.
+        staged: whether chunks are reached in the arena.
+        in_place: whether this rank's input and output share memory.
+        neighbours: of the plan.
+        steps: where instructions go.
+        scratch: gives that many elements of scratch.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        sizes: IntArray,
+        staged: bool,
+        in_place: bool,
+        neighbours: Neighbours,
+        steps: list[Instruction],
+        scratch: Callable[[int], Place],
+    ) -> None:
+        self.plan, self.rank, self.sizes, self.staged, self.in_place = plan, rank, sizes, staged, in_place
+        self.facts, self.steps, self.scratch = neighbours, steps, scratch
+        self.deferred: list[tuple[list[Place], IntArray]] = []
+        self._others: dict[int, Placement] = {}
+
+    def arena(self, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks of a rank live in the arena, shape (C,)."""
+        wanted = self.plan.operation.wanted(np.array([rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
+        contact = self.facts.contact[rank]
+        return np.asarray(contact if self.staged else contact & ~wanted)
+
+    def touched(self) -> frozenset[Memory]:
+        """Return which of this rank's own memories others touch when they reach its chunks directly."""
+        wanted = self.plan.operation.wanted(np.array([self.rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
+        full = self.sizes > 0
+        source = (self.facts.published[self.rank] & full).any()
+        result = ((self.facts.stored[self.rank] | self.facts.fetched[self.rank]) & wanted & full).any()
+        return frozenset({Memory.SOURCE} if source else ()) | frozenset({Memory.RESULT} if result else ())
+
+    def begin(self, places: Placement) -> None:
+        """Copy into the arena what others load before this rank has written it."""
+        self.places = places
+        if self.staged:
+            chunks = np.nonzero(self.facts.published[self.rank])[0]
+            self.copy(places.now(chunks), places.at(chunks, Memory.ARENA))
+            places.settle(chunks)
+
+    def round(self, t: int, steps: Sequence[Step]) -> None:
+        """Lower the steps of this rank in round `t`, and take note of what all ranks write in it."""
+        if any(isinstance(step, Fence) and own(step.leader) != NOBODY for step in steps):
+            self.fence(t)
+        chains: dict[tuple[int, ...], list[tuple[int, list[Place]]]] = {}
+        for step in steps:
+            if isinstance(step, Load) and (frm := own(step.frm)) != NOBODY:
+                src, dst = own_ids(step.src), own_ids(step.dst)
+                operand = self.places.now(src) if frm == self.rank else self.there(frm, src)
+                chains.setdefault(tuple(dst.tolist()), []).append((own(step.op), operand))
+            elif isinstance(step, Store) and (to := own(step.to)) != NOBODY:
+                self.copy(self.places.now(own_ids(step.src)), self.stored(to, own_ids(step.dst)))
+        for chunks, operands in chains.items():
+            self.land(t, np.array(chunks, np.int64), operands)
+        for step in self.facts.rounds[t]:
+            if isinstance(step, Store):
+                ids = step.dst.ids(self.plan.ranks)[step.to == self.rank]
+                self.places.settle(np.unique(ids[ids != NOBODY]))
+        self.facts.end(t)
+
+    def copy(self, sources: list[Place], outs: list[Place]) -> None:
+        """Copy where that moves anything."""
+        self.steps.extend(Copy(source, out) for source, out in aligned(sources, outs) if source != out)
+
+    def fence(self, t: int) -> None:
+        """Meet the others; then let land what they were still loading over.
+
+        A last fence that only waits for readers of the arena is left out: its halves are used in turn.
+        """
+        if self.staged and t == len(self.facts.rounds) - 1 and not self.facts.stores_last():
+            return
+        self.steps.append(Meet())
+        for landed, chunks in self.deferred:
+            self.copy(landed, self.places.home(chunks))
+            self.places.settle(chunks)
+        self.deferred.clear()
+        if self.facts.crowded(t):
+            self.steps.append(Meet())  # what has just landed is read by others from here on
+
+    def there(self, rank: int, chunks: IntArray) -> list[Place]:
+        """Return where another rank's chunks are now."""
+        other = self.other(rank)
+        written = self.facts.written[rank, chunks]
+        memory = np.where(written, other.homes(chunks), Memory.ARENA if self.staged else Memory.SOURCE)
+        return [replace(place, owner=rank) for place in other.merged(chunks, memory)]
+
+    def stored(self, rank: int, chunks: IntArray) -> list[Place]:
+        """Return where chunks that are stored to a rank go."""
+        if rank == self.rank:
+            return self.places.home(chunks)
+        return [replace(place, owner=rank) for place in self.other(rank).home(chunks)]
+
+    def other(self, rank: int) -> Placement:
+        """Return the places of another rank's chunks, as they are at its start."""
+        if rank not in self._others:
+            used = np.zeros(len(self.sizes), np.bool_)
+            self._others[rank] = Placement(
+                self.plan, rank, self.sizes, used, in_place=False, arena=self.arena(rank), apart=self.places.apart
+            )
+        return self._others[rank]
+
+    def land(self, t: int, chunks: IntArray, operands: list[tuple[int, list[Place]]]) -> None:
+        """Combine operands in their order with what is there, into the chunks' home."""
+        now = self.places.now(chunks)
+        if self.staged:
+            self.places.rehome(chunks[self.facts.last[self.rank, chunks] <= t])
+        home = target = self.places.home(chunks)
+        still_read = self.facts.loaded_around(t, self.rank)[chunks].any() and any(
+            place.overlaps(out) for place in self.read_by_others(chunks) for out in home
+        )
+        later = [place for _, operand in operands[1:] for place in operand]
+        if still_read or any(place.overlaps(out) for place in later for out in home):
+            target = [self.scratch(sum(place.count for place in home))] if home else []
+        found: list[Place] | None = None
+        for op, operand in operands:
+            if op == Op.COPY:
+                found = operand
+                continue
+            left, right = (found or now, operand) if op == Op.OWN_FIRST else (operand, found or now)
+            self.steps.extend(Join(*sides) for sides in aligned(left, right, target))
+            found = target
+        if found is not None and found is not target:
+            self.copy(found, target)
+        if still_read:
+            self.deferred.append((target, chunks))
+            return
+        if target is not home:
+            self.copy(target, home)
+        self.places.settle(chunks)
+
+    def read_by_others(self, chunks: IntArray) -> list[Place]:
+        """Return where others find chunks of this rank now."""
+        if self.staged:
+            return self.places.at(chunks, Memory.ARENA)
+        written = self.facts.written[self.rank, chunks]
+        return [
+            *self.places.at(chunks[written], Memory.RESULT),
+            *self.places.at(chunks[~written], Memory.RESULT if self.in_place else Memory.SOURCE),
+        ]

@@ -1,0 +1,122 @@
+"""From joins, copies and meetings to ready calls: cut into tiles that stay in the cache, bound to memory.
+
+What lies in a window that this process maps is an array like any other. What lies in another process's own memory is
+read into a bounce buffer of a tile before it is combined, and copied in larger pieces where it is only moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
+from hpccoll.runtime.lowering.program import OWN, Copy, Join, Local, Meet, Place
+from hpccoll.runtime.shared_memory.cross_memory import Remote
+
+TILE = 128 * 2**10  # bytes: with its operands it fits into the second-level cache, and its calls cost little beside it
+REMOTE_TILE = 256 * 2**10  # a system call each
+REMOTE_COPY = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The memories that a program runs on.
+
+    `view` gives the elements of a place as an array of this process, or None where it lies in another process's own
+    memory, whose address `address` then gives. `bounce` has twice
+    REMOTE_TILE bytes where any place may be remote.
+    """
+
+    view: Callable[[Place], Flat | None]
+    address: Callable[[Place], int]
+    module: ArrayModule
+    function: str
+    itemsize: int
+    remote: Remote | None
+    bounce: Flat | None
+
+    def local(self, place: Place) -> Flat:
+        """The elements of a place that this process can address."""
+        flat = self.view(place)
+        if flat is None:
+            raise LookupError(f"{place} lies in another process")  # a plan never moves from remote to remote
+        return flat
+
+
+def bound(instructions: Sequence[Local], ground: Ground, meet: Step, enter: Step | None) -> list[Step]:
+    """Return the calls that carry out local instructions.
+
+    Args:
+        instructions: joins, copies and meetings, in order.
+        ground: the memories.
+        meet: waits for the ranks of the node.
+        enter: the same, for the first meeting; None where there is none left to bind.
+    """
+    steps: list[Step] = []
+    group: list[Join | Copy] = []
+    for instruction in (*instructions, Meet()):
+        if not isinstance(instruction, Meet) and (not group or _together(group, instruction)):
+            group.append(instruction)
+            continue
+        steps.extend(_tiles(group, ground))
+        group = []
+        if isinstance(instruction, Meet):
+            steps.append(enter or meet)
+            enter = None
+        else:
+            group.append(instruction)
+    return steps[:-1]
+
+
+def _together(group: Sequence[Join | Copy], more: Join | Copy) -> bool:
+    """Whether an instruction can be carried out tile by tile with others: what they share, they share in step."""
+    for other in group:
+        if other.out.count != more.out.count:
+            return False
+        for place in other.places:
+            if any(place.overlaps(mine) and place.start != mine.start for mine in more.places):
+                return False
+    return True
+
+
+def _tiles(group: Sequence[Join | Copy], ground: Ground) -> Iterator[Step]:
+    if not group:
+        return
+    far = any(place.owner != OWN and ground.view(place) is None for each in group for place in each.places)
+    count = group[0].out.count
+    whole = REMOTE_COPY if far else count * ground.itemsize
+    tile = (REMOTE_TILE if far else TILE) if any(isinstance(each, Join) for each in group) else whole
+    step = max(tile // ground.itemsize, 1)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        for each in group:
+            yield from _calls(each, start, stop, ground)
+
+
+def _calls(each: Join | Copy, start: int, stop: int, ground: Ground) -> Iterator[Step]:
+    places = [place.part(start, stop) for place in each.places]
+    views = [ground.view(place) for place in places]
+    if isinstance(each, Copy):
+        source, out = views
+        if source is None:
+            yield _read(ground, places[0], ground.address(places[1]))
+        elif out is None and ground.remote is not None:
+            yield ground.remote.write(
+                places[1].owner, ground.address(places[1]), ground.address(places[0]), source.nbytes
+            )
+        else:
+            yield ground.module.copy(out, source)
+        return
+    for at, place in enumerate(places[:2]):
+        if views[at] is None and ground.bounce is not None:
+            half = len(ground.bounce) // 2  # both operands may be remote
+            bounce = ground.bounce[at * half : at * half + stop - start]
+            yield _read(ground, place, ground.module.address(bounce))
+            views[at] = bounce
+    yield ground.module.combine(ground.function, *views)
+
+
+def _read(ground: Ground, place: Place, here: int) -> Step:
+    if ground.remote is None:
+        raise LookupError(f"{place} lies in another process, which cannot be read")
+    return ground.remote.read(place.owner, ground.address(place), here, place.count * ground.itemsize)

@@ -1,0 +1,45 @@
+"""A collective by loads and stores, as one rank sees it: what is bound to memory, and what all must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import IntArray
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.modules import ArrayModule, Buffer, Flat, Step
+from hpccoll.runtime.lowering.program import Local, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One collective of this rank: its buffers, what it does to them, and what all ranks must agree on.
+
+    `lowered(None)` gives the program that touches buffers where they are, `lowered(sizes)` the one through the arena
+    for so many elements of each chunk. `before` and `after` are run around it; `facts` names operation and arguments,
+    for the entry and for messages.
+    """
+
+    plan: Plan
+    source: Buffer | None
+    result: Buffer | None
+    count: int
+    dtype: DType
+    module: ArrayModule
+    function: str
+    lowered: Callable[[tuple[int, ...] | None], Program]
+    scratch: Callable[[int], Flat]
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    facts: tuple[object, ...]
+
+    def sizes(self) -> IntArray:
+        """Return the elements of each chunk, shape (C,)."""
+        chunks = self.plan.column(0).chunks
+        return self.plan.operation.sizes(self.count, self.plan.ranks, chunks)
+
+
+def local(program: Program) -> list[Local]:
+    """Return the instructions that send no message: all, in a plan of loads and stores."""
+    return [step for step in program.instructions if isinstance(step, Local)]

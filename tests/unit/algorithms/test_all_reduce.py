@@ -1,0 +1,297 @@
+"""The all-reduce algorithms beyond the basic ones: what each promises besides being right, and faults planted in them.
+
+That every registered algorithm is right at its stated cost is held in test_collectives; here stand the shapes and
+orders that give each its name, layouts of nodes, and the compositions that are not registered.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from hpccoll.algorithms import bine, describe, direct, dual_root, hierarchical, named, swing
+from hpccoll.errors import PlanError, UnknownNameError, UsageError
+from hpccoll.plan import groups as grouping
+from hpccoll.plan.groups import Groups, grouped
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Cost, Plan
+from hpccoll.plan.proof.check import check
+from hpccoll.plan.rounds import Rounds, nothing
+from hpccoll.plan.step import Move, Op, Span
+from hpccoll.selection.rules import best_algorithm
+from tests.unit.plan.test_replay import expressions
+
+NEW = ("bine", "chain", "dual_root", "hierarchical", "one_shot", "swing", "two_shot")
+DEALT = ((0, 3, 6), (1, 4, 7), (5, 2))
+LAYOUTS = [None, (8,), (4, 4), (2, 2, 2, 2), (1,) * 8, (3, 5), (1, 7), (7, 1), (2, 3, 3), DEALT]
+PAIRS = [
+    (intra, inter) for intra in ("ring", "bruck") for inter in ("swing", "double_tree", "rabenseifner", "dual_root")
+]
+
+
+def plan_of(name: str, n: int, chunks: int = 1, nodes: grouping.Nodes = None) -> Plan:
+    return named(Operation.ALL_REDUCE, name).plan(n, 0, chunks, nodes)
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("n", [*range(1, 20), 31, 32, 33, 63, 64, 65])
+def test_each_is_proven_at_its_cost_on_any_number_of_ranks(name, n):
+    for chunks in (1, 2, 5):
+        plan = plan_of(name, n, chunks)
+        assert check(plan, counts=(0, 1, n - 1, 7, 1_000_003)).cost == plan.cost
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "chunks", "cost"),
+    [
+        ("swing", 8, 1, Cost(6, Fraction(14, 8), Fraction(14, 8))),
+        ("bine", 8, 1, Cost(6, Fraction(14, 8), Fraction(14, 8))),
+        # Two guests fold in and out: both send S, and their hosts the result.
+        ("swing", 6, 1, Cost(4 + 2, Fraction(4 * 6 + 4 * 4, 4 * 6), Fraction(6, 4) + 1)),
+        ("chain", 6, 4, Cost(4 + 2 * 6 - 3, Fraction(10, 6), Fraction(2))),
+        # Two full trees of 7: 4 rounds up, 1 across, 4 down, 3 for each of the other chunks.
+        ("dual_root", 14, 5, Cost(4 + 1 + 4 + 3 * 4, Fraction(26, 14), Fraction(3))),
+        ("one_shot", 8, 1, Cost(1, Fraction(7), Fraction(7))),
+        ("two_shot", 8, 1, Cost(2, Fraction(14, 8), Fraction(14, 8))),
+    ],
+)
+def test_costs_are_those_of_the_literature(name, n, chunks, cost):
+    assert check(plan_of(name, n, chunks)).cost == cost
+
+
+def test_swing_swings_out_as_published():
+    partners = [swing.partner(np.arange(16), step, 16) for step in range(4)]
+    assert [peers[0] for peers in partners] == [1, 16 - 1, 3, 16 - 5]
+    assert [peers[1] for peers in partners] == [0, 2, 16 - 2, 6]
+    for peers in partners:
+        np.testing.assert_array_equal(peers[peers], np.arange(16))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
+def test_bine_reaches_one_interval_and_its_distances_are_two_thirds(n):
+    rank, steps = np.arange(n), n.bit_length() - 1
+    reached = rank[:, None]
+    for left in range(1, steps + 1):
+        reached = np.concatenate([reached, reached[bine.partner(rank, left, n)]], axis=1)
+        found = (bine.first_reached(rank, left)[:, None] + np.arange(1 << left)) % n
+        np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(reached, axis=1))
+    farthest = np.abs(bine.partner(rank[:1], steps, n) - rank[0])[0]
+    assert min(farthest, n - farthest) <= -(-n // 3)
+
+
+def hauled(plan: Plan) -> Fraction:
+    """Bytes times ranks on the shorter way around, over all messages, in S."""
+    n, rounds = plan.ranks, plan.whole()
+    total = 0
+    for moves in rounds:
+        for move in moves:
+            away = np.abs(move.to - np.arange(n))[move.to >= 0]
+            total += int(np.sum(np.minimum(away, n - away) * np.broadcast_to(move.send.size, n)[move.to >= 0]))
+    return Fraction(total, rounds.chunks)
+
+
+@pytest.mark.parametrize("n", [16, 64, 256])
+def test_bine_and_swing_haul_bytes_less_far_than_halving(n):
+    halving = hauled(plan_of("rabenseifner", n))
+    assert hauled(plan_of("bine", n)) < Fraction(7, 10) * halving
+    assert hauled(plan_of("swing", n)) < Fraction(3, 10) * halving
+
+
+def test_swing_does_not_spell_out_what_is_only_counted(monkeypatch):
+    # A simulation of 24,576 ranks reads peers and sizes; the tables would be gigabytes.
+    monkeypatch.setattr(swing, "reachable", lambda *_: pytest.fail("a table was made"))
+    rounds = plan_of("swing", 24576).whole()
+    sizes = [move.send.size for t in (0, 1, 2, 14, 15, 28, 29) for move in rounds.at(t)]
+    assert sizes == [2**14, 2**13, 2**12, 1, 1, 2**13, 2**14]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_one_shot_reduces_in_rank_order_on_every_rank(n):
+    left = "a"
+    for rank in range(1, n):
+        left = f"({left}{chr(ord('a') + rank)})"
+    assert set(expressions(plan_of("one_shot", n), 0)) == {left}
+
+
+def test_two_shot_reduces_own_first_then_downwards():
+    assert set(expressions(plan_of("two_shot", 4), 2)) == {"(((cb)a)d)"}
+
+
+@pytest.mark.parametrize("n", range(2, 27))
+def test_dual_root_keeps_rank_order_so_that_nothing_need_commute(n):
+    (found,) = {*expressions(plan_of("dual_root", n, 2), 1)}
+    assert [letter for letter in found if letter.isalpha()] == [chr(ord("a") + rank) for rank in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 14, 23, 64])
+def test_dual_root_has_one_partner_a_round(n):
+    for moves in plan_of("dual_root", n, 4).whole():
+        (move,) = moves
+        both = (move.to >= 0) & (move.frm >= 0)
+        np.testing.assert_array_equal(move.to[both], move.frm[both])
+
+
+@pytest.mark.parametrize("n", range(2, 40))
+def test_both_trees_of_the_dual_root_are_binary_in_post_order(n):
+    rank = np.arange(n)
+    kin = dual_root.family(rank, n)
+    for child in (kin.left, kin.right):
+        np.testing.assert_array_equal(kin.parent[child[child >= 0]], rank[child >= 0])
+        assert (child < rank).all()
+    roots = rank[kin.depth == 0]
+    assert roots.tolist() == [-(-n // 2) - 1, n - 1]
+    assert kin.parent[roots].tolist() == roots[::-1].tolist()
+    children = np.concatenate([kin.left, kin.right])
+    assert sorted([*children[children >= 0].tolist(), *roots.tolist()]) == rank.tolist()
+    assert kin.depth.max() == (-(-n // 2)).bit_length() - 1
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", ["hierarchical", *map("+".join, PAIRS)])
+def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
+    made = named(Operation.ALL_REDUCE, name) if "+" not in name else hierarchical.hierarchical(*name.split("+"))
+    for chunks in (1, 3):
+        plan = made.plan(8, 0, chunks, nodes)
+        assert check(plan, counts=(0, 1, 7, 1_000_003)).cost == plan.cost
+
+
+def node_of(nodes: grouping.Nodes, n: int) -> np.ndarray:
+    return Groups.of(n, nodes).locate(np.arange(n))[0]
+
+
+@pytest.mark.parametrize("nodes", [(4,) * 4, tuple(tuple(range(first, 16, 4)) for first in range(4))], ids=str)
+def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
+    plan = hierarchical.hierarchical("ring", "ring").plan(16, nodes=nodes)
+    node, rounds = node_of(nodes, 16), plan.whole()
+    crossing = np.zeros(16, np.int64)
+    for move in (move for moves in rounds for move in moves):
+        crosses = (move.to >= 0) & (node[move.to] != node)
+        crossing += np.where(crosses, move.send.size, 0)
+    # Each of the 4 owners of a node sends 2 (N-1)/N of its quarter.
+    assert [Fraction(int(sent), rounds.chunks) for sent in crossing] == [Fraction(2 * 3, 4 * 4)] * 16
+    assert plan.cost == Cost(2 * 3 + 2 * 3, Fraction(2 * 3, 4) + Fraction(6, 16), Fraction(2 * 3, 4) + Fraction(6, 16))
+
+
+def test_a_hierarchy_costs_what_its_parts_cost_written_out():
+    # 4 nodes of 2: a ring of 2 there and back, 2 ceil(log2 4) + 3 - 1 rounds of a double tree on half of the message.
+    assert plan_of("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
+    # 3 and 5 ranks: two guests fold into slots 0 and 1 of the second node.
+    found = check(hierarchical.hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
+    mean = (2 * 2 + 6 * Fraction(4, 3) + 2 * 1) / Fraction(8)
+    assert found == Cost(2 * (1 + 2) + 1, mean, 1 + Fraction(4, 3) + Fraction(1, 3))
+
+
+def test_hierarchies_are_made_once_and_unknown_levels_are_named():
+    assert hierarchical.hierarchical("ring", "swing") is hierarchical.hierarchical("ring", "swing")
+    assert hierarchical.hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
+    assert "chunks" not in hierarchical.hierarchical("ring", "swing").takes
+    with pytest.raises(UnknownNameError, match="unknown algorithm for reduce_scatter 'swing'; choose one of"):
+        hierarchical.hierarchical("swing", "ring")
+
+
+def test_a_level_of_ones_own_may_state_no_cost():
+    mine = describe(Operation.ALL_REDUCE, "mine", named(Operation.ALL_REDUCE, "ring").make, None)
+    made = hierarchical.composed(named(Operation.REDUCE_SCATTER, "ring"), mine)
+    assert made.plan(6, nodes=(2, 4)).cost is None
+    assert check(made.plan(6, nodes=(2, 4))).cost.steps == 2 * (1 + 1) + 2
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+def test_hierarchical_barriers_hold_everyone(nodes):
+    plan = named(Operation.BARRIER, "hierarchical").plan(8, nodes=nodes)
+    assert check(plan).cost == plan.cost
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+def test_hierarchical_all_to_all_brings_every_block_home(nodes):
+    plan = named(Operation.ALL_TO_ALL, "hierarchical").plan(8, nodes=nodes)
+    assert check(plan).cost == plan.cost
+
+
+def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
+    plan = named(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
+    node = node_of((4, 4, 4), 12)
+    crossing = sum((node[move.to] != node).sum() for moves in plan.whole() for move in moves)
+    assert crossing == 12 * 2  # pairwise: 12 * 8
+    assert plan.cost == Cost(3 + 2, Fraction(3 * 3 + 2 * 4, 12), Fraction(3 * 3 + 2 * 4, 12))
+
+
+@pytest.mark.parametrize(
+    "nodes", [(), (8, 0), (4, 3), (9,), (-1, 9), ((0, 1), (2, 3)), ((0, 1, 2), (2, 3, 4, 5, 6, 7))]
+)
+def test_nodes_that_are_not_those_of_the_ranks(nodes):
+    for name in ("hierarchical", "ring"):
+        with pytest.raises(UsageError, match="is no layout of 8 ranks: give the number of ranks on each node"):
+            plan_of(name, 8, nodes=nodes)
+
+
+def test_nodes_in_rank_order_are_the_same_however_they_are_said():
+    assert Groups.of(5, ((0, 1), (2, 3, 4))) == Groups.of(5, [2, 3]) == Groups((2, 3))
+    dealt = Groups.of(5, ((0, 3), (4, 1, 2)))
+    group, slot = dealt.locate(np.arange(5))
+    assert (group.tolist(), slot.tolist()) == ([0, 1, 1, 0, 1], [0, 1, 2, 1, 0])
+    assert (dealt.even, Groups.of(6, (3, 3)).even) == (None, 3)
+
+
+def test_groups_of_unequal_size_end_together():
+    made = named(Operation.ALL_REDUCE, "ring").make
+    rounds = grouped(
+        lambda slot, size: made(slot, size).regions(lambda _: Span(0, 1, 1), 1), Groups((2, 4)), np.arange(6)
+    )
+    talking = [{int(r) for move in moves for r in np.nonzero(move.to >= 0)[0]} for moves in rounds]
+    assert talking == [{2, 3, 4, 5}] * 4 + [{0, 1, 2, 3, 4, 5}] * 2
+
+
+def test_auto_leaves_out_what_its_model_cannot_tell():
+    # One step of 63 messages is no step; and on one node a hierarchy is but a ring.
+    chosen = {best_algorithm(Operation.ALL_REDUCE, n, nbytes).name for n in (4, 8, 64) for nbytes in (8, 2**16, 2**26)}
+    assert not chosen & {"one_shot", "two_shot", "hierarchical"}
+
+
+# Planted faults: each must be found by the proof.
+
+
+def complaint(plan: Plan) -> str:
+    with pytest.raises(PlanError) as caught:
+        check(plan)
+    return str(caught.value)
+
+
+def test_fault_swing_whose_odd_ranks_do_not_mirror(monkeypatch):
+    monkeypatch.setattr(swing, "partner", lambda rank, step, n: (rank + (1 - (-2) ** (step + 1)) // 3) % n)
+    assert "round 0: rank 0 (and 7 more) sends to 1, who receives from 2" in complaint(plan_of("swing", 8))
+
+
+def test_fault_bine_whose_odd_ranks_are_off_by_one(monkeypatch):
+    right = bine.first_reached
+    monkeypatch.setattr(bine, "first_reached", lambda rank, digits: right(rank, digits) + rank % 2)
+    assert "all_reduce/bine on 8 ranks: in the end rank 0 chunk" in complaint(plan_of("bine", 8))
+
+
+def test_fault_one_shot_in_order_of_arrival():
+    def make(rank, n):
+        whole = Span(0, 1, 1)
+        moves = [Move((rank + t) % n, (rank - t) % n, whole, whole, Op.OWN_FIRST) for t in range(1, n)]
+        return Rounds(1, 1, lambda t: moves)
+
+    hasty = describe(Operation.ALL_REDUCE, "hasty", make, direct.one_shot_cost)
+    assert "reduce chunk 0 in different orders" in complaint(hasty.plan(3))
+
+
+def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
+    right = dual_root.family
+
+    def hasty(rank, n):
+        kin = right(rank, n)
+        return dual_root.Family(kin.parent, kin.left, kin.right, np.maximum(kin.depth - 1, 0), kin.late, kin.root)
+
+    monkeypatch.setattr(dual_root, "family", hasty)
+    assert "all_reduce/dual_root on 8 ranks" in complaint(plan_of("dual_root", 8, 3))
+
+
+def test_fault_hierarchy_that_forgets_its_guests(monkeypatch):
+    monkeypatch.setattr(hierarchical, "handed_in", lambda slot, size, owners, whole, chunks: nothing(chunks))
+    said = complaint(plan_of("hierarchical", 5, 1, (2, 3)))
+    assert "the contribution of rank 4 is missing" in said

@@ -1,0 +1,225 @@
+"""The result file: what is written stays readable, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.journal import Journal, finished_keys, read
+from hpccoll.measure.output import require_writable
+from hpccoll.measure.record import CollectiveRecord, Row
+from hpccoll.measure.stopping import Stop
+
+ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
+RECORDS = [CollectiveRecord(replace(ROW, nbytes=size), (1.5, 2.5), Stop.BUDGET, 0) for size in (8, 32, 128)]
+RUN = {"schema": "hpccoll/1", "kind": "run", "command": "hpccoll bench"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.jsonl"
+
+
+@pytest.fixture
+def full(path):
+    """A finished file: a run and three rows."""
+    with Journal(path) as journal:
+        journal.write(RUN)
+        for record in RECORDS:
+            journal.write(record.as_dict())
+    return path
+
+
+def test_records_come_back_in_order(full):
+    found = read(full)
+    assert found.records[0] == RUN
+    assert found.collectives() == RECORDS
+    assert found.torn is None
+    assert finished_keys(full) == {record.row.key for record in RECORDS}
+
+
+def test_each_record_is_one_line_of_json(full):
+    assert [json.loads(line)["kind"] for line in full.read_text().splitlines()] == ["run"] + ["collective"] * 3
+
+
+def test_a_record_is_readable_as_soon_as_it_is_written(path):
+    with Journal(path) as journal:
+        for at, record in enumerate(RECORDS, 1):
+            journal.write(record.as_dict())
+            assert len(read(path).records) == at
+
+
+def test_a_killed_run_leaves_every_finished_record(path):
+    program = (
+        "import os, signal\n"
+        "from hpccoll.measure.journal import Journal\n"
+        f"journal = Journal({str(path)!r})\n"
+        "for at in range(3):\n"
+        "    journal.write({'schema': 'hpccoll/1', 'kind': 'run', 'at': at})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    assert [record["at"] for record in read(path).records] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 20, 60, -2])
+def test_a_torn_last_line_is_left_out_and_reported(full, kept):
+    lines = full.read_bytes().splitlines(keepends=True)
+    whole, last = b"".join(lines[:-1]), lines[-1][:kept]
+    full.write_bytes(whole + last)
+    found = read(full)
+    assert len(found.records) == 3
+    assert found.torn is not None
+    assert f"after {len(last)} bytes" in found.torn
+    assert finished_keys(full) == {record.row.key for record in RECORDS[:2]}
+
+
+def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
+    full.write_bytes(full.read_bytes()[:-30])
+    with Journal(full, resume=True) as journal:
+        journal.write(RECORDS[2].as_dict())
+    assert read(full).torn is None
+    assert read(full).collectives() == RECORDS
+
+
+def test_resuming_keeps_a_last_line_that_only_lacks_its_end(full):
+    full.write_bytes(full.read_bytes()[:-1])
+    assert read(full).torn is None
+    with Journal(full, resume=True) as journal:
+        journal.write(RUN)
+    assert [record["kind"] for record in read(full).records] == ["run", *["collective"] * 3, "run"]
+
+
+def test_resuming_keeps_what_is_there_and_beginning_does_not(full):
+    with Journal(full, resume=True) as journal:
+        journal.write(RUN)
+    assert len(read(full).records) == 5
+    with Journal(full):
+        pass
+    assert full.read_bytes() == b""
+
+
+def test_resuming_what_does_not_exist_begins_it(path):
+    assert finished_keys(path) == set()
+    with Journal(path, resume=True) as journal:
+        journal.write(RUN)
+    assert read(path).records == (RUN,)
+
+
+def test_resuming_an_empty_file_begins_it(path):
+    path.touch()
+    assert finished_keys(path) == set()
+    with Journal(path, resume=True) as journal:
+        journal.write(RUN)
+    assert read(path).records == (RUN,)
+
+
+def test_rows_of_another_run_count_by_their_key(full):
+    with Journal(full, resume=True) as journal:
+        journal.write(RUN | {"command": "another", "ranks": 2})
+        other = replace(RECORDS[0], row=replace(ROW, ranks=2, nodes=2))
+        journal.write(other.as_dict())
+    keys = finished_keys(full)
+    assert ROW.key in keys
+    assert other.row.key in keys
+    assert replace(ROW, ranks=8).key not in keys
+
+
+def test_a_row_that_was_measured_twice_counts_as_it_was_last(full):
+    again = replace(RECORDS[0], samples_us=(7.0,))
+    with Journal(full, resume=True) as journal:
+        journal.write(again.as_dict())
+    assert read(full).collectives()[0] == again
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Dear committee, this is my thesis",
+        b"Dear committee,\nthis is my thesis\n",
+        b'{"loss": 0.5}\n{"loss": 0.4}\n',
+        b"[1, 2]\n",
+        b"17",
+        b'{"schema":"hpccoll/2","kind":"run"}\n',
+        b'{"schema":"hpccoll/1"}\n',
+        b"\x00\xff\xfe\n\x01",
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content):
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"--resume .*results.jsonl"):
+        finished_keys(path)
+    with pytest.raises(UsageError):
+        Journal(path, "--resume", resume=True)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_line_in_the_middle_is_refused_with_its_number(full):
+    lines = full.read_bytes().splitlines(keepends=True)
+    full.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
+    with pytest.raises(UsageError, match="line 2 is damaged"):
+        read(full)
+
+
+def test_even_the_first_record_may_be_torn(path):
+    path.write_bytes(b'{"schema":"hpcc')
+    assert read(path).records == ()
+    assert read(path).torn
+    with Journal(path, resume=True) as journal:
+        journal.write(RUN)
+    assert read(path).records == (RUN,)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_place_that_cannot_be_written_is_named_with_its_option(tmp_path, resume):
+    where = tmp_path / "missing" / "results.jsonl"
+    with pytest.raises(UsageError, match=r"--json .*missing.*results\.jsonl.*No such file"):
+        Journal(where, resume=resume)
+    with pytest.raises(UsageError, match="--json"):
+        Journal(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path):
+    with pytest.raises(UsageError, match="--resume"):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_a_full_disk_is_an_error_that_names_the_file():
+    with Journal("/dev/full") as journal, pytest.raises(UsageError, match=r"--json /dev/full.*No space"):
+        journal.write(RUN)
+
+
+def test_what_is_no_json_is_not_written(path):
+    with Journal(path) as journal, pytest.raises(ValueError, match="JSON"):
+        journal.write({"p50": float("nan")})
+    assert path.read_bytes() == b""
+
+
+def test_a_dash_is_standard_output(capsys):
+    with Journal("-") as journal:
+        journal.write(RUN)
+    assert json.loads(capsys.readouterr().out) == RUN
+    print("still open")
+    assert capsys.readouterr().out == "still open\n"
+
+
+def test_trying_whether_a_file_can_be_written_changes_nothing(tmp_path):
+    there, new = tmp_path / "there.csv", tmp_path / "new.csv"
+    there.write_text("kept")
+    require_writable(there, "--csv")
+    require_writable(new, "--csv")
+    assert there.read_text() == "kept"
+    assert not new.exists()
+    with pytest.raises(UsageError, match=r"--csv .*missing"):
+        require_writable(tmp_path / "missing" / "a.csv", "--csv")

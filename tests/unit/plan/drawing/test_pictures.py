@@ -1,0 +1,182 @@
+"""Text and SVG: the same bytes for the same plan, well-formed, nothing off the page, and no meaning in colour alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from hpccoll.algorithms import named, registered
+from hpccoll.plan.drawing.frames import Story, tell
+from hpccoll.plan.drawing.palette import COLOURS, colour, ink_on, is_cut
+from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Polygons, Scene, Text, text_width
+from hpccoll.plan.drawing.storyboard import pages, storyboard
+from hpccoll.plan.drawing.svg import svg
+from hpccoll.plan.drawing.text import ranges, text
+from hpccoll.plan.drawing.trace import trace_json
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.simulation.timeline import in_rounds
+
+GOLDEN = Path(__file__).parent / "golden"
+WRITERS = {
+    ".txt": lambda plan: text(tell(plan)),
+    ".svg": lambda plan: svg(storyboard(tell(plan))),
+    ".json": lambda plan: trace_json(in_rounds(plan)),
+}
+DRAWN = [
+    ("all_reduce/ring", 3, ".txt"),
+    ("all_reduce/ring", 3, ".svg"),
+    ("all_reduce/ring", 3, ".json"),
+    ("all_reduce/tree", 4, ".txt"),
+    ("all_to_all/pairwise", 3, ".txt"),
+    ("all_gather/bruck", 9, ".txt"),
+    ("scatter/tree", 4, ".svg"),
+    ("barrier/dissemination", 9, ".svg"),
+]
+EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in registered() for n in (1, 3, 5, 8, 16)]
+
+
+def plan_of(name: str, ranks: int, chunks: int = 1):
+    operation, _, algorithm = name.partition("/")
+    return named(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+
+
+def story_of(name: str, ranks: int, chunks: int = 1) -> Story:
+    return tell(plan_of(name, ranks, chunks))
+
+
+@pytest.mark.parametrize(("name", "ranks", "suffix"), DRAWN)
+def test_drawings_are_those_of_the_golden_files(name, ranks, suffix):
+    drawn = WRITERS[suffix](plan_of(name, ranks))
+    golden = GOLDEN / f"{name.replace('/', '_')}_{ranks}{suffix}"
+    if os.environ.get("HPCCOLL_WRITE_GOLDEN"):  # then look at what git shows as changed
+        golden.write_text(drawn, encoding="utf-8")
+    assert drawn == golden.read_text(encoding="utf-8")
+
+
+def extent(shape) -> list[tuple[float, float]]:
+    """The corners of what a shape covers."""
+    match shape:
+        case Boxes(_, boxes):
+            return [point for x, y, w, h in boxes for point in ((x, y), (x + w, y + h))]
+        case Polygons(_, polygons):
+            return [point for polygon in polygons for point in polygon]
+        case Panel((x, y, w, h)):
+            return [(x, y), (x + w, y + h)]
+        case Line(start, end):
+            return [start, end]
+        case Disc((x, y), radius):
+            return [(x - radius, y - radius), (x + radius, y + radius)]
+        case Text((x, y), words, size, _, anchor):
+            wide = text_width(words, size)
+            left = x - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+            return [(left, y - size), (left + wide, y)]
+    raise AssertionError(shape)
+
+
+def off_the_page(scene: Scene) -> list[object]:
+    return [
+        shape
+        for shape in scene.shapes
+        if any(not (-0.01 <= x <= scene.width + 0.01 and -0.01 <= y <= scene.height + 0.01) for x, y in extent(shape))
+    ]
+
+
+@pytest.mark.parametrize(("each", "n"), EVERY)
+def test_every_algorithm_is_drawn_well_formed_and_on_the_page(each, n):
+    story = tell(each.plan(n, n - 1, 2))
+    scene = storyboard(story)
+    assert not off_the_page(scene)
+    root = ET.fromstring(svg(scene))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    words = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    rounds = [word for word in words if re.fullmatch(r"start|round \d+", word)]
+    assert rounds == ["start", *(f"round {t}" for t in range(1, len(story.frames)))]
+    told = text(story)
+    assert told.isascii()
+    assert max(map(len, told.splitlines())) <= 120
+    assert told.count("\nround ") == len(story.frames) - 1
+
+
+@pytest.mark.parametrize("name", ["all_reduce/ring", "gather/tree", "barrier/tree"])
+def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
+    story = story_of(name, 5)
+    found = pages(story)
+    assert len(found) == len(story.frames)
+    assert len({(page.width, page.height) for page in found}) == 1
+    assert not any(off_the_page(page) for page in found)
+
+
+@pytest.mark.parametrize("ranks", [3, 8, 16])
+def test_text_is_large_enough_to_read(ranks):
+    for each in registered():
+        scene = storyboard(tell(each.plan(ranks, 0, 2)))
+        sizes = [shape.size for shape in scene.shapes if isinstance(shape, Text)]
+        assert min(sizes) >= 6, each.full_name
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+
+    def luminance(value: str) -> float:
+        parts = [int(value[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_can_be_read_on_every_colour():
+    assert all(contrast(fill, ink_on(fill)) >= 4.5 for fill in COLOURS)
+
+
+def test_sixteen_ranks_look_different_from_each_other():
+    assert len({(colour(rank), is_cut(rank)) for rank in range(16)}) == 16
+
+
+def test_colour_alone_means_nothing():
+    # A contribution's place in its cell is its rank's, and its number stands on it.
+    story = story_of("all_reduce/tree", 8)
+    scene = storyboard(story)
+    grounds = [
+        box for shape in scene.shapes if isinstance(shape, Boxes) and shape.fill == "#ececec" for box in shape.boxes
+    ]
+    numbers = {
+        (shape.at[0], round(shape.at[1] - 0.36 * shape.size, 3)): shape.words
+        for shape in scene.shapes
+        if isinstance(shape, Text)
+    }
+    seen = 0
+    for rank in range(8):
+        for shape in scene.shapes:
+            for x, y, w, h in shape.boxes if isinstance(shape, Boxes) and shape.fill == colour(rank) else ():
+                cell = next(g for g in grounds if g[0] <= x < g[0] + g[2] and g[1] <= y < g[1] + g[3])
+                assert x - cell[0] == pytest.approx(1 + rank * (w + 1))
+                assert numbers[x + w / 2, round(y + h / 2, 3)] == str(rank)
+                seen += 1
+    assert seen == 8 + sum(int(frame.counts.sum()) for frame in story.frames)  # the key shows each once
+
+
+def test_labels_are_short_where_many_messages_leave():
+    words = {shape.words for shape in storyboard(story_of("all_reduce/two_shot", 16)).shapes if isinstance(shape, Text)}
+    assert "15 msgs" in words
+    assert {"c0", "c15"} <= words  # in the second round all messages of a rank carry the same chunk
+
+
+def test_nodes_are_named_and_apart():
+    plan = plan_of("all_reduce/ring", 5)
+    plain, noded = storyboard(tell(plan)), storyboard(tell(plan, (3, 2)))
+    words = [shape.words for shape in noded.shapes if isinstance(shape, Text)]
+    assert words.count("node 0") == words.count("node 1") == 9
+    assert noded.width > plain.width
+    assert not off_the_page(noded)
+
+
+def test_ranges():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert ranges([6, 7, 0, 1]) == "6-7,0-1"
+    assert ranges([]) == ""

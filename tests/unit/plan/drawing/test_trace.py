@@ -1,0 +1,86 @@
+"""Timelines and traces: every rank on its own track, every message from its sender's slice to its receiver's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hpccoll.algorithms import named, registered
+from hpccoll.plan.drawing.trace import trace, trace_json
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.proof.check import check
+from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan.simulation.simulate import simulate
+from hpccoll.plan.simulation.timeline import Timeline, in_rounds, simulated
+
+MACHINE = Machine.flat(2e-6, 1e-9, 1e-10)
+EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in registered() for n in (1, 3, 8)]
+
+
+def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
+    operation, _, algorithm = name.partition("/")
+    return named(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+
+
+def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
+    """Hold a trace against what every trace must be; return its events."""
+    whole = json.loads(trace_json(timeline))
+    assert whole == json.loads(json.dumps(trace(timeline)))
+    events: list[dict[str, Any]] = whole["traceEvents"]
+    end = whole["otherData"]["duration_us"]
+    busy: dict[int, float] = {}
+    for event in events:
+        assert event["pid"] == 0
+        assert 0 <= event["tid"] < timeline.ranks
+        if event["ph"] == "X":
+            assert event["dur"] > 0
+            assert event["ts"] >= busy.get(event["tid"], 0.0) - 1e-3  # a rank does one thing at a time
+            busy[event["tid"]] = event["ts"] + event["dur"]
+            assert event["ts"] + event["dur"] <= end + 1e-3
+        elif event["ph"] != "M":
+            assert 0 <= event["ts"] <= end
+            inside = [x for x in events if x["ph"] == "X" and x["tid"] == event["tid"]]
+            assert any(x["ts"] <= event["ts"] <= x["ts"] + x["dur"] for x in inside)
+    starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert all(starts[number] < ends[number] for number in starts)
+    return events
+
+
+@pytest.mark.parametrize(("each", "n"), EVERY)
+def test_every_algorithm_has_a_trace_with_all_its_messages(each, n):
+    plan = each.plan(n, n - 1, 2)
+    events = check_timeline(in_rounds(plan))
+    assert sum(event["ph"] == "s" for event in events) == check(plan).messages
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {
+        f"rank {rank}" for rank in range(n)
+    }
+
+
+def test_rounds_have_the_length_that_was_asked_for():
+    timeline = in_rounds(plan_of("all_reduce/ring", 5), 2.5)
+    assert timeline.duration_us == 8 * 2.5
+    assert len(timeline.slices) == 8 * 5
+    assert {each.duration_us for each in timeline.slices} == {2.5}
+
+
+def test_slices_say_what_a_rank_does():
+    first = in_rounds(plan_of("all_reduce/ring", 5)).slices[0]
+    assert (first.rank, first.name) == (0, "round 1")
+    assert set(str(first.args["does"]).split("; ")) == {"sends chunk 4 to 1", "reduces chunk 3 from 4"}
+    news = in_rounds(plan_of("barrier/dissemination", 5)).slices[0]
+    assert set(str(news.args["does"]).split("; ")) == {"tells 1", "hears from 4"}
+
+
+@pytest.mark.parametrize("name", ["all_reduce/ring", "all_reduce/double_tree", "gather/tree", "barrier/tree"])
+@pytest.mark.parametrize("count", [0, 3, 1000])
+def test_a_simulated_run_ends_when_the_simulation_does(name, count):
+    plan = plan_of(name, 6, 2)
+    timeline = simulated(plan, MACHINE, count)
+    expected = simulate(plan, MACHINE, count, full=True).seconds
+    assert timeline.duration_us == pytest.approx(expected * 1e6)
+    check_timeline(timeline)

@@ -1,0 +1,211 @@
+"""Faults to plant in plans that are written out: each changes a script at one message, or finds no room for itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+from hpccoll.plan.step import Op
+from tests.unit.plan.referee import Ends, Script
+
+
+@dataclass
+class Site:
+    """Where a fault is planted: round `t`, a move of it, and in that the message from `rank` to `to`."""
+
+    script: Script
+    t: int
+    ends: Ends
+    rank: int
+    to: int
+    chunks: int
+    chance: random.Random
+
+    @property
+    def carries(self) -> int:
+        return len(self.ends.out[self.rank])
+
+
+Fault = Callable[[Site], None]
+
+
+class NoRoom(Exception):
+    """The fault cannot be planted here."""
+
+
+def site(script: Script, chunks: int, chance: random.Random) -> Site:
+    """Choose a message between two ranks."""
+    places = [
+        (t, ends, rank, to)
+        for t, moves in enumerate(script)
+        for ends in moves
+        for rank, to in ends.messages()
+        if rank != to
+    ]
+    if not places:
+        raise NoRoom
+    return Site(script, *chance.choice(places), chunks=chunks, chance=chance)
+
+
+def need(there_is_room: bool) -> None:
+    if not there_is_room:
+        raise NoRoom
+
+
+def turned(row: tuple[int, ...], by: int, chunks: int) -> tuple[int, ...]:
+    return tuple((chunk + by) % chunks for chunk in row)
+
+
+def wrong_peer(at: Site) -> None:
+    need(len(at.ends.to) > 2)
+    at.ends.to[at.rank] = (at.to + 1) % len(at.ends.to)
+
+
+def peer_out_of_range(at: Site) -> None:
+    at.ends.to[at.rank] = len(at.ends.to)
+
+
+def crossed_peers(at: Site) -> None:
+    others = [pair for pair in at.ends.messages() if pair[0] != at.rank]
+    need(bool(others))
+    other, there = at.chance.choice(others)
+    at.ends.to[at.rank], at.ends.to[other] = there, at.to
+    at.ends.frm[at.to], at.ends.frm[there] = other, at.rank
+
+
+def swapped_rounds(at: Site) -> None:
+    need(at.t + 1 < len(at.script))
+    at.script[at.t], at.script[at.t + 1] = at.script[at.t + 1], at.script[at.t]
+
+
+def lost_round(at: Site) -> None:
+    del at.script[at.t]
+
+
+def lost_message(at: Site) -> None:
+    at.ends.drop(at.rank)
+
+
+def lost_chunk(at: Site) -> None:
+    need(at.carries > 0)
+    at.ends.out[at.rank], at.ends.into[at.to] = at.ends.out[at.rank][:-1], at.ends.into[at.to][:-1]
+
+
+def lost_chunk_at_one_end(at: Site) -> None:
+    need(at.carries > 0)
+    at.ends.out[at.rank] = at.ends.out[at.rank][:-1]
+
+
+def doubled_round(at: Site) -> None:
+    at.script.insert(at.t, deepcopy(at.script[at.t]))
+
+
+def doubled_message(at: Site) -> None:
+    at.script.insert(at.t + 1, [deepcopy(at.ends.alone(at.rank))])
+
+
+def missing_receive(at: Site) -> None:
+    at.ends.frm[at.to] = -1
+
+
+def missing_send(at: Site) -> None:
+    at.ends.to[at.rank] = -1
+
+
+def delayed_message(at: Site) -> None:
+    if at.t + 1 == len(at.script):
+        at.script.append([])
+    at.script[at.t + 1].append(deepcopy(at.ends.alone(at.rank)))
+    at.ends.drop(at.rank)
+
+
+def hurried_message(at: Site) -> None:
+    need(at.t > 0)
+    at.script[at.t - 1].append(deepcopy(at.ends.alone(at.rank)))
+    at.ends.drop(at.rank)
+
+
+def turned_message(at: Site) -> None:
+    """The receiver sends to the sender instead."""
+    alone = at.ends.alone(at.rank)
+    at.ends.drop(at.rank)
+    back = Ends(alone.frm, alone.to, alone.into, alone.out, [at.ends.op[at.to]] * len(alone.op))
+    at.script[at.t].append(deepcopy(back))
+
+
+def flipped_order(at: Site) -> None:
+    need(at.carries > 0 and at.ends.op[at.to] != Op.COPY)
+    at.ends.op[at.to] = 3 - at.ends.op[at.to]
+
+
+def copied_for_reduced(at: Site) -> None:
+    need(at.carries > 0 and at.ends.op[at.to] != Op.COPY)
+    at.ends.op[at.to] = Op.COPY
+
+
+def reduced_for_copied(at: Site) -> None:
+    need(at.carries > 0 and at.ends.op[at.to] == Op.COPY)
+    at.ends.op[at.to] = Op.OWN_FIRST
+
+
+def wrong_chunk_at_one_end(at: Site) -> None:
+    need(at.carries > 0 and at.chunks > 1)
+    at.ends.into[at.to] = turned(at.ends.into[at.to], 1, at.chunks)
+
+
+def wrong_chunk_at_both_ends(at: Site) -> None:
+    need(0 < at.carries < at.chunks)
+    at.ends.out[at.rank] = turned(at.ends.out[at.rank], 1, at.chunks)
+    at.ends.into[at.to] = turned(at.ends.into[at.to], 1, at.chunks)
+
+
+def off_by_one_first(at: Site) -> None:
+    """Every rank is off by one chunk in this round, alike at both ends."""
+    need(0 < at.carries < at.chunks)
+    for ends in at.script[at.t]:
+        ends.out = [turned(row, -1, at.chunks) for row in ends.out]
+        ends.into = [turned(row, -1, at.chunks) for row in ends.into]
+
+
+def doubled_chunk(at: Site) -> None:
+    """One chunk stands twice in a message, in place of its neighbour."""
+    need(at.carries > 1)
+    at.ends.out[at.rank] = (at.ends.out[at.rank][0], *at.ends.out[at.rank][:-1])
+    at.ends.into[at.to] = (at.ends.into[at.to][0], *at.ends.into[at.to][:-1])
+
+
+def chunk_out_of_range(at: Site) -> None:
+    need(at.carries > 0)
+    at.ends.out[at.rank] = (*at.ends.out[at.rank][:-1], at.chunks)
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        wrong_peer,
+        peer_out_of_range,
+        crossed_peers,
+        swapped_rounds,
+        lost_round,
+        lost_message,
+        lost_chunk,
+        lost_chunk_at_one_end,
+        doubled_round,
+        doubled_message,
+        missing_receive,
+        missing_send,
+        delayed_message,
+        hurried_message,
+        turned_message,
+        flipped_order,
+        copied_for_reduced,
+        reduced_for_copied,
+        wrong_chunk_at_one_end,
+        wrong_chunk_at_both_ends,
+        off_by_one_first,
+        doubled_chunk,
+        chunk_out_of_range,
+    )
+}

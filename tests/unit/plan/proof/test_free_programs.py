@@ -1,0 +1,258 @@
+"""Free programs: what meets, what hangs and who hangs, held against an executor that advances ranks at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpccoll.algorithms import named, registered
+from hpccoll.errors import DeadlockError, PlanError
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.proof.free_programs import NO_DATA, Action, Program, Recv, Send, check_program, flattened
+from hpccoll.plan.step import Op
+
+
+def proven(program: Any, *arguments, **options) -> int:
+    return check_program(program, *arguments, **options)
+
+
+def complaint(program: Any, *arguments, **options) -> str:
+    with pytest.raises(PlanError) as caught:
+        proven(program, *arguments, **options)
+    return str(caught.value)
+
+
+def synchronous(program: Program) -> list[list[Action]]:
+    return [[replace(a, synchronous=True) if isinstance(a, Send) else a for a in actions] for actions in program]
+
+
+def test_send_send_deadlock_names_ranks_and_steps():
+    # Both ranks send first, then receive, with synchronous sends.
+    program = [[Send(1, 0), Recv(1, 0)], [Send(0, 0), Recv(0, 0)]]
+    with pytest.raises(DeadlockError) as caught:
+        proven(program)
+    assert set(caught.value.stuck) == {0, 1}
+    assert caught.value.stuck[0] == "step 0: send chunk 0 to rank 1, who is at its step 0"
+    said = str(caught.value)
+    assert "rank 0 waits at step 0: send chunk 0 to rank 1" in said
+    assert "rank 1 waits at step 0: send chunk 0 to rank 0" in said
+    assert "they wait in a circle: 0 -> 1 -> 0" in said
+    assert "let one of them receive first" in said.lower()
+
+
+def test_either_remedy_ends_the_deadlock():
+    assert proven([[Send(1, 0), Recv(1, 1)], [Recv(0, 1), Send(0, 0)]]) == 2
+    assert proven([[Send(1, 0, synchronous=False), Recv(1, 1)], [Send(0, 0), Recv(0, 1)]]) == 2
+
+
+def test_both_receive_first():
+    said = complaint([[Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]])
+    assert "rank 1 waits at step 0: receive chunk 0 from rank 0" in said
+
+
+def test_a_synchronous_send_to_oneself():
+    assert "circle: 0 -> 0" in complaint([[Send(0, 0), Recv(0, 0)]])
+    assert proven([[Send(0, 0, synchronous=False), Recv(0, 0)]]) == 1
+
+
+def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
+    program = [[Send(1, 0)], [Recv(0, 0), Send(2, 0), Recv(2, 0)], [Send(1, 0), Recv(1, 0)], [Recv(2, 0)]]
+    with pytest.raises(DeadlockError) as caught:
+        proven(program)
+    assert sorted(caught.value.stuck) == [1, 2, 3]
+    assert "rank 1 waits at step 1: send chunk 0 to rank 2" in str(caught.value)
+    assert "circle: 1 -> 2 -> 1" in str(caught.value)
+
+
+def test_a_partner_that_has_ended():
+    said = complaint([[Recv(1, 0)], []])
+    assert "rank 0 waits at step 0: receive chunk 0 from rank 1, who has ended" in said
+    assert "Add the missing send or receive" in said
+    assert "send chunk 0 to rank 1, who has ended" in complaint([[Send(1, 0)], []])
+
+
+def test_a_message_that_is_never_received():
+    program = [[Send(1, 0, synchronous=False), Send(1, 1, synchronous=False)], [Recv(0, 0)]]
+    assert "rank 0 step 1 (send buffered chunk 1 to rank 1): rank 1 never receives it" in complaint(program)
+
+
+def test_messages_of_a_pair_arrive_in_the_order_in_which_they_were_sent():
+    operation, swapped = Operation.SCATTER, [Recv(0, 1), Recv(0, 0)]
+    sends = [Send(1, 0, synchronous=False), Send(1, 1, synchronous=False)]
+    proven([sends, [Recv(0, 0), Recv(0, 1)]], operation)
+    assert "rank 1 chunk 1 is wrong" in complaint([sends, swapped], operation)
+
+
+def test_a_read_before_the_write():
+    program = [[Recv(1, 0)], [Send(0, 0)]]
+    assert "rank 1 step 0 (send chunk 0 to rank 0): the chunk is read before" in complaint(program, Operation.BROADCAST)
+    proven(program, Operation.BROADCAST, root=1)
+    assert "read before it was written" in complaint(program, held=np.array([[True], [False]]))
+
+
+def test_a_reduction_into_nothing_and_one_where_nothing_is_reduced():
+    program = [[Send(1, 0)], [Recv(0, 0, Op.OWN_FIRST)]]
+    assert "rank 1 step 0 (receive chunk 0 from rank 0): it reduces into" in complaint(program, Operation.BROADCAST)
+    twice = [[Send(1, 0), Send(1, 0)], [Recv(0, 0), Recv(0, 0, Op.OWN_FIRST)]]
+    assert "broadcast may only copy" in complaint(twice, Operation.BROADCAST)
+
+
+def test_sizes_at_both_ends():
+    program = [[Send(1, 0), Send(1, 1)], [Recv(0, 1), Recv(0, 0)]]
+    assert "chunks 0 and 1 differ in elements for some counts" in complaint(program, Operation.BROADCAST, counts=(7,))
+    assert "the message is that of rank 0 step 0" in complaint([[Send(1, NO_DATA)], [Recv(0, 0)]])
+
+
+@pytest.mark.parametrize("wild", [Send(2, 0), Send(-1, 0), Recv(2, 0), Send(1, 5), Recv(1, -2)])
+def test_peers_and_chunks_that_do_not_exist(wild):
+    assert "there are 2 ranks and 1 chunks" in complaint([[wild], []], chunks=1)
+
+
+def test_goals_are_those_of_check():
+    doubled = [[Recv(1, 0, Op.OWN_FIRST), Recv(1, 0, Op.OWN_FIRST)], [Send(0, 0), Send(0, 0)]]
+    assert "the contribution of rank 1 is doubled" in complaint(doubled, Operation.REDUCE)
+    both = [
+        [Send(1, 0, synchronous=False), Recv(1, 0, Op.OWN_FIRST)],
+        [Send(0, 0, synchronous=False), Recv(0, 0, Op.OWN_FIRST)],
+    ]
+    assert "in different orders" in complaint(both, Operation.ALL_REDUCE)
+    half = [[Send(1, NO_DATA)], [Recv(0, NO_DATA)]]
+    assert "rank 0 may leave before rank 1 arrived" in complaint(half, Operation.BARRIER, chunks=0)
+    both_ways = [[Send(1, NO_DATA), Recv(1, NO_DATA)], [Recv(0, NO_DATA), Send(0, NO_DATA)]]
+    assert proven(both_ways, Operation.BARRIER, chunks=0) == 2
+
+
+def plans() -> list[Plan]:
+    free = [known for known in registered() if not (known.shared and known.operation is Operation.BARRIER)]
+    return [algorithm.plan(n, n // 2, 3) for algorithm in free for n in (1, 2, 3, 5, 8)]
+
+
+@pytest.mark.parametrize("plan", plans(), ids=lambda plan: f"{plan.name}-{plan.ranks}")
+def test_every_plan_is_right_as_a_free_program(plan):
+    proven(flattened(plan), plan.operation, plan.root, plan.whole().chunks)
+
+
+@pytest.mark.parametrize("name", ["shared", "hierarchical_dissemination"])
+def test_a_fence_is_nothing_that_a_free_program_can_say(name):
+    with pytest.raises(PlanError, match=f"barrier/{name} holds fences, which a free program cannot say"):
+        flattened(named(Operation.BARRIER, name).plan(2))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce/ring", "reduce_scatter/bruck", "all_gather/ring", "all_to_all/pairwise", "barrier/dissemination"],
+)
+def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name, n):
+    operation, _, algorithm = name.partition("/")
+    program = synchronous(flattened(named(Operation.named(operation), algorithm).plan(n)))
+    with pytest.raises(DeadlockError, match="circle") as caught:
+        proven(program)
+    assert set(caught.value.stuck) == set(range(n))
+
+
+def test_one_way_plans_need_no_buffers():
+    for name in ("tree", "chain"):
+        plan = named(Operation.BROADCAST, name).plan(7, 3, 2)
+        proven(synchronous(flattened(plan)), plan.operation, plan.root, plan.whole().chunks)
+
+
+def ends(program: Program, seed: int) -> bool:
+    """Whether the program runs to its end, ranks advancing by chance; nothing is shared with check_program."""
+    chance, at = random.Random(seed), [0] * len(program)
+    mail: dict[tuple[int, int], int] = {}
+
+    def step(rank: int) -> bool:
+        action = program[rank][at[rank]]
+        if isinstance(action, Recv):
+            if mail.get((action.frm, rank), 0):
+                mail[action.frm, rank] -= 1
+                at[rank] += 1
+                return True
+            return False
+        if not action.synchronous:
+            mail[rank, action.to] = mail.get((rank, action.to), 0) + 1
+            at[rank] += 1
+            return True
+        # It meets its receive: both ranks are there, and nothing that was sent before is still on its way.
+        to, there = action.to, at[action.to]
+        reached = to != rank and there < len(program[to]) and program[to][there]
+        if isinstance(reached, Recv) and reached.frm == rank and not mail.get((rank, to), 0):
+            at[rank] += 1
+            at[to] += 1
+            return True
+        return False
+
+    while True:
+        awake = [rank for rank in range(len(program)) if at[rank] < len(program[rank])]
+        chance.shuffle(awake)
+        if not any(step(rank) for rank in awake):
+            return not awake and not any(mail.values())
+
+
+def actions(ranks: int) -> st.SearchStrategy[Action]:
+    peer = st.integers(0, ranks - 1)
+    send = st.builds(Send, peer, st.just(0), st.booleans())
+    return st.one_of(send, st.builds(Recv, peer, st.just(0)))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[Action]]:
+    """Matching messages in a random order, or anything at all."""
+    ranks = draw(st.integers(1, 4))
+    program: list[list[Action]] = [[] for _ in range(ranks)]
+    for _ in range(draw(st.integers(0, 6))):
+        frm, to = draw(st.integers(0, ranks - 1)), draw(st.integers(0, ranks - 1))
+        program[frm].insert(draw(st.integers(0, len(program[frm]))), Send(to, 0, draw(st.booleans())))
+        program[to].insert(draw(st.integers(0, len(program[to]))), Recv(frm, 0))
+    if draw(st.booleans()):
+        program[0].append(draw(actions(ranks)))
+    return program
+
+
+@given(programs(), st.integers(0, 2**16))
+def test_what_hangs_hangs_in_any_order_of_advance(program, seed):
+    try:
+        proven(program)
+        right = True
+    except PlanError:
+        right = False
+    assert right == ends(program, seed), json.dumps([[str(action) for action in rank] for rank in program])
+
+
+@pytest.mark.parametrize("kind", ["lost send", "lost receive", "swapped actions", "wrong peer"])
+def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
+    caught = 0
+    for plan in plans():
+        chance = random.Random(f"{kind} {plan.name} {plan.ranks}")
+        program = synchronous(flattened(plan)) if chance.random() < 0.5 else flattened(plan)
+        busy = [rank for rank, mine in enumerate(program) if len(mine) > 1]
+        if not busy:
+            continue
+        rank = chance.choice(busy)
+        mine, at = program[rank], chance.randrange(len(program[rank]) - 1)
+        if kind == "swapped actions":
+            mine[at], mine[at + 1] = mine[at + 1], mine[at]
+        elif kind == "wrong peer":
+            one = mine[at]
+            mine[at] = replace(one, to=rank) if isinstance(one, Send) else replace(one, frm=(one.frm + 1) % plan.ranks)
+        else:
+            wanted = Send if kind == "lost send" else Recv
+            del mine[next((i for i, action in enumerate(mine) if isinstance(action, wanted)), at)]
+        ended = ends(program, seed=1)
+        try:
+            proven(program)
+        except PlanError:
+            caught += 1
+            assert not ended
+        else:
+            assert ended
+    assert caught >= 10

@@ -1,0 +1,176 @@
+"""Plans written out rank by rank, and a referee of them that shares nothing with hpccoll.plan.proof.check.
+
+The referee runs a script on symbolic expressions in plain Python: no weights, no hashes, no NumPy, no masks. What each
+operation brings and wants is said here once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.step import IntArray, Move, Op, Region
+
+Script = list[list["Ends"]]  # rounds of moves, written out
+Place = tuple[int, int]  # rank, chunk
+
+
+@dataclass
+class Ends:
+    """A move, rank by rank: whom it sends to and what, whom it receives from, where and how."""
+
+    to: list[int]
+    frm: list[int]
+    out: list[tuple[int, ...]]
+    into: list[tuple[int, ...]]
+    op: list[int]
+
+    def messages(self) -> list[tuple[int, int]]:
+        return [(rank, to) for rank, to in enumerate(self.to) if to >= 0]
+
+    def alone(self, rank: int) -> Ends:
+        """Only the message that `rank` sends."""
+        to = self.to[rank]
+        return replace(
+            self,
+            to=[peer if at == rank else -1 for at, peer in enumerate(self.to)],
+            frm=[peer if at == to else -1 for at, peer in enumerate(self.frm)],
+        )
+
+    def drop(self, rank: int) -> None:
+        self.frm[self.to[rank]] = -1
+        self.to[rank] = -1
+
+
+@dataclass(frozen=True)
+class Table:
+    """A region written out: for each rank its chunks."""
+
+    rows: list[tuple[int, ...]]
+
+    @property
+    def size(self) -> IntArray:
+        return np.array([len(row) for row in self.rows])
+
+    def ids(self, ranks: int) -> IntArray:
+        most = max(map(len, self.rows))
+        assert ranks == len(self.rows)
+        return np.array([[*row, *[-1] * (most - len(row))] for row in self.rows], np.int64).reshape(ranks, most)
+
+
+def written(plan: Plan) -> Script:
+    def ends(move: Move) -> Ends:
+        out, into = (
+            [tuple(chunk for chunk in row if chunk >= 0) for row in region.ids(plan.ranks).tolist()]
+            for region in (move.send, move.recv)
+        )
+        return Ends(
+            move.to.tolist(), move.frm.tolist(), out, into, [int(o) for o in np.broadcast_to(move.op, plan.ranks)]
+        )
+
+    return [[ends(move) for move in moves] for moves in plan.whole()]
+
+
+def acted(script: Script, plan: Plan) -> Plan:
+    def move(ends: Ends) -> Move:
+        send, recv = cast("tuple[Region, Region]", (Table(ends.out), Table(ends.into)))
+        return Move(np.array(ends.to), np.array(ends.frm), send, recv, np.array(ends.op))
+
+    chunks = plan.whole().chunks
+    return replace(plan, make=lambda _: Rounds(len(script), chunks, lambda t: [move(ends) for ends in script[t]]))
+
+
+def required(plan: Plan, chunks: int) -> dict[Place, Counter[Place]]:
+    """What each wanted (rank, chunk) must be made of."""
+    n, root, ranks = plan.ranks, plan.root, range(plan.ranks)
+    block = max(chunks // n, 1)
+    owner = {c: c // block for c in range(chunks)}
+    summed = {c: [(r, c) for r in ranks] for c in range(chunks)}
+    needs: dict[Operation, Callable[[int, int], list[Place] | None]] = {
+        Operation.ALL_REDUCE: lambda _, c: summed[c],
+        Operation.REDUCE: lambda r, c: summed[c] if r == root else None,
+        Operation.REDUCE_SCATTER: lambda r, c: summed[c] if r == owner[c] else None,
+        Operation.ALL_GATHER: lambda _, c: [(owner[c], c)],
+        Operation.GATHER: lambda r, c: [(owner[c], c)] if r == root else None,
+        Operation.BROADCAST: lambda _, c: [(root, c)],
+        Operation.SCATTER: lambda r, c: [(root, c)] if r == owner[c] else None,
+        Operation.ALL_TO_ALL: lambda r, c: [(c - n, r)] if n <= c < 2 * n else None,
+        Operation.BARRIER: lambda _r, _c: None,
+    }
+    found = {(r, c): needs[plan.operation](r, c) for r in ranks for c in range(chunks)}
+    return {place: Counter(need) for place, need in found.items() if need is not None}
+
+
+def brought(plan: Plan, rank: int, chunk: int, chunks: int) -> bool:
+    if plan.operation in (Operation.BROADCAST, Operation.SCATTER):
+        return rank == plan.root
+    if plan.operation in (Operation.ALL_GATHER, Operation.GATHER):
+        return chunk // (chunks // plan.ranks) == rank
+    return chunk < plan.ranks if plan.operation is Operation.ALL_TO_ALL else True
+
+
+def leaves(expression: Any) -> Iterator[Place]:
+    if expression[0] == "+":
+        yield from leaves(expression[1])
+        yield from leaves(expression[2])
+    else:
+        yield expression
+
+
+def fault_of(script: Script, plan: Plan) -> str | None:
+    """Say what is wrong with the script; None where it is right."""
+    n, chunks = plan.ranks, plan.whole().chunks
+    state: dict[Place, Any] = {(r, c): (r, c) for r in range(n) for c in range(chunks) if brought(plan, r, c, chunks)}
+    heard = [{r} for r in range(n)]
+    layouts = [plan.operation.sizes(count, n, chunks).tolist() for count in (0, 1, 7)]
+    for moves in script:
+        before, known = dict(state), [set(ranks) for ranks in heard]
+        landed: list[tuple[Place, int, Any]] = []
+        for ends in moves:
+            if any(not 0 <= to < n for _, to in ends.messages()):
+                return "a peer that is no rank"
+            if any(ends.frm[to] != rank for rank, to in ends.messages()):
+                return "a send without its receive"
+            if any(frm >= 0 and ends.to[frm] != rank for rank, frm in enumerate(ends.frm)):
+                return "a receive without its send"
+            for rank, to in ends.messages():
+                heard[to] |= known[rank]
+                out, into = ends.out[rank], ends.into[to]
+                if len(out) != len(into) or len(set(into)) < len(into):
+                    return "chunks that do not pair"
+                for chunk, place in zip(out, into, strict=True):
+                    if (rank, chunk) not in before or (ends.op[to] and (to, place) not in before):
+                        return "read before it was written"
+                    if any(sizes[chunk] != sizes[place] for sizes in layouts):
+                        return "sizes that differ"
+                    landed.append(((to, place), ends.op[to], before[rank, chunk]))
+        already: set[Place] = set()
+        for at, op, value in landed:
+            if op and not plan.operation.reduces:
+                return "a reduction where nothing is to be reduced"
+            if op == Op.COPY and at in already:
+                return "overwritten"
+            already.add(at)
+            pair = {0: value, 1: ("+", state.get(at), value), 2: ("+", value, state.get(at))}
+            state[at] = pair[op]
+    if plan.operation is Operation.BARRIER:
+        return None if all(len(ranks) == n for ranks in heard) else "left too early"
+    return unfulfilled(state, required(plan, chunks))
+
+
+def unfulfilled(state: dict[Place, Any], needs: dict[Place, Counter[Place]]) -> str | None:
+    orders: dict[int, Any] = {}
+    for (rank, chunk), need in needs.items():
+        have = state.get((rank, chunk))
+        if have is None or Counter(leaves(have)) != need:
+            return f"rank {rank} chunk {chunk} holds {have}"
+        if orders.setdefault(chunk, have) != have and len(need) > 1:
+            return f"chunk {chunk} in different orders"
+    return None

@@ -1,0 +1,160 @@
+"""Descriptions of machines: those that come along, a user's own, and whatever else may stand in a file."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.plan.simulation.machine import Machine, MachineError, machine_of
+from hpccoll.predict.catalogue import built_in, described, machine_named
+
+GOOD = """
+name = "two nodes"
+ranks_per_node = 4
+nics_per_node = 2
+reduce_GBps = 10
+call_us = 2
+sources = ["measured"]
+[within]
+alpha_us = 1.5
+bandwidth_GBps = 20
+[between]
+alpha_us = 10
+overhead_us = 2.5
+bandwidth_GBps = 12.5
+"""
+
+
+def test_a_description_becomes_a_machine():
+    machine = described(GOOD, "file")
+    near, wide = machine.within, machine.between
+    assert [near.alpha_s, near.beta_s_per_byte, near.overhead_s] == pytest.approx([1.5e-6, 5e-11, 1.5e-6])
+    assert [wide.alpha_s, wide.beta_s_per_byte, wide.overhead_s] == pytest.approx([1e-5, 8e-11, 2.5e-6])
+    assert (machine.name, machine.ranks_per_node, machine.nics_per_node) == ("two nodes", 4, 2)
+    assert [machine.gamma_s_per_byte, machine.call_s] == pytest.approx([1e-10, 2e-6])
+    assert machine.sources == ("measured",)
+    assert machine.nodes(9) == 3
+    assert machine.with_ranks_per_node(1).nics_per_node == 1
+
+
+def test_the_machines_that_come_along_have_sources_and_are_plausible():
+    assert built_in() == ["dgx-h100", "h200", "laptop", "summit", "workstation"]
+    for name in built_in():
+        machine = machine_named(name)
+        assert len(machine.sources) >= 3, name
+        assert 1e-7 < machine.within.alpha_s < machine.between.alpha_s < 1e-3, name
+        assert machine.within.beta_s_per_byte < machine.between.beta_s_per_byte, name
+    summit = machine_named("summit")
+    assert (summit.ranks_per_node, summit.nics_per_node) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("ranks_per_node = 4", ""), "ranks_per_node must be a whole number from 1 to 1048576; found nothing"),
+        (("ranks_per_node = 4", "ranks_per_node = 0"), "ranks_per_node must be a whole number .* found 0"),
+        (("ranks_per_node = 4", "ranks_per_node = true"), "ranks_per_node must be a whole number .* found True"),
+        (("nics_per_node = 2", "nics_per_node = 5"), "nics_per_node = 5 is more than ranks_per_node = 4"),
+        (('name = "two nodes"', "name = 2"), "name must be a text"),
+        (("call_us = 2", "call_us = -1"), "call_us must not be negative"),
+        (("call_us = 2", "colour = 2"), "unknown key 'colour'; known are between, call_us, name"),
+        (("reduce_GBps = 10", "reduce_GBps = 0"), "reduce_GBps must be above 0"),
+        (('["measured"]', "3"), "sources must be a list of texts; found 3"),
+        (("[within]", "[inside]"), "unknown key 'inside'"),
+        (("alpha_us = 1.5", "alpha_us = nan"), r"\[within\]: alpha_us must be a number .* found nan"),
+        (("alpha_us = 1.5", 'alpha_us = "1"'), r"\[within\]: alpha_us must be a number; found '1'"),
+        (("alpha_us = 1.5", "alpha_us = -1.5"), r"\[within\]: need 0 <= overhead_us <= alpha_us; found -1.5"),
+        (("overhead_us = 2.5", "overhead_us = 11"), r"\[between\]: need 0 <= overhead_us <= alpha_us; found 11 and 10"),
+        (("overhead_us = 2.5", "alpah_us = 1"), r"\[between\]: unknown key 'alpah_us'"),
+        (("[within]", "[within"), "is no TOML"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(change, message):
+    assert change[0] in GOOD
+    with pytest.raises(MachineError, match=rf"my\.toml.*{message}"):
+        described(GOOD.replace(*change), "my.toml")
+
+
+def test_missing_links_are_named():
+    with pytest.raises(MachineError, match=r"needs a table \[between\]"):
+        described(GOOD.partition("[between]")[0], "my.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("cray", UnknownNameError, "unknown machine 'cray'; choose one of: FILE.toml, dgx-h100, fit:FILE"),
+        ("/nowhere/my.toml", UsageError, r"--machine /nowhere/my\.toml: cannot read it \(No such file"),
+        ("nul\0.toml", UsageError, "cannot read it"),
+    ],
+)
+def test_names_that_are_none(name, error, message):
+    with pytest.raises(error, match=message):
+        machine_named(name)
+
+
+def test_files_that_are_no_text(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(MachineError, match="is no text"):
+        machine_named(str(path))
+    path.write_text(GOOD)
+    assert machine_named(str(path)).name == "two nodes"
+
+
+def is_sound(machine: Machine) -> bool:
+    times = [machine.gamma_s_per_byte, machine.call_s]
+    for link in (machine.within, machine.between):
+        times += [link.alpha_s, link.beta_s_per_byte, link.overhead_s, link.alpha_s - link.overhead_s]
+    counts = machine.ranks_per_node >= machine.nics_per_node >= 1
+    return counts and all(value >= 0 and math.isfinite(value) for value in times)
+
+
+def sound_or_refused(describe: Callable[[], Machine]) -> bool:
+    """Any other exception is one that a user would see."""
+    try:
+        return is_sound(describe())
+    except MachineError as error:
+        return str(error).startswith("drawn")
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_machine_or_an_error_of_ours(text):
+    assert sound_or_refused(lambda: described(text, "drawn"))
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.text(max_size=3), max_size=2),
+)
+NUMBERS = st.one_of(st.integers(1, 8), st.floats(0, 1e3), VALUES)
+LINK = st.dictionaries(st.sampled_from(["alpha_us", "overhead_us", "bandwidth_GBps", "x"]), NUMBERS)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*tomllib.loads(GOOD), "x"]),
+        st.one_of(NUMBERS, LINK),
+    ),
+    st.booleans(),
+)
+def test_any_mapping_is_a_machine_or_an_error_of_ours(found, mended):
+    if mended:  # most of what is drawn is wrong in several places: here in few
+        found = tomllib.loads(GOOD) | found
+    assert sound_or_refused(lambda: machine_of(found, "drawn"))
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 10_000}", "a" * 2_000_000])
+def test_texts_that_are_out_of_all_proportion(text):
+    with pytest.raises(MachineError, match=r"my\.toml"):
+        described(text, "my.toml")

@@ -1,0 +1,141 @@
+"""What loads, stores and fences cost: cases by hand, periods, and what the machine cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from hpccoll.algorithms import describe, named
+from hpccoll.algorithms import shared as family
+from hpccoll.algorithms.hierarchical import hierarchical
+from hpccoll.errors import PlanError, UsageError
+from hpccoll.plan.groups import Groups, grouped
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Cost, Plan
+from hpccoll.plan.proof.check import check
+from hpccoll.plan.rounds import Rounds
+from hpccoll.plan.simulation.machine import Link, Machine
+from hpccoll.plan.simulation.simulate import simulate
+from hpccoll.plan.simulation.timeline import simulated
+from hpccoll.plan.step import Fence, Load, Span, Step
+from hpccoll.predict.forecast import fits, layout
+from hpccoll.predict.winners import compete
+
+ALPHA, BETA, GAMMA = 1e-6, 1e-9, 1e-10
+
+
+def node_of(ranks: int) -> Machine:
+    return Machine("node", ranks, Link.one_port(ALPHA, BETA), Link.one_port(1e-3, 1e-6), 1, GAMMA)
+
+
+def test_two_shots_by_hand():
+    # 9 elements of 4 bytes: three chunks of 12. Two are loaded and reduced, two are stored, between two fences.
+    found = simulate(named(Operation.ALL_REDUCE, "shared_two_shot").plan(3), node_of(3), 9)
+    assert found.seconds == pytest.approx(2 * ALPHA + 4 * 12 * BETA + 2 * 12 * GAMMA, rel=1e-12)
+    assert (found.steps, found.messages) == (2, 12)
+    assert found.within.tolist() == [48, 48, 48]
+    assert found.between.tolist() == [0, 0, 0]
+
+
+def test_one_shot_by_hand():
+    # Rank 0 copies its own and reduces two; the others load rank 0's over their own, and reduce theirs and one more.
+    found = simulate(named(Operation.ALL_REDUCE, "shared_one_shot").plan(3), node_of(3), 25)
+    assert found.seconds == pytest.approx(2 * ALPHA + 200 * BETA + 3 * 100 * GAMMA, rel=1e-12)
+    assert found.within.tolist() == [200, 200, 200]
+
+
+def test_bytes_take_what_the_bands_of_the_link_say():
+    link = Link(ALPHA, BETA, ALPHA, bands=((100.0, 3e-9),))
+    machine = Machine("banded", 2, link, link, 1, 0.0)
+    found = simulate(named(Operation.BROADCAST, "shared").plan(2), machine, 76)
+    assert found.seconds == pytest.approx(2 * ALPHA + 100 * BETA + 52 * 3e-9, rel=1e-12)
+
+
+def test_a_fence_waits_for_the_last_of_its_own_group():
+    # Ranks 0 1 | 2 3: of the first two rank 1 loads, of the others nobody.
+    def make(rank: np.ndarray) -> Rounds:
+        whole = Span(0, 1, 1)
+        pairs: list[Step] = [Fence(rank - rank % 2)]
+        rounds: list[list[Step]] = [pairs, [Load(np.where(rank == 1, 0, -1), whole, whole)], pairs]
+        return Rounds(3, 1, lambda t: rounds[t])
+
+    found = simulate(Plan(Operation.ALL_REDUCE, "waits", 4, 0, make), node_of(4), 25, full=True)
+    late = 2 * ALPHA + 100 * BETA
+    assert found.clocks_s == pytest.approx([late, late, 2 * ALPHA, 2 * ALPHA], rel=1e-12)
+    assert found.path is not None
+    assert [(w.round, w.rank, w.source, w.nbytes) for w in map(found.path.wait, range(len(found.path)))] == [
+        (2, 0, 1, 0)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 7, 24, 24 * 5])
+@pytest.mark.parametrize("inter", ["ring", "recursive_doubling", "two_shot"])
+def test_one_period_stands_for_all(count, inter):
+    machine = replace(node_of(3), nics_per_node=2)
+    plan = hierarchical("shared", inter).plan(24, 0, 1, layout(24, machine))
+    few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
+    times = 24 // few.simulated_ranks
+    for column in ("clocks_s", "within", "between"):
+        assert np.array_equal(np.tile(getattr(few, column), times), getattr(all_ranks, column)), column
+    assert (few.steps, few.messages, few.seconds) == (all_ranks.steps, all_ranks.messages, all_ranks.seconds)
+    assert few.path is not None
+    assert all_ranks.path is not None
+    assert np.array_equal(few.path.sources, all_ranks.path.sources)
+    proof = check(plan)
+    assert (few.steps, few.messages) == (proof.cost.steps, proof.messages) or count < 24
+    if inter == "ring" and count >= 24:
+        assert few.simulated_ranks in (3, 12, 24)
+        assert few.simulated_ranks == 3 or count % 24
+
+
+def test_a_fence_that_is_not_periodic_is_found_out():
+    def make(rank: np.ndarray, n: int) -> Rounds:
+        threes = Groups.of(n, (3,) * (n // 3))
+        return grouped(family.barrier, threes, rank)
+
+    cost = Cost(0, Fraction(0), Fraction(0))
+    plan = describe(Operation.BARRIER, "threes", make, lambda _: cost, 2, shared=True).plan(12)
+    with pytest.raises(PlanError, match=r"states period 2, but in round 0 rank \d+ does not do .*whom it waits for"):
+        simulate(plan, node_of(1), 0)
+    assert simulate(replace(plan, period=3), node_of(3), 0).simulated_ranks == 3
+
+
+@pytest.mark.parametrize("name", ["broadcast", "scatter"])
+def test_a_false_period_is_found_out(name):
+    plan = replace(named(Operation.named(name), "shared").plan(8), period=1)
+    with pytest.raises(PlanError, match=r"states period 1, but in round 1 .*whom it (stores to|loads from)"):
+        simulate(plan, node_of(1), 8)
+
+
+def test_memory_is_not_shared_across_nodes():
+    plan = named(Operation.ALL_GATHER, "shared").plan(8)
+    with pytest.raises(
+        UsageError, match=r"all_gather/shared on 8 ranks: rank 3 loads from rank 4, which is on another"
+    ):
+        simulate(plan, node_of(4), 8)
+    algorithm = named(Operation.ALL_GATHER, "shared")
+    assert [fits(algorithm, n, node_of(4)) for n in (4, 5)] == [True, False]
+    assert fits(hierarchical("shared", "ring"), 8, node_of(4))
+    both = (algorithm, named(Operation.ALL_GATHER, "ring"))
+    map_of = compete(both, node_of(4), (4, 8), (64,))
+    assert map_of.winner(4, 64) is algorithm
+    assert map_of.winner(8, 64) is both[1]
+
+
+@pytest.mark.parametrize("name", ["all_reduce/shared_two_shot", "gather/shared", "barrier/shared"])
+def test_a_timeline_ends_when_the_simulation_does(name):
+    operation, _, algorithm = name.partition("/")
+    plan = named(Operation.named(operation), algorithm).plan(4)
+    expected = simulate(plan, node_of(4), 100, full=True).seconds
+    assert simulated(plan, node_of(4), 100).duration_us == pytest.approx(expected * 1e6)
+
+
+def test_24576_ranks_with_fences_in_every_node():
+    machine = Machine("Summit", 6, Link(3.4e-6, 2e-11, 1e-6), Link(9.6e-6, 8e-11, 1e-6), 2, 3e-12)
+    plan = hierarchical("shared", "ring").plan(24_576, 0, 1, layout(24_576, machine))
+    found = simulate(plan, machine, 24_576 * 4)
+    assert found.simulated_ranks == 6
+    assert found.steps == 2 + 2 * 4095

@@ -1,0 +1,269 @@
+"""What a report finds in results: each finding where it is planted in real records, and none of it where it is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpccoll.doctor.finding import Severity
+from hpccoll.report.distance import Models, fitted_models, jobs_of, named_models
+from hpccoll.report.judge import Wanted, judge
+from hpccoll.report.load import load
+from hpccoll.report.series import pictures
+from tests.unit.report.test_load import FOUR, PAIRS, TWO
+
+LADDER = [1.0 + at / 1000 for at in range(40)]  # samples that are close together
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write records as a result file and return its path."""
+
+    def made(records, name="results.jsonl"):
+        file = tmp_path / name
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return file
+
+    return made
+
+
+def records(path=TWO):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steady(found):
+    """Give every row samples without noise, around its median, so that only what is planted stands out."""
+    for record in found:
+        if record["kind"] == "collective":
+            middle = record["time_us"]["p50"]
+            record["samples_us"] = [middle * step for step in LADDER]
+    return found
+
+
+def found(*files, wants=lambda _: None, models=None):
+    results = load(files)
+    drawn = pictures(results.rows)
+    return judge(results, drawn, models or Models(), wants)
+
+
+def one(findings, area, severity, *words):
+    """Return the only finding of an area that has these words."""
+    mine = [each for each in findings if each.area == area and all(word in each.found for word in words)]
+    assert len(mine) == 1, [each.found for each in findings]
+    assert mine[0].severity is severity
+    assert mine[0].evidence
+    return mine[0]
+
+
+def slowed(rows, factor, **of):
+    for record in rows:
+        if all(record.get(key) == value for key, value in of.items()):
+            record["samples_us"] = [sample * factor for sample in record["samples_us"]]
+    return rows
+
+
+def test_nothing_is_found_where_all_rows_are_alike(write):
+    rows = records()
+    for record in rows:
+        record["samples_us"] = LADDER
+    assert found(write(rows)) == []
+
+
+def test_wrong_results_come_first_and_are_a_problem(write):
+    rows = steady(records(FOUR))
+    rows[5]["wrong"] = 3
+    findings = found(write(rows))
+    wrong = one(findings, "results", Severity.PROBLEM, "wrong results", rows[5]["op"])
+    assert findings[0] is wrong
+    assert "3 of" in wrong.evidence
+    assert "hpccoll verify" in wrong.remedy
+
+
+def test_unchecked_results_are_told(write):
+    rows = steady(records())
+    rows[1]["wrong"] = None
+    assert "1 of 90" in one(found(write(rows)), "results", Severity.NOTE, "not checked").found
+
+
+def test_more_ranks_than_cores_is_told_with_its_run():
+    binding = one(found(FOUR), "binding", Severity.WARNING, "more ranks than cores")
+    assert binding.evidence == "run 1 (bench-4.jsonl): 4 ranks on vm, each may run on 2 cores"
+    assert not [each for each in found(TWO) if each.area == "binding"]
+
+
+def test_ranks_on_one_core_are_a_problem_of_binding(write):
+    rows = records()
+    rows[0] |= {"cores": [1, 1], "oversubscribed": True}
+    assert "--bind-to core" in one(found(write(rows)), "binding", Severity.PROBLEM, "same core").remedy
+    rows[0] |= {"cores": [1, 1], "oversubscribed": False}  # a core each, as it should be
+    assert not [each for each in found(write(rows)) if each.area == "binding"]
+
+
+def test_uneven_binding_is_told(write):
+    rows = records()
+    rows[0] |= {"cores": [1, 2]}
+    assert "1 on 1, 2 on 1" in one(found(write(rows)), "binding", Severity.WARNING, "different numbers").evidence
+
+
+def test_device_memory_by_a_detour_is_missing_cuda_awareness(write):
+    rows = steady(records())
+    rows[0]["devices"] = ["NVIDIA H100"] * 2
+    note = one(found(write(rows)), "cuda", Severity.NOTE, "host memory only")
+    assert "--buffer cuda" in note.remedy
+    for record in rows[1:]:
+        record |= {"buffer": "cuda", "staging": "pinned"}
+    findings = found(write(rows))
+    assert "MPICH 5.0.2" in one(findings, "cuda", Severity.WARNING, "pinned host memory").found
+    assert len([each for each in findings if each.area == "cuda"]) == 1
+
+
+def test_a_torn_file_and_missing_sizes_are_runs_cut_short(write, tmp_path):
+    wanted = Wanted(("all_reduce", "all_gather"), (64, 512, 4096, 32768, 262144), (False, True), 4)
+    assert not [each for each in found(TWO, wants=lambda _: wanted) if each.area == "run"]
+    rows = [each for each in records() if each.get("nbytes") != 262144 or each["op"] != "all_gather"]
+    short = one(found(write(rows), wants=lambda _: wanted), "run", Severity.WARNING, "2 sizes are missing")
+    assert "all_gather out-of-place 256 KiB; all_gather in-place 256 KiB" in short.evidence
+    assert "--resume" in short.remedy
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(TWO.read_bytes()[:-9])
+    one(found(torn), "run", Severity.WARNING, "while it wrote")
+
+
+def test_a_run_that_measured_nothing_is_told_beside_others(write):
+    empty = write(records()[:1], "empty.jsonl")
+    assert "empty.jsonl" in one(found(TWO, empty), "run", Severity.WARNING, "before it measured anything").found
+
+
+def test_blocked_operations_want_the_sizes_that_they_round_to():
+    assert Wanted(("all_gather",), (8, 1000), (True,), 4).rows(3) == {
+        ("all_gather", True, 12),
+        ("all_gather", True, 996),
+    }
+    assert Wanted(("barrier",), (8, 64), (True,), 4).rows(3) == {("barrier", True, 0)}
+
+
+def test_the_same_measured_twice_and_not_alike_is_noise(write):
+    one_run = write(steady(records()), "a.jsonl")
+    same = write(steady(records()), "b.jsonl")
+    assert not [each for each in found(one_run, same) if each.area == "noise"]
+    other = write(slowed(steady(records()), 1.3, op="all_reduce", algorithm="ring"), "c.jsonl")
+    apart = one(found(one_run, other), "noise", Severity.WARNING, "came out different", "1.30x")
+    assert "10 of 90" in apart.found
+    assert "run 1 (a.jsonl)" in apart.evidence
+
+
+def test_wide_intervals_drift_and_few_iterations_are_noise(write):
+    rows = steady(records())
+    assert not [each for each in found(write(rows)) if each.area == "noise"]
+    for record in rows[1:]:
+        record["samples_us"] = [1.0, 2.0, 1.5, 3.0, 1.2, 2.2, 2.8, 1.1]
+    assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "not known well").found
+    for record in rows[1:]:
+        record["samples_us"] = LADDER[:20] + [2 * each for each in LADDER[:20]]
+    assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "drift").found
+    for record in rows[1:]:
+        record["samples_us"] = [1.0, 1.01, 1.02]
+    assert "90 of 90" in one(found(write(rows)), "noise", Severity.NOTE, "too few iterations").found
+
+
+def flat(path=TWO):
+    rows = records(path)
+    for record in rows:
+        record["samples_us"] = LADDER
+    return rows
+
+
+def test_a_library_auto_or_algorithm_that_is_behind_is_told(write):
+    rows = slowed(flat(), 2.0, op="all_reduce", engine="mpi", nbytes=4096, in_place=True)
+    behind = one(found(write(rows)), "algorithm", Severity.NOTE, "MPI library's all_reduce", "1 of 5 sizes")
+    assert "2x slower than" in behind.evidence
+    assert "at 4 KiB" in behind.evidence
+    rows = flat()
+    for record in rows:
+        if record.get("algorithm") == "tree":
+            record["algorithm"] = "auto"
+    rows = slowed(rows, 1.3, op="all_reduce", algorithm="auto", in_place=False)
+    assert "hpccoll tune all_reduce" in one(found(write(rows)), "algorithm", Severity.WARNING, "5 of 5 sizes").remedy
+    rows = slowed(flat(), 25.0, op="all_gather", algorithm="bruck", nbytes=64, in_place=True)
+    assert "bruck 25x slower" in one(found(write(rows)), "algorithm", Severity.NOTE, "more than 10x").evidence
+
+
+def test_a_wrong_result_is_never_the_best(write):
+    rows = slowed(flat(), 0.01, op="all_reduce", algorithm="ring")
+    for record in rows:
+        if record.get("op") == "all_reduce" and record["algorithm"] == "ring":
+            record["wrong"] = 1
+    assert {each.area for each in found(write(rows))} == {"results"}
+
+
+def test_bandwidth_that_falls_from_node_to_node_is_told(write):
+    two = [record | {"nodes": 2} for record in flat()]
+    four = [record | {"nodes": 4} for record in slowed(flat(FOUR), 4.0)]
+    findings = found(write(two, "two.jsonl"), write(four, "four.jsonl"))
+    falls = [each for each in findings if each.area == "scaling"]
+    assert len(falls) == 4  # two operations in two places
+    assert "from 2 to 4 nodes" in falls[0].found
+    assert "hpccoll preflight" in falls[0].remedy
+    inside = [record | {"nodes": 1} for record in flat()]
+    assert not [each for each in found(write(inside, "two.jsonl"), write(four, "f.jsonl")) if each.area == "scaling"]
+
+
+def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
+    from hpccoll.predict.catalogue import machine_named
+
+    rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
+    file = write(rows)
+    models = named_models(jobs_of(pictures(load([file]).rows)), machine_named("summit"))
+    bound = [each for each in found(file, models=models) if each.area == "bound"]
+    assert bound
+    assert "256 KiB" in bound[0].evidence
+    near = write([record | {"nodes": 1} for record in rows], "near.jsonl")
+    assert not [each for each in found(near, models=models) if each.area == "bound"]
+
+
+def test_the_preflights_faults_are_passed_on(write):
+    (fault,) = [each for each in found(PAIRS) if each.area == "link"]
+    assert fault.severity is Severity.WARNING
+    assert "the link of node3 is slow" in fault.found
+    assert fault.hosts == ("node3",)
+    assert "sbatch --exclude=node3" in fault.remedy
+    rows = records(PAIRS)
+    faults = rows[-1]["faults"]
+    faults[0] |= {"kind": "broken_link"}
+    assert [each.severity for each in found(write(rows))] == [Severity.PROBLEM]
+    faults.clear()
+    assert [each.severity for each in found(write(rows))] == [Severity.OK]
+    assert "cut short" in one(found(write(rows[:-1])), "run", Severity.WARNING).found
+
+
+def test_the_doctors_warnings_are_passed_on(write):
+    from hpccoll.doctor.finding import Finding
+
+    told = [
+        Finding("limits", Severity.OK, "fine", "ulimit"),
+        Finding("binding", Severity.PROBLEM, "all ranks are on core 0", "sched_getaffinity", "--bind-to core"),
+    ]
+    file = write([records()[0], *(each.as_dict() for each in told)], "doctor.jsonl")
+    passed = one(found(TWO, file), "doctor, binding", Severity.PROBLEM, "all ranks are on core 0")
+    assert "doctor.jsonl" in passed.evidence
+    assert not [each for each in found(file) if "fine" in each.found]
+
+
+def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
+    from hpccoll.cli.machine_options import rows_of
+
+    results = load([TWO, FOUR])
+    drawn = pictures(results.rows)
+    rows = [row for file in results.files for row in rows_of(file, "FILE")]
+    models = fitted_models([*jobs_of(drawn), (3, 1)], rows)
+    assert (2, 1) in models.of
+    error = models.of[2, 1].error
+    assert error is not None
+    assert 0 < error < 0.5
+    assert any("3 ranks on 1 node: a fit takes 4 sizes" in each for each in models.missing)
+    for row in results.rows:
+        if row.record.row.ranks == 2:
+            bound = models.bound_s(row.record)
+            assert bound is not None
+            assert 0 < bound < row.record.time_us.max * 1e-6

@@ -1,0 +1,251 @@
+"""`hpccoll report`: the page it writes, what it prints and records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+import jsonschema
+import pytest
+
+from hpccoll.cli import main as cli
+from hpccoll.cli import output
+from hpccoll.measure.schema import schema
+from tests.unit.report.test_load import FOUR, PAIRS, TWO
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in output._RANK:
+        monkeypatch.delenv(name, raising=False)
+
+
+class Page(HTMLParser):
+    """The page as elements: those that were opened, their ids, whether all were closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def of(self, tag: str, css: str = "") -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.found if name == tag and css in [*(attrs.get("class") or "").split(), ""]]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    target = tmp_path_factory.mktemp("page") / "report.html"
+    assert cli.main(["report", str(TWO), str(FOUR), str(PAIRS), "-o", str(target), "--machine", "laptop"]) == 0
+    return target.read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed_and_no_id_comes_twice(page):
+    parsed = Page(page)
+    assert not parsed.open
+    ids = Counter(attrs["id"] for _, attrs in parsed.found if "id" in attrs)
+    assert ids.most_common(1)[0][1] == 1
+    links = {str(attrs["href"]) for attrs in parsed.of("a")}
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    assert {"#findings", "#environment", "#model", "#sc1", "#op1", "#pairs3"} <= links
+    named = [each for _, attrs in parsed.found for each in (attrs.get("aria-labelledby") or "").split()]
+    assert named
+    assert set(named) <= set(ids)
+
+
+def test_the_page_asks_for_nothing_from_anywhere(page):
+    parsed = Page(page)
+    for tag, attrs in parsed.found:
+        for name in ("src", "href", "data", "action", "srcset"):
+            value = attrs.get(name)
+            assert value is None or value.startswith(("#", "data:")), (tag, name, value)
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    (policy,) = [attrs for attrs in parsed.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert "default-src 'none'" in str(policy["content"])
+
+
+def test_the_page_shows_what_the_files_hold(page):
+    parsed = Page(page)
+    words = " ".join(parsed.words)
+    # 8 pictures of time, bandwidth and distance each, 2 operations in 2 places scaled at 3 sizes, 2 matrices.
+    assert len(parsed.of("svg", "chart")) == 8 * 3 + 4 * 3
+    assert len(parsed.of("svg", "heat")) == 2
+    assert len(parsed.of("rect", "cell")) == 24
+    lines = Counter(attrs["data-name"] for attrs in parsed.of("g", "line"))
+    assert lines["ring"] == lines["mpi"] == 8 * 3 + 4 * 3
+    assert lines["rabenseifner"] == 4 * 3 + 2 * 3
+    assert lines["the model's bound"] == 8
+    for said in (
+        "MPICH 5.0.2",
+        "more ranks than cores",
+        "the link of node3 is slow",
+        "laptop",
+        "256 KiB",
+        "of the first",
+    ):
+        assert said in words, said
+    sections = [attrs["id"] for attrs in parsed.of("section")]
+    order = ["findings", "pairs3", "sc1", "sc2", "sc3", "sc4", "op1", "op2", "op3", "op4", "model", "environment"]
+    assert sections == [*order, "reading"]
+
+
+def test_runs_are_told_apart_by_what_differs(tmp_path):
+    rows = [json.loads(line) for line in TWO.read_text().splitlines()]
+    rows[0] |= {"hosts": ["n1", "n2"], "slurm": {"job_id": "42", "partition": "debug", "array_task_id": None}}
+    file, target = tmp_path / "job.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    assert cli.main(["report", str(TWO), str(file), "-o", str(target), "--no-bound"]) == 0
+    table = target.read_text().split('class="environment"')[1].split("</table>")[0]
+    lines = {re.sub(r"<.*?>", " ", line).strip(): "differs" in line for line in table.splitlines() if "<tr" in line}
+    shown = {" ".join(line.split()): differs for line, differs in lines.items()}
+    assert shown["hosts vm (2) n1 (1), n2 (1)"]
+    assert shown["SLURM job id - 42"]
+    assert shown["SLURM partition - debug"]
+    assert not shown["mpi MPICH 5.0.2"]
+    assert not [line for line in shown if "array task" in line]
+
+
+def test_the_page_reads_without_its_script(page):
+    parsed = Page(page)
+    assert all("hidden" in attrs for attrs in parsed.of("button", "swap"))
+    assert all("disabled" in attrs for attrs in parsed.of("button") if "data-name" in attrs)
+    titles = parsed.of("title")
+    marks = parsed.of("path", "mark")
+    assert len(titles) > sum("data-says" in attrs for attrs in marks) > 500
+
+
+def test_what_files_say_is_text_and_never_markup(tmp_path):
+    evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+    rows = [json.loads(line) for line in TWO.read_text().splitlines()]
+    rows[0] |= {"hosts": [evil, evil], "command": f"hpccoll bench {evil}", "commit": evil}
+    rows[0]["versions"]["mpi"] = evil
+    for record in rows[1:]:
+        record["algorithm"] = record["algorithm"] and evil
+    faulty = [json.loads(line) for line in PAIRS.read_text().splitlines()]
+    for record in faulty:
+        for key in ("source", "node"):
+            if key in record:
+                record[key] = evil
+        for fault in record.get("faults", []):
+            fault |= {"found": evil, "remedy": evil, "nodes": [evil], "exclude": evil}
+    file, target = tmp_path / "evil.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in [*rows, *faulty]))
+    assert cli.main(["report", str(file), "-o", str(target), "--no-bound"]) == 0
+    parsed = Page(target.read_text())
+    assert len(parsed.of("script")) == 1
+    assert not parsed.of("img")
+    assert evil in "".join(parsed.words)
+
+
+@pytest.mark.parametrize("value", [None, "", -1, 1e300, [], {}, ["x"], True])
+def test_odd_values_in_runs_and_pairs_break_nothing(tmp_path, value):
+    rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
+    for record in (rows[0], rows[1], rows[-2], rows[-1]):
+        for key in set(record) - {"schema", "kind"}:
+            record[key] = value
+    file, target = tmp_path / "odd.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    assert cli.main(["report", str(file), str(TWO), "-o", str(target), "--no-bound"]) == 0
+    assert not Page(target.read_text()).open
+
+
+def test_the_findings_are_records_of_the_schema(tmp_path):
+    target = tmp_path / "findings.jsonl"
+    arguments = ["report", str(FOUR), str(PAIRS), "-o", str(tmp_path / "r.html"), "--no-bound", "--json", str(target)]
+    assert cli.main(arguments) == 0
+    run, *found = [json.loads(line) for line in target.read_text().splitlines()]
+    assert run["kind"] == "run"
+    assert {"binding", "link"} <= {each["area"] for each in found}
+    for each in (run, *found):
+        jsonschema.validate(each, schema())
+    order = ["problem", "warning", "note", "ok"]
+    severities = [order.index(each["severity"]) for each in found]
+    assert severities == sorted(severities)
+
+
+def test_findings_are_printed_with_evidence_and_remedy(tmp_path, capsys):
+    target = tmp_path / "r.html"
+    assert cli.main(["report", str(FOUR), "-o", str(target), "--no-bound"]) == 0
+    out = capsys.readouterr().out
+    assert "warning  binding: more ranks than cores" in out
+    assert "evidence: run 1 (bench-4.jsonl): 4 ranks on vm" in out
+    assert f"{target}: " in out.splitlines()[-1]
+    assert cli.main(["report", str(FOUR), "-o", str(target), "--no-bound", "--json", "-"]) == 0
+    assert all(json.loads(line)["schema"] == "hpccoll/1" for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_wrong_result_ends_with_1_and_the_page_is_there(tmp_path):
+    rows = [json.loads(line) for line in TWO.read_text().splitlines()]
+    rows[3]["wrong"] = 7
+    file, target = tmp_path / "wrong.jsonl", tmp_path / "report.html"
+    file.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    assert cli.main(["report", str(file), "-o", str(target), "--no-bound"]) == 1
+    assert "wrong results" in target.read_text()
+
+
+def test_the_size_that_a_command_asked_for_is_missed(tmp_path, capsys):
+    lines = TWO.read_text().splitlines()
+    file = tmp_path / "short.jsonl"
+    file.write_text("\n".join(line for line in lines if '"nbytes":262144' not in line) + "\n")
+    assert cli.main(["report", str(file), "-o", str(tmp_path / "r.html"), "--no-bound"]) == 0
+    assert "was cut short: 4 sizes are missing" in capsys.readouterr().out
+    assert cli.main(["report", str(TWO), "-o", str(tmp_path / "r.html"), "--no-bound"]) == 0
+    assert "cut short" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "FILE nowhere.jsonl: cannot read it (No such file or directory)"),
+        ([str(TWO), "-o", "no/such/place.html"], "-o no/such/place.html: cannot write there"),
+        (["mine.jsonl", "-o", "mine.jsonl"], "is one of the result files; name another file for the page"),
+        ([str(TWO), "--machine", "deep-thought"], "deep-thought"),
+        ([str(TWO), "--no-bound", "--json", "no/such/place"], "--json no/such/place: cannot write there"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_paragraph(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.jsonl"
+    mine.write_bytes(TWO.read_bytes())
+    assert cli.main(["report", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert mine.read_bytes() == TWO.read_bytes()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
+def test_a_full_disk_is_told(capsys):
+    assert cli.main(["report", str(TWO), "-o", "/dev/full", "--no-bound"]) == 2
+    assert "-o /dev/full: cannot write there (No space left on device)" in capsys.readouterr().err
+
+
+def test_other_ranks_are_silent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", str(TWO)]) == 0
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,224 @@
+"""The pictures of a report: places on axes, well-formed SVG, and nothing of a file taken for markup."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpccoll.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Line, Point, svg
+from hpccoll.report.heat import Cell, Heat, colour
+from hpccoll.report.heat import svg as heat_svg
+from hpccoll.report.looks import BOUND, QUIET, Look, looks
+from hpccoll.report.scale import (
+    linear_scale,
+    log_scale,
+    plain,
+    tell_bytes_per_s,
+    tell_seconds,
+    tell_span,
+    ticks,
+)
+from hpccoll.report.series import pictures
+
+RING = Look("c1", "M0 0h1z")
+SVG = "{http://www.w3.org/2000/svg}"
+positive = st.floats(1e-9, 1e12)
+
+
+def parsed(text: str) -> ET.Element:
+    return ET.fromstring(text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+
+
+def chart(*lines: Line, **more) -> Chart:
+    given = {"ident": "x1", "title": "Time", "about": "all_reduce", "x_label": "size"} | more
+    return Chart(x_told=str, y_told=tell_seconds, lines=lines, **given)
+
+
+def of_class(root: ET.Element, name: str) -> list[ET.Element]:
+    return [each for each in root.iter() if name in each.get("class", "").split()]
+
+
+@given(st.lists(positive, min_size=1, max_size=9))
+def test_every_value_has_its_place_between_the_ends_and_order_is_kept(values):
+    for scale in (log_scale(values, 300, 10), linear_scale(values, 300, 10)):
+        places = [scale.at(value) for value in sorted(values)]
+        assert all(10 - 1e-6 <= place <= 300 + 1e-6 for place in places)
+        assert places == sorted(places, reverse=True)
+        shown = ticks(scale)
+        assert shown == sorted(shown)
+        assert len(shown) <= 12
+        assert all(scale.low <= value <= scale.high for value in shown)
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.5, 1e6))
+def test_an_axis_has_two_ticks_at_least(low, factor):
+    assert len(ticks(log_scale([low, low * factor * 2], 0, 1))) >= 2
+    assert len(ticks(linear_scale([low], 0, 1))) >= 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0 µs"), (2.4e-9, "2.4 ns"), (2.512e-6, "2.51 µs"), (999.8e-6, "1 ms"), (0.0123, "12.3 ms"), (12, "12 s")],
+)
+def test_times_are_told_in_a_unit_that_keeps_them_short(seconds, told):
+    assert tell_seconds(seconds) == told
+
+
+def test_bandwidths_and_intervals_are_told_with_their_unit_once():
+    assert tell_bytes_per_s(11.8e9) == "11.8 GB/s"
+    assert tell_bytes_per_s(49.96e6) == "50 MB/s"
+    assert tell_span(2e-6, 3e-6, tell_seconds) == "[2, 3] µs"
+    assert tell_span(2e-6, 3e-3, tell_seconds) == "[2 µs, 3 ms]"
+    assert plain(1234567) == "1,234,567"
+    assert plain(1e-5) == "0.00001"
+
+
+def test_points_stand_where_the_axes_say():
+    points = tuple(Point(8.0 * 8**at, 1e-6 * 10**at, 0.9e-6 * 10**at, 1.2e-6 * 10**at) for at in range(4))
+    root = parsed(svg(chart(Line("ring", RING, points))))
+    places = [tuple(map(float, re.findall(r"[\d.]+", mark.get("transform", "")))) for mark in of_class(root, "mark")]
+    assert len(places) == 4
+    assert all(LEFT < x < WIDTH - RIGHT and TOP < y < HEIGHT - BOTTOM for x, y in places)
+    steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in pairwise(places)}
+    assert len(steps) == 1  # equal factors are equal lengths on both axes
+    ((right, up),) = steps
+    assert right > 0 > up
+    (path,) = of_class(root, "path")
+    assert path.get("d") == "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
+
+
+def test_both_vertical_scales_are_in_the_picture():
+    points = (Point(8, 1e-6, 1e-6, 1e-6), Point(64, 1e-5, 1e-5, 1e-5), Point(512, 1e-4, 1e-4, 1e-4))
+    root = parsed(svg(chart(Line("ring", RING, points))))
+    (path,) = of_class(root, "path")
+    assert path.get("d") != path.get("data-alt")
+    heights = [float(re.findall(r"[\d.]+", mark.get("data-alt", ""))[1]) for mark in of_class(root, "mark")]
+    floor = HEIGHT - BOTTOM
+    assert (floor - heights[1]) / (floor - heights[2]) == pytest.approx(0.1, abs=0.01)  # linear, from zero
+    linear_first = parsed(svg(chart(Line("ring", RING, points), log=False)))
+    assert of_class(linear_first, "path")[0].get("d") == path.get("data-alt")
+
+
+def test_a_picture_is_told_to_those_who_do_not_see_it():
+    root = parsed(svg(chart(Line("ring", RING, (Point(8, 2e-6, 1e-6, 3e-6, "12 iterations"),)))))
+    assert root.get("role") == "img"
+    named = root.get("aria-labelledby", "").split()
+    assert [root.find(f".//*[@id='{name}']").text for name in named] == ["Time", "all_reduce"]
+    (mark,) = of_class(root, "mark")
+    assert mark.find(f"{SVG}title").text == "ring, 8: 2 µs [1, 3] µs; 12 iterations"
+    (bars,) = of_class(root, "bars")
+    assert bars.get("d", "").startswith("M")
+
+
+def test_names_from_files_are_text_and_never_markup():
+    evil = '"><script>alert(1)</script>'
+    point = Point(8, 1e-6, 1e-6, 1e-6, evil)
+    root = parsed(svg(chart(Line(evil, RING, (point,)), title=evil, about=evil)))
+    assert not [each for each in root.iter() if each.tag.endswith("script")]
+    cells = (Cell(0, 1, 1.0, evil, evil, broken=False), Cell(1, 0, None, evil, evil, broken=True))
+    root = parsed(heat_svg(Heat("h", evil, evil, (evil, "b"), cells, str, high_is_good=True)))
+    assert not [each for each in root.iter() if each.tag.endswith("script")]
+
+
+def test_values_without_a_place_on_the_axes_are_left_out():
+    nothing = Line("ring", RING, (Point(0, 1e-6, 1e-6, 1e-6), Point(8, 0.0, 0.0, 0.0)))
+    assert svg(chart(nothing)) == ""
+    some = Line("tree", QUIET, (Point(8, 1e-6, 1e-6, 1e-6),))
+    root = parsed(svg(chart(nothing, some)))
+    assert [line.get("data-name") for line in of_class(root, "line")] == ["tree"]
+    assert len(of_class(root, "mark")) == 1
+
+
+def test_the_bound_is_a_line_without_markers():
+    bound = Line("the model's bound", BOUND, (Point(8, 1e-6, 1e-6, 1e-6), Point(64, 1e-6, 1e-6, 1e-6)))
+    root = parsed(svg(chart(bound)))
+    assert len(of_class(root, "path")) == 1
+    assert not of_class(root, "mark")
+
+
+def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, int] | None = None) -> Heat:
+    cells = [
+        Cell(
+            row,
+            column,
+            None if (row, column) == broken else 2e9 if (row, column) == slow else 1e10,
+            f"n{row} to n{column}",
+            "said",
+            (row, column) == broken,
+        )
+        for row in range(count)
+        for column in range(count)
+        if row != column
+    ]
+    names = tuple(f"n{at}" for at in range(count))
+    return Heat("h1", "Bandwidth", "about", names, tuple(cells), tell_bytes_per_s, high_is_good=True)
+
+
+def test_a_matrix_has_a_cell_a_direction_and_shows_what_is_slow_and_broken():
+    root = parsed(heat_svg(matrix(4, broken=(1, 2), slow=(3, 0))))
+    told = {cell.get("data-head"): cell for cell in root.iter() if cell.get("data-head")}
+    assert len(told) == 12
+    assert "broken" in told["n1 to n2"].get("class", "")
+    fine, slow = (told[name].get("style", "") for name in ("n0 to n1", "n3 to n0"))
+    assert fine != slow
+    red, _, blue = map(int, re.findall(r"\d+", slow))
+    assert red > 2 * blue
+    assert len(of_class(root, "self")) == 4
+    words = [text for each in root.iter() if each.tag.endswith("text") for text in each.itertext()]
+    assert "GB/s" in words
+    assert "2" in words
+
+
+@pytest.mark.parametrize("count", [1, 17, 65])
+def test_a_large_matrix_stays_a_picture_of_bearable_size(count):
+    drawn = heat_svg(matrix(count, broken=(0, count - 1), slow=(count - 1, 0)))
+    root = parsed(drawn)
+    assert len(drawn) < 400_000
+    assert bool(list(root.iter(f"{SVG}image"))) == (count > 64)
+
+
+def test_the_colours_of_a_matrix_darken_on_both_sides_of_the_usual():
+    def light(share):
+        red, green, blue = colour(share)
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    below = [light(share / 100) for share in range(10, 90, 5)]
+    above = [light(share / 100) for share in range(100, 200, 10)]
+    assert below == sorted(below)
+    assert above == sorted(above, reverse=True)
+    assert colour(1e-6) == colour(0.1)
+    assert colour(1e6) == colour(2.0)
+    assert math.isfinite(light(0.1))
+
+
+def test_lines_of_an_operation_never_look_alike_but_for_the_quiet_ones():
+    from hpccoll.report.load import load
+    from tests.unit.report.test_load import FOUR, TWO
+
+    drawn = pictures(load([TWO, FOUR]).rows)
+    found = looks(drawn)
+    for picture in drawn:
+        loud = [found[curve.name] for curve in picture.curves if not found[curve.name].quiet]
+        assert len(set(loud)) == len(loud)
+    assert found[next(name for name in found if name.engine == "mpi")].css == "peer"
+
+
+def test_one_slow_node_of_four_is_the_one_that_stands_out():
+    slow = [
+        Cell(row, column, 2.5e9 if 2 in (row, column) else 1e10, f"n{row} to n{column}", "said", broken=False)
+        for row in range(4)
+        for column in range(4)
+        if row != column
+    ]
+    names = tuple(f"n{at}" for at in range(4))
+    root = parsed(heat_svg(Heat("h1", "t", "a", names, tuple(slow), tell_bytes_per_s, high_is_good=True)))
+    fills = {str(cell.get("data-head")): cell.get("style", "") for cell in of_class(root, "cell")}
+    usual = {f"fill:rgb({' '.join(map(str, colour(1.0)))})"}
+    assert {fill for name, fill in fills.items() if "n2" not in name} == usual
+    assert {fill for name, fill in fills.items() if "n2" in name} == {f"fill:rgb({' '.join(map(str, colour(0.25)))})"}

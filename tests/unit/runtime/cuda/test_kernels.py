@@ -1,0 +1,284 @@
+"""The fused kernels: their text run on the host bit for bit as NumPy, and compiled for the devices that there are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpccoll.measure.data import make_input
+from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
+from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
+from hpccoll.runtime.cuda.executable import bound
+from hpccoll.runtime.cuda.fuse import Extent, launches
+from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, Chain, Kernel, rows_for
+from hpccoll.runtime.lowering.program import OWN, Copy, Join, Meet, Memory, Place
+from tests.mpi.cases import bits, sprinkled
+from tests.unit.runtime.cuda import host_kernels
+from tests.unit.runtime.cuda.host_kernels import COMPILER, HostKernels, together
+
+NVCC = shutil.which("nvcc")
+ARCHITECTURES = ("80", "90")
+COUNTS = (1, 7, 333)
+SIDES = 4  # operands of the longest chain
+NOWHERE = Extent(0, 0)
+
+FULL = pytest.mark.full
+needs_gxx = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
+
+
+def functions(dtype):
+    return sorted({FUNCTIONS[op] for op, kinds in _KINDS.items() if DTYPES[dtype].kind in kinds})
+
+
+class HostDriver(HostKernels):
+    """Runs a launch where it stands."""
+
+    processors = 1
+
+    def launch(self, function, grid, parameters, stream):  # noqa: ARG002 - it runs at once
+        host_kernels.run(function, grid[1], parameters)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    return HostDriver(tmp_path_factory.mktemp("kernels"))
+
+
+class Field:
+    """Memory of many places of one element type, `SOURCE` of several owners; beside them lies what must stay."""
+
+    def __init__(self, dtype, count, offsets):
+        self.kind, self.count = dtype_named(dtype), count
+        nbytes = count * self.kind.itemsize
+        self.memory = np.full((len(offsets), nbytes + 128), 0xA5, np.uint8)
+        self.starts = [
+            32 + -(row.ctypes.data + 32) % 16 + offset for row, offset in zip(self.memory, offsets, strict=True)
+        ]
+        self.nbytes = nbytes
+
+    def array(self, at):
+        return self.memory[at, self.starts[at] : self.starts[at] + self.nbytes].view(self.kind.numpy)
+
+    def extent(self, place):
+        begin = self.memory[place.owner].ctypes.data + self.starts[place.owner]
+        return Extent(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
+
+    def places(self):
+        return [Place(Memory.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
+
+    def intact(self):
+        outside = np.ones(self.memory.shape, np.bool_)
+        for at, start in enumerate(self.starts):
+            outside[at, start : start + self.nbytes] = False
+        return bool((self.memory[outside] == 0xA5).all())
+
+
+def fill(field, function, seed):
+    op = "prod" if function == "multiply" else "sum"
+    for at in range(len(field.memory)):
+        field.array(at)[:] = sprinkled(make_input(field.kind, seed, at, field.count, op), seed + 100 * at)
+
+
+def steps_of(field, pattern):
+    """A chain over the first places, in the order of `pattern`, into the last but one; then a copy into the last."""
+    *sources, target, other = field.places()
+    steps: list[Any] = []
+    found = sources[0]
+    for source, own_first in zip(sources[1:], pattern, strict=True):
+        steps.append(Join(found, source, target) if own_first else Join(source, found, target))
+        found = target
+    return [*steps, Copy(target, other)]
+
+
+def carried_out(steps, field, function):
+    """What the steps leave, by NumPy, one after the other: the bits of replay."""
+    held = {place: field.array(place.owner).copy() for place in field.places()}
+    with np.errstate(all="ignore"):
+        for step in steps:
+            if isinstance(step, Copy):
+                held[step.out] = held[step.source].copy()
+            else:
+                held[step.out] = getattr(np, function)(held[step.left], held[step.right])
+    return held
+
+
+def launched(steps, field, function, driver, scratch=NOWHERE):
+    phases = launches(steps, field.extent, scratch, function, field.kind)
+    found = [launch for phase in phases for launch in phase]
+    for launch in found:
+        bound(launch, driver)(0)
+    return found
+
+
+PATTERNS = ((True,) * (SIDES - 1), (False, True, False))
+ALIGNED, ALIKE, ASKEW = (0,) * (SIDES + 2), (1,) * (SIDES + 2), (0, 1, 2, 3, 0, 1)  # in elements
+WAYS = ((PATTERNS[0], ALIGNED), (PATTERNS[1], ALIKE), (PATTERNS[1], ASKEW))
+
+
+def kernels_of(dtype, function):
+    for pattern, offsets in WAYS:
+        field = Field(dtype, 333, [offset * dtype_named(dtype).itemsize for offset in offsets])
+        phases = launches(steps_of(field, pattern), field.extent, NOWHERE, function, field.kind)
+        for launch in phases[0]:
+            yield Kernel(launch.chain, launch.width, rows_for(launch.chain, 1))
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chains_are_numpy_bit_for_bit(driver, dtype):
+    """Every function, in both orders, wide words and narrow, infinities, NaN and signed zeros among them."""
+    driver.compile([kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)])
+    for function, (pattern, offsets), count in itertools.product(functions(dtype), WAYS, COUNTS):
+        field = Field(dtype, count, [offset * dtype_named(dtype).itemsize for offset in offsets])
+        fill(field, function, seed=count)
+        steps = steps_of(field, pattern)
+        right = carried_out(steps, field, function)
+        (launch,) = launched(steps, field, function, driver)
+        assert launch.chain.loads == SIDES
+        for place in field.places():
+            assert bits(field.array(place.owner)) == bits(right[place]), (function, pattern, offsets, count, place)
+        assert field.intact()
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_elements_may_lie_at_any_byte(driver, dtype):
+    field = Field(dtype, 100, (1,) * 6)
+    fill(field, "add", seed=3)
+    steps = steps_of(field, PATTERNS[0])
+    right = carried_out(steps, field, "add")
+    (launch,) = launched(steps, field, "add", driver)
+    assert launch.width == 1
+    assert all(bits(field.array(place.owner)) == bits(right[place]) for place in field.places())
+
+
+def test_places_that_lie_alike_take_whole_words():
+    for dtype, offset, width in (("float32", 0, 16), ("float32", 4, 16), ("int8", 3, 16), ("complex128", 8, 8)):
+        field = Field(dtype, 50, (offset,) * 6)
+        ((launch,),) = launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
+        assert launch.width == width
+    field = Field("float32", 50, (0, 4, 0, 0, 0, 0))
+    ((launch,),) = launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
+    assert launch.width == 4
+
+
+@needs_gxx
+def test_a_place_may_be_both_operand_and_result(driver):
+    """In place: the last operand is where the sum goes, by way of scratch that is then not written at all."""
+    field = Field("float32", 500, (0,) * 4)
+    fill(field, "add", seed=1)
+    a, b, landing, home = field.places()
+    steps = [Join(a, b, landing), Join(landing, home, landing), Copy(landing, home)]
+    right, untouched = carried_out(steps, field, "add"), field.array(2).copy()
+    (launch,) = launched(steps, field, "add", driver, scratch=field.extent(landing))
+    assert launch.chain == Chain("add", "float32", 3, ((0, 1), (3, 2)), (4,))
+    assert bits(field.array(3)) == bits(right[home])
+    assert bits(field.array(2)) == bits(untouched)
+
+
+@needs_gxx
+def test_scratch_that_is_read_after_a_meeting_is_written(driver):
+    field = Field("float32", 50, (0,) * 4)
+    fill(field, "add", seed=1)
+    a, b, landing, home = field.places()
+    steps = [Join(a, b, landing), Meet(), Copy(landing, home)]
+    right = carried_out([step for step in steps if not isinstance(step, Meet)], field, "add")
+    first, second = launched(steps, field, "add", driver, scratch=field.extent(landing))
+    assert (first.chain.function, second.chain.function) == ("add", "")
+    assert bits(field.array(3)) == bits(right[home])
+
+
+def test_one_launch_for_all_blocks_that_are_alike():
+    """An all-gather's copies are rows of one launch, and so are the chains of a result in two pieces."""
+    field = Field("float32", 600, (0,) * 8)
+    moves = [Copy(place, field.places()[at + 4]) for at, place in enumerate(field.places()[:2])]
+    ((launch,),) = launches(moves, field.extent, NOWHERE, "add", field.kind)
+    assert len(launch.rows) == 2
+    a, b, c, out = field.places()[:4]
+    halves = [(0, 200), (200, 600)]
+    steps = [Join(a.part(*cut), b.part(*cut), out.part(*cut)) for cut in halves]
+    steps += [Join(out.part(*cut), c.part(*cut), out.part(*cut)) for cut in halves]
+    ((launch,),) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    assert len(launch.rows) == 2
+    assert launch.chain.loads == 3
+
+
+def test_what_depends_on_each_other_is_not_put_together():
+    """What overlaps out of step must be done in turn: neither one kernel nor one launch."""
+    field = Field("float32", 600, (0,) * 3)
+    a, b, c = field.places()
+    steps = [Copy(a.part(0, 300), b.part(0, 300)), Copy(b.part(100, 400), c.part(0, 300))]
+    (phase,) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    assert [len(launch.rows) for launch in phase] == [1, 1]
+
+
+def test_memory_under_two_names_is_seen_as_one():
+    """Input and output in place are one memory: addresses decide, not names."""
+    field = Field("float32", 100, (0,) * 2)
+    inner, outer = Place(Memory.SOURCE, 0, 100, 0), Place(Memory.RESULT, 0, 100, 0)
+    assert field.extent(inner) == field.extent(outer)
+    steps = [Copy(inner, field.places()[1]), Copy(outer.part(10, 60), inner.part(0, 50))]
+    (phase,) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    assert len(phase) == 2
+    assert inner.owner != OWN
+
+
+def test_rows_fit_into_a_kernels_parameters():
+    for loads in (1, 2, 8, 64, 300):
+        chain = Chain("add", "float32", loads, (), (0,))
+        assert chain.words == loads + 1 + EDGES
+        for wanted in (1, 5, 60, 500):
+            assert 8 * chain.words * rows_for(chain, min(wanted, chain.most_rows)) <= 4096
+            assert rows_for(chain, min(wanted, chain.most_rows)) >= min(wanted, chain.most_rows)
+
+
+def compiled(kernels, folder, kind):
+    path = folder / "kernels.cu"
+    path.write_text(together(kernels, "fused"), encoding="utf-8")
+    out = path.with_suffix(f".{kind}")
+    codes = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in ARCHITECTURES]
+    which = [f"-arch=sm_{ARCHITECTURES[-1]}"] if kind == "ptx" else codes
+    command = [
+        NVCC or "nvcc",
+        *OPTIONS,
+        *which,
+        f"-{kind}",
+        *(["-Xptxas=-v"] if kind == "fatbin" else []),
+        str(path),
+        "-o",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-3000:]
+    return out, done.stderr
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
+def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
+    chain = Chain("add", "float32", 2, ((0, 1),), (2, 2))
+    text = compiled([Kernel(chain, WIDEST, 1)], tmp_path, "ptx")[0].read_text(encoding="utf-8")
+    unrolled = Kernel(chain, WIDEST, 1).unrolled
+    wide = re.findall(r"\b(ld|st)\.global\.v4\.u32", text)
+    assert (
+        wide == (["ld"] * 2 + ["st"] * 2) * 0 + ["ld"] * 2 * unrolled + ["st"] * 2 * unrolled + ["ld"] * 2 + ["st"] * 2
+    )
+    assert ".local" not in text
+    assert "fma.rn" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
+@pytest.mark.parametrize(
+    "dtype", [name if name in ("bool", "bfloat16", "float32") else pytest.param(name, marks=FULL) for name in DTYPES]
+)
+def test_every_kernel_compiles_for_every_architecture(tmp_path, dtype):
+    """Nothing is spilled to memory either."""
+    kernels = list(dict.fromkeys(kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)))
+    _, said = compiled(kernels, tmp_path, "fatbin")
+    assert said.count("0 bytes spill stores") == len(kernels) * len(ARCHITECTURES)

@@ -1,0 +1,169 @@
+"""Where the ranks of a node wait for each other, with threads for ranks and ordinary memory for the shared words."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hpccoll.runtime.shared_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, DisagreementError, Gate
+
+
+def words() -> memoryview:
+    return memoryview(bytearray(8 * WORDS)).cast("Q")
+
+
+def gates(n: int, *, crowded: bool = True, under_way: Any = (), progress: Callable[[], object] = int) -> list[Gate]:
+    memory = [words() for _ in range(n)]
+    return [
+        Gate(memory[rank], [memory[r] for r in range(n) if r != rank], crowded, under_way, progress, in_order=True)
+        for rank in range(n)
+    ]
+
+
+def together(work: Callable[[int], Any], n: int) -> list[Any]:
+    """Run `work(rank)` in a thread each; return what each gives, or the exception it raises."""
+
+    def caught(rank: int) -> Any:
+        try:
+            return work(rank)
+        except DisagreementError as error:
+            return error
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(caught, range(n), timeout=60))
+
+
+def entered(ranks: list[Gate], *entries: int) -> list[Any]:
+    """Let every rank enter with its own entry."""
+    return together(lambda rank: ranks[rank].enter(entries[rank]), len(ranks))
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_nobody_leaves_a_fence_before_all_have_come(n, crowded):
+    ranks, came = gates(n, crowded=crowded), [0] * n
+
+    def work(rank: int) -> int:
+        short = 0
+        for turn in range(1, 60):
+            came[rank] = turn
+            if (turn + rank) % 7 == 0:
+                time.sleep(0.001)
+            ranks[rank].fence()
+            short += min(came) < turn
+        return short
+
+    assert together(work, n) == [0] * n
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
+    ranks = gates(n)
+    assert entered(ranks, *[5 | DIRECT] * n) == [True] * n
+    assert entered(ranks, *[5] * n) == [True] * n
+    for odd in range(n):
+        mixed = entered(ranks, *(9 if rank == odd else 9 | DIRECT for rank in range(n)))
+        assert mixed == [False] * n
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
+    ranks = gates(n)
+    for odd in range(n):
+        for flag in (0, DIRECT):
+            found = entered(ranks, *((3 + (rank == odd)) | flag for rank in range(n)))
+            assert all(isinstance(each, DisagreementError) for each in found)
+            assert entered(ranks, *[7] * n) == [True] * n
+
+
+def test_disagreement_goes_before_the_way_that_ranks_came():
+    ranks = gates(2)
+    found = entered(ranks, 2 | DIRECT, 1)
+    assert all(isinstance(each, DisagreementError) for each in found)
+
+
+def test_every_bit_of_a_fingerprint_counts():
+    for bit in range(62):
+        ranks = gates(2)
+        found = entered(ranks, 0, 1 << bit & FINGERPRINT)
+        assert all(isinstance(each, DisagreementError) for each in found), bit
+
+
+def test_places_are_those_of_the_others_in_their_order():
+    ranks = gates(3)
+    together(lambda rank: ranks[rank].enter(1, 10 * rank + 1, 2**63 + rank), 3)
+    assert ranks[0].places() == (11, 2**63 + 1, 21, 2**63 + 2)
+    assert ranks[1].places() == (1, 2**63, 21, 2**63 + 2)
+    assert ranks[2].places() == (1, 2**63, 11, 2**63 + 1)
+
+
+@pytest.mark.parametrize("behind", range(4))
+def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
+    """The fast rank is let through by a word that says the slow one has come, as it has by then."""
+    fast_words, slow_words, come = words(), words(), words()
+    come[0] = 1000
+    fast = Gate(fast_words, [come], True, (), int, in_order=True)
+    slow = Gate(slow_words, [fast_words], True, (), int, in_order=True)
+    for turn in range(behind):
+        come[1], come[4] = turn, turn  # what the fast one finds of the slow one
+        fast.enter(turn, 100 + turn, 200 + turn)
+        assert slow.enter(turn, 0, 0)
+    for turn in (behind, behind + 1):
+        come[1], come[4] = turn, turn
+        fast.enter(turn, 100 + turn, 200 + turn)
+    assert slow.enter(behind, 0, 0)
+    assert slow.places() == (100 + behind, 200 + behind)
+
+
+def test_what_is_under_way_is_carried_on_while_a_rank_waits():
+    progressed = threading.Event()
+    ranks = gates(2, under_way=(1,), progress=progressed.set)
+
+    def work(rank: int) -> bool:
+        if rank:  # comes only once the other has carried something on
+            assert progressed.wait(30)
+        ranks[rank].fence()
+        return True
+
+    assert together(work, 2) == [True, True]
+
+
+def test_nothing_is_carried_on_where_nothing_is_under_way():
+    calls: list[int] = []
+    ranks = gates(2, progress=lambda: calls.append(1))
+
+    def work(rank: int) -> None:
+        time.sleep(0.02 * rank)
+        ranks[rank].fence()
+
+    together(work, 2)
+    assert not calls
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_who_waits_long_leaves_its_core_to_others(crowded):
+    """Half a second of waiting costs far less than half a second of a core: counted in CPU time, not by the clock."""
+    ranks = gates(2, crowded=crowded)
+
+    def work(rank: int) -> float:
+        if rank:
+            time.sleep(0.5)
+        began = time.thread_time()
+        ranks[rank].fence()
+        return time.thread_time() - began
+
+    assert together(work, 2)[0] < 0.35
+
+
+def test_freed_words_are_let_go():
+    memory = bytearray(8 * WORDS)
+    shared = memoryview(memory).cast("Q")
+    gate = Gate(shared, [], False, (), int, in_order=True)
+    gate.free()
+    shared.release()
+    memory.append(0)  # refused while anything still looks at it

@@ -1,0 +1,171 @@
+"""The silent singletons: which jobs are refused, which are let through, by environment and for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpccoll.errors import LauncherError
+from hpccoll.runtime import launcher
+from hpccoll.runtime.cuda import probe as cuda_probe
+
+MPICH, OPEN_MPI = "MPICH 5.0.2", "Open MPI 5.0.11"
+REFUSED = [
+    (MPICH, {"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4"),
+    (OPEN_MPI, {"PMI_SIZE": "4"}, "PMI_SIZE=4"),
+    (OPEN_MPI, {"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}, "PMI_SIZE=4"),
+    (MPICH, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "64"}, "SLURM_STEP_NUM_TASKS=8"),
+    # An interactive step of one task, in which the wrong mpirun was called.
+    (OPEN_MPI, {"PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "PMI_SIZE=2"),
+]
+ALONE_ON_PURPOSE = [
+    (MPICH, {}),
+    (MPICH, {"PMI_SIZE": "1"}),
+    (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "1"}),
+    (MPICH, {"SLURM_NTASKS": "64", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}),  # plain python in a batch script
+    (MPICH, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "64"}),  # srun -n 1 python
+    (MPICH, {"SLURM_STEP_NUM_TASKS": "4", "PMI_SIZE": "1"}),  # mpirun -n 1, whose daemons are a step of four
+    (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "4"}),
+    (MPICH, {"PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"}),  # the library's own launcher is the nearer one
+    (MPICH, {"PMI_SIZE": "many"}),
+]
+
+
+@pytest.mark.parametrize(("library", "environ", "says"), REFUSED)
+def test_a_rank_that_should_not_be_alone_is_refused(library, environ, says):
+    with pytest.raises(LauncherError) as caught:
+        launcher.require_one_job(environ, 1, library)
+    message = str(caught.value)
+    assert says in message
+    assert library in message
+    assert "COMM_WORLD has 1 rank" in message
+    assert ("srun --mpi=pmix" if library is OPEN_MPI else "srun --mpi=pmi2") in message
+    assert caught.value.exit_status == 4
+
+
+@pytest.mark.parametrize(("library", "environ"), ALONE_ON_PURPOSE)
+def test_a_rank_that_is_alone_on_purpose_is_let_through(library, environ):
+    launcher.require_one_job(environ, 1, library)
+
+
+@pytest.mark.parametrize("environ", [environ for _, environ, _ in REFUSED])
+def test_a_world_that_came_together_is_never_refused(environ):
+    launcher.require_one_job(environ, 2, MPICH)
+
+
+def test_mpich_is_refused_under_open_mpi_s_mpirun_before_it_would_abort():
+    with pytest.raises(LauncherError, match=r"OMPI_COMM_WORLD_SIZE=2.*MPICH 5.0.2.*would abort"):
+        launcher.require_own_mpirun({"OMPI_COMM_WORLD_SIZE": "2"}, MPICH, speaks_pmix=False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "speaks_pmix"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, MPICH, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, OPEN_MPI, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "2"}, MPICH, False),
+        ({"PMI_SIZE": "2"}, MPICH, False),
+        ({}, MPICH, False),
+    ],
+)
+def test_mpich_is_started_where_it_may_work(environ, library, speaks_pmix):
+    launcher.require_own_mpirun(environ, library, speaks_pmix)
+
+
+def test_a_process_of_its_own_keeps_the_settings_and_loses_its_place():
+    settings = {"PATH": "/bin", "OMPI_MCA_btl": "self", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PMIX_MCA_gds": "hash"}
+    settings |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "MPIR_CVAR_DEBUG": "1"}
+    place = {"PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4"}
+    assert launcher.without_launcher(settings | place) == settings
+
+
+TELL = """
+import sys
+from hpccoll.errors import HpccollError
+from hpccoll.runtime import job
+try:
+    print(job.world().size)
+except HpccollError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
+
+
+@pytest.mark.skipif(
+    "HPCCOLL_OTHER_MPIRUN" not in os.environ, reason="HPCCOLL_OTHER_MPIRUN names no second MPI's mpirun"
+)
+def test_under_the_other_mpi_s_mpirun_the_job_is_refused_with_status_4():
+    command = [os.environ["HPCCOLL_OTHER_MPIRUN"], "-n", "3", sys.executable, "-W", "error", "-c", TELL]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    allowed["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert "_SIZE=3" in done.stderr
+    assert "Start the job with the mpirun of" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("hidden", "says"), [("mpi4py", "mpi4py is not installed"), ("libmpi", "no MPI library is here")]
+)
+def test_without_mpi_the_error_says_what_to_install(hidden, says):
+    hide = {
+        "mpi4py": "sys.modules['mpi4py'] = None",
+        "libmpi": "import os; os.environ['MPI4PY_LIBMPI'] = '/nowhere/libmpi.so'",
+    }[hidden]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"import sys; {hide}\n{TELL}"],
+        env=launcher.without_launcher(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert says in done.stderr
+    assert 'pip install "hpccoll[mpi]"' in done.stderr
+
+
+def test_the_cuda_probe_without_a_gpu_says_so_at_once_and_starts_nothing(monkeypatch):
+    monkeypatch.setattr(cuda_probe, "devices", tuple)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    found = cuda_probe.probe()
+    assert "no CUDA device" in found.text
+    assert (found.devices, found.module, found.evidence, found.mpi_takes_device_memory) == ((), None, (), False)
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "errors", "works", "text"),
+    [
+        (0, "noise\nworked within one process\n", "", True, "worked within one process"),
+        (0, "", "", False, "failed with exit status 0: no word"),
+        (-11, "", "", False, "crashed by SIGSEGV"),
+        (1, "", "Traceback\nRuntimeError: no CUDA in this torch\n", False, "exit status 1: RuntimeError: no CUDA in"),
+    ],
+)
+def test_how_a_probing_process_ended_is_read_as_evidence(status, output, errors, works, text):
+    found = cuda_probe.verdict("send_recv", status, output, errors)
+    assert (found.operation, found.works) == ("send_recv", works)
+    assert text in found.text
+
+
+def test_one_failed_operation_is_enough_not_to_hand_over_device_memory():
+    worked, failed = (cuda_probe.Evidence("x", works, "") for works in (True, False))
+    assert cuda_probe.CudaProbe(("GPU",), "cupy", (worked, worked), "").mpi_takes_device_memory
+    assert not cuda_probe.CudaProbe(("GPU",), "cupy", (worked, failed), "").mpi_takes_device_memory
+
+
+def test_a_probing_process_that_hangs_is_evidence_too(monkeypatch):
+    monkeypatch.setattr(cuda_probe, "devices", lambda: ("imagined",))
+    monkeypatch.setattr(cuda_probe, "_MODULES", ("math",))
+    found = cuda_probe.probe(limit_s=0.01)
+    assert [one.text for one in found.evidence] == ["no answer within 0.01 s"] * 2
+    assert not found.mpi_takes_device_memory

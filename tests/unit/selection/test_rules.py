@@ -1,0 +1,276 @@
+"""What `auto` takes: the fastest that was measured and may be taken; without a table, rules and the cost model."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from hpccoll.algorithms import named, registered
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.selection.rules import (
+    ACROSS_NODES,
+    LEAST_CHUNK_BYTES,
+    LIBRARY,
+    RULES,
+    UNTUNED,
+    BufferKind,
+    Chooser,
+    Link,
+    Question,
+    Table,
+    best_algorithm,
+    best_chunks,
+    predicted_s,
+)
+from hpccoll.selection.table import Point, Series, Timing, Where
+from hpccoll.units import MiB
+
+HERE = Where("MPI 1.0", "a processor, 2 cores", "4 ranks on 1 node")
+
+
+def test_model_on_a_ring_by_hand():
+    link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
+    ring = named(Operation.ALL_REDUCE, "ring")
+    assert predicted_s(ring, 4, 1, 8, link) == 6 * 1.0 + 2 * 3 / 4 * 8 * 0.5
+
+
+def test_short_messages_take_few_steps_and_long_ones_few_bytes():
+    assert best_algorithm(Operation.ALL_REDUCE, 8, 8).name in ("recursive_doubling", "tree")
+    for n in (2, 3, 8):
+        long = best_algorithm(Operation.ALL_REDUCE, n, 64 * MiB)
+        cost = long.plan(n, 0, best_chunks(long, n, 64 * MiB)).cost
+        assert cost is not None
+        assert cost.most <= 2
+    assert best_algorithm(Operation.ALL_REDUCE, 2, 64 * MiB).name in ("ring", "rabenseifner")
+
+
+@pytest.mark.parametrize("each", registered(), ids=lambda each: each.full_name)
+def test_chunks_are_one_unless_pipelined_and_never_tiny(each):
+    for nbytes in (0, 8, LEAST_CHUNK_BYTES, 64 * MiB):
+        chunks = best_chunks(each, 8, nbytes)
+        assert chunks == 1 or ("chunks" in each.takes and nbytes // chunks >= LEAST_CHUNK_BYTES)
+
+
+def test_pipelining_needs_a_line_to_fill():
+    chain = named(Operation.BROADCAST, "chain")
+    assert best_chunks(chain, 2, 64 * MiB) == 1
+    assert best_chunks(chain, 8, 64 * MiB) > 1
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_every_operation_has_candidates_that_exist(operation):
+    assert all(named(operation, name).operation is operation for name in UNTUNED[operation])
+    assert best_algorithm(operation, 5, 1024).name in UNTUNED[operation]
+
+
+def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST):
+    """A table of one series; a point is its size and what each candidate took, exactly or within an interval."""
+    made = []
+    for nbytes, times in points:
+        intervals = {name: us if isinstance(us, tuple) else (us, us, us) for name, us in times.items()}
+        timings = tuple(Timing(name, us, low, high) for name, (low, us, high) in intervals.items())
+        made.append(Point(nbytes, "2026-01-02", timings))
+    return Table(HERE, (Series(operation, itemsize, buffer, tuple(made)),))
+
+
+def ask(nbytes, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST, library=True, shared=True):
+    return Question(operation, nbytes, itemsize, buffer, library, shared)
+
+
+def chosen(known, nbytes, ranks=4, nodes=1, **about):
+    return Chooser(ranks, nodes, known).choose(ask(nbytes, **about))
+
+
+def test_the_fastest_measured_candidate_is_taken_and_why_is_said():
+    known = table((MiB, {"ring": 880.0, "mpi": 1000.0, "shared_two_shot": 412.0}))
+    choice = chosen(known, MiB)
+    assert choice.name == "shared_two_shot"
+    assert choice.why == "measured 2026-01-02 (412 us; next ring 880 us)"
+    assert "at 1 MiB" in chosen(known, 2 * MiB).why
+
+
+def test_only_what_may_be_taken_is():
+    known = table((8, {"mpi": 1.0, "shared_one_shot": 2.0, "ring": 3.0}))
+    assert chosen(known, 8).algorithm is None
+    assert chosen(known, 8).name == LIBRARY
+    assert chosen(known, 8, library=False).name == "shared_one_shot"
+    assert chosen(known, 8, library=False, shared=False).name == "ring"
+    assert chosen(known, 8, shared=False).name == LIBRARY
+
+
+def test_algorithms_that_are_not_here_are_passed_over():
+    known = table((8, {"from_another_version": 1.0, "ring": 3.0}))
+    assert chosen(known, 8).name == "ring"
+    assert not chosen(table((8, {"from_another_version": 1.0})), 8, library=False, shared=False).why.startswith("meas")
+
+
+def test_a_size_belongs_to_the_nearest_measured_by_ratio():
+    known = table((1024, {"ring": 1.0}), (16 * 1024, {"tree": 1.0}))
+    assert [chosen(known, nbytes).name for nbytes in (1024, 4095, 4097, 16 * 1024)] == ["ring", "ring", "ring", "tree"]
+    assert chosen(known, 5 * 1024).name == "tree"
+
+
+@pytest.mark.parametrize(("nbytes", "measured"), [(256, True), (255, False), (64 * 1024, True), (80 * 1024, False)])
+def test_beyond_the_measured_sizes_four_times_is_near_enough(nbytes, measured):
+    known = table((1024, {"ring": 1.0}), (16 * 1024, {"tree": 1.0}))
+    assert chosen(known, nbytes).why.startswith("measured") == measured
+
+
+def test_the_shortest_messages_are_alike():
+    assert chosen(table((8, {"tree": 1.0})), 0).name == "tree"
+    known = table((0, {"dissemination": 1.0}), operation=Operation.BARRIER)
+    assert chosen(known, 0, operation=Operation.BARRIER).why.startswith("measured")
+
+
+def test_a_tie_stays_with_the_smaller_size_and_a_clear_winner_does_not():
+    tie = {"ring": (9.0, 10.4, 12.0), "tree": (9.9, 10.0, 10.5)}
+    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, tie)), 4096).name == "ring"
+    assert chosen(table((1024, {"ring": 2.0, "tree": 1.0}), (4096, tie)), 4096).name == "tree"
+    assert chosen(table((4096, tie)), 4096).name == "ring", "the lowest lower bound"
+    apart = {"ring": (10.3, 10.4, 10.5), "tree": (9.9, 10.0, 10.2)}
+    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, apart)), 4096).name == "tree"
+    far = {"ring": (9.0, 11.0, 12.0), "tree": (9.9, 10.0, 10.5)}
+    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, far)), 4096).name == "tree", "ten percent is no tie"
+
+
+def test_a_missing_element_size_is_answered_by_the_nearest():
+    one, two = table((8, {"ring": 1.0}), itemsize=2), table((8, {"tree": 1.0}), itemsize=8)
+    known = one.merged(two.series)
+    assert [chosen(known, 8, itemsize=size).name for size in (1, 2, 3, 8, 16)] == [
+        "ring",
+        "ring",
+        "ring",
+        "tree",
+        "tree",
+    ]
+
+
+def test_other_buffers_and_operations_are_not_answered():
+    known = table((8, {"ring": 1.0}))
+    assert not chosen(known, 8, buffer=BufferKind.SYMMETRIC).why.startswith("measured")
+    assert not chosen(known, 8, operation=Operation.REDUCE_SCATTER).why.startswith("measured")
+
+
+def test_sizes_of_one_class_get_one_answer():
+    chooser = Chooser(4, 1, table((1024, {"ring": 1.0}), (2048, {"tree": 1.0})))
+    first = chooser.choose(ask(1024))
+    assert chooser.choose(ask(1279)) is first, "the three leading bits are those of 1024"
+    assert chooser.choose(ask(1280)) is not first
+    assert chooser.choose(ask(2048)).name == "tree"
+    for nbytes in range(1, 5000):
+        bits = max(nbytes.bit_length() - 3, 0)
+        assert chooser.choose(ask(nbytes)) == chooser.choose(ask(nbytes >> bits << bits))
+
+
+def test_pipelined_algorithms_get_their_chunks():
+    known = table((64 * MiB, {"chain": 1.0}), operation=Operation.BROADCAST)
+    choice = chosen(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
+    assert choice.chunks == best_chunks(named(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("buffer", BufferKind)
+def test_without_a_table_everything_has_an_answer_that_may_be_taken(operation, buffer):
+    for ranks, nodes in ((1, 1), (2, 1), (4, 1), (4, 2), (7, 7)):
+        for library, shared in ((True, True), (True, False), (False, True), (False, False)):
+            for nbytes in (0, 8, 64 * 1024, 64 * MiB):
+                about = {"operation": operation, "buffer": buffer, "library": library, "shared": shared}
+                choice = chosen(None, nbytes, ranks, nodes, **about)
+                assert choice.algorithm is not None or library
+                assert choice.algorithm is None or shared or not choice.algorithm.shared
+                assert choice.chunks >= 1
+
+
+def test_several_nodes_without_a_table_go_by_size():
+    assert [chosen(None, nbytes, nodes=2).name for nbytes in (8, 64 * 1024, MiB)] == [
+        LIBRARY,
+        "hierarchical_doubling",
+        "hierarchical_ring",
+    ]
+    assert chosen(None, MiB, nodes=2, shared=False).name == LIBRARY
+    assert chosen(None, MiB, nodes=2, shared=False, library=False).why == "cost model"
+    assert chosen(None, 8, nodes=2, library=False).name == "hierarchical_doubling"
+
+
+def test_on_several_nodes_only_what_crosses_them_is_taken_from_a_table():
+    known = table((8, {"shared_one_shot": 1.0, "hierarchical_ring": 2.0, "ring": 3.0}))
+    assert chosen(known, 8).name == "shared_one_shot"
+    assert chosen(known, 8, nodes=2).name == "hierarchical_ring"
+    assert chosen(known, 8, nodes=2, shared=False).name == "ring"
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_rules_across_nodes_name_what_crosses_them(operation):
+    rules = ACROSS_NODES[operation]
+    assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
+    assert rules[-1].below == float("inf")
+    assert all(name == LIBRARY or named(operation, name).mixed for rule in rules for name in rule.names)
+
+
+@pytest.mark.parametrize("about", RULES, ids=lambda about: f"{about[0].value}-{about[1]}")
+def test_rules_name_what_exists_and_reach_all_sizes(about):
+    rules = RULES[about]
+    assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
+    assert rules[-1].below == float("inf")
+    for rule in rules:
+        assert all(name == LIBRARY or named(about[0], name) for name in rule.names)
+
+
+def test_a_table_comes_back_from_json_as_it_was():
+    known = table((8, {"mpi": (1.0, 1.5, 2.0), "ring": 3.0}), (512, {"ring": 4.0}))
+    assert Table.from_json(json.loads(json.dumps(known.as_json()))) == known
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("schema",), "hpccoll-tuning/2", "hpccoll-tuning/1"),
+        (("schema",), None, "hpccoll-tuning/1"),
+        (("where",), {"mpi": "x"}, "damaged"),
+        (("series",), 7, "damaged"),
+        (("series", 0), [], "damaged"),
+        (("series", 0, "operation"), "all_reduction", "all_reduction"),
+        (("series", 0, "buffer"), "tape", "tape"),
+        (("series", 0, "itemsize"), 0, "itemsize 0"),
+        (("series", 0, "points"), {}, None),
+        (("series", 0, "points", 0, "us", "ring"), [3.0, 2.0], "damaged"),
+        (("series", 0, "points", 0, "us", "ring"), [3.0, 4.0, 5.0], "ring takes 3.0 us, between 4.0 and 5.0"),
+        (("series", 0, "points", 0, "us", "ring"), [3.0, 2.0, float("inf")], "ring"),
+        (("series", 0, "points", 0, "us", "ring"), [float("nan")] * 3, "ring"),
+        (("series", 0, "points", 0, "nbytes"), -1, "-1"),
+        (("series", 0, "points", 0, "nbytes"), "many", "damaged"),
+    ],
+)
+def test_a_damaged_table_is_refused(path, value, message):
+    found = table((8, {"ring": 3.0})).as_json()
+    *way, last = path
+    inner = found
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+    if message is None:
+        assert Table.from_json(found).series[0].points == ()
+        return
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Table.from_json(found)
+
+
+def test_no_json_object_is_no_table():
+    nothing: list[Any] = [None, 3, [], "table", {}]
+    for found in nothing:
+        with pytest.raises(UsageError, match="schema"):
+            Table.from_json(found)
+
+
+def test_merging_replaces_what_is_measured_anew_and_keeps_the_rest():
+    old = table((8, {"ring": 1.0}), (64, {"ring": 1.0}), (512, {"ring": 1.0}), (4096, {"ring": 1.0}))
+    other = table((8, {"bruck": 1.0}), operation=Operation.ALL_GATHER)
+    new = table((64, {"tree": 1.0}), (1024, {"tree": 1.0}))
+    merged = old.merged(other.series).merged(new.series)
+    points = {each.operation: {p.nbytes: p.timings[0].name for p in each.points} for each in merged.series}
+    assert points[Operation.ALL_REDUCE] == {8: "ring", 64: "tree", 1024: "tree", 4096: "ring"}
+    assert points[Operation.ALL_GATHER] == {8: "bruck"}
