@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.cluster_spec import ClusterSpec
 
 ROOT = Path(__file__).parents[1]
 NODES, RATE, QUARTER = 4, "400M", "100M"
@@ -75,7 +75,7 @@ def main() -> int:
     right: dict[str, int] = dict.fromkeys(given.conditions.split(","), 0)
     with tempfile.TemporaryDirectory(prefix="hpccoll-trials-") as name:
         shares = (str(ROOT), sys.prefix, name)
-        with Lab(Shape(nodes=NODES, shares=shares)) as lab:
+        with Lab(ClusterSpec(nodes=NODES, shares=shares)) as lab:
             for number, condition in enumerate(todo, 1):
                 found = trial(lab, condition, f"node{random.randint(1, NODES)}", Path(name))  # noqa: S311 - no secret
                 right[condition] += found["right"]

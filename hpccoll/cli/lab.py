@@ -19,7 +19,7 @@ from hpccoll.errors import UsageError
 
 if TYPE_CHECKING:
     from hpccoll.lab.cluster import Lab
-    from hpccoll.lab.shape import Shape
+    from hpccoll.lab.cluster_spec import ClusterSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 GRACE_S = 0.3  # srun takes a second Ctrl-C within a second for an order
@@ -66,11 +66,13 @@ def lab() -> None:
 @_shaped
 def up(folder: Path | None, flat: bool, **shape: Any) -> int:
     """Start a lab in the background; return when all nodes are idle."""
-    from hpccoll.lab import cluster, contact, isolation, launch, packages
+    from hpccoll.lab import client as contact
+    from hpccoll.lab import cluster, isolation, launch
+    from hpccoll.lab import requirements as packages
 
     packages.require()
     folder = folder or cluster.default_dir()
-    if contact.is_running(folder):
+    if contact.is_lab_running(folder):
         raise UsageError(f"a lab runs in {folder} already; `hpccoll lab down --dir {folder}`, or name another --dir")
     way, why = isolation.find(flat)
     begun = time.monotonic()
@@ -98,13 +100,14 @@ def run(folder: Path | None, flat: bool, command: tuple[str, ...], **shape: Any)
     A lab is made for it where none runs, or where --nodes, --link or another shape is given; it ends with the command,
     and Ctrl-C ends both. The exit status is the command's.
     """
-    from hpccoll.lab import cluster, contact
+    from hpccoll.lab import client as contact
+    from hpccoll.lab import cluster
     from hpccoll.lab.isolation import Isolation
 
     asked = flat or any(value for value in shape.values())
     here = folder or cluster.default_dir()
     with ExitStack() as stack:
-        if contact.is_running(here):
+        if contact.is_lab_running(here):
             if asked and folder:
                 raise UsageError(f"the lab in {here} has its shape already; leave --nodes, --link and the like away")
             if not asked:
@@ -128,8 +131,8 @@ def down(folder: Path | None) -> int:
 @click.option("--json", "target", metavar="FILE", help="One JSON object; - for standard output.")
 def status(folder: Path | None, target: str | None) -> int:
     """Show the nodes with their links, and what SLURM says of them."""
+    from hpccoll.lab.cluster_spec import format_rate
     from hpccoll.lab.isolation import Isolation
-    from hpccoll.lab.shape import format_rate
 
     found = _attached(folder)
     told = found.told()
@@ -217,16 +220,16 @@ def _told(folder: Path) -> str:
     return "" if folder == cluster.default_dir() else f" --dir {folder}"
 
 
-def _shape(given: dict[str, Any]) -> Shape:
+def _shape(given: dict[str, Any]) -> ClusterSpec:
     """Return the shape that the options name; this folder and this Python are shared where /tmp holds them."""
-    from hpccoll.lab.shape import Shape, parse_latency, parse_rate
+    from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     rest = {name: given[name] for name in ("nodes", "cpus", "subnet") if given[name] is not None}
     if given["link"] is not None:
         rest["bytes_per_s"] = parse_rate(given["link"])
     if given["latency"] is not None:
         rest["latency_s"] = parse_latency(given["latency"])
-    return Shape(**rest, shares=(*given["shares"], str(Path.cwd()), sys.prefix))
+    return ClusterSpec(**rest, shares=(*given["shares"], str(Path.cwd()), sys.prefix))
 
 
 def _foreground(found: Lab, command: tuple[str, ...]) -> int:

@@ -1,6 +1,6 @@
 """`Lab`: a throw-away SLURM cluster from Python.
 
-    with Lab(Shape(nodes=4, bytes_per_s=50e6)) as lab:
+    with Lab(ClusterSpec(nodes=4, bytes_per_s=50e6)) as lab:
         print(lab.run(["srun", "-N4", "hostname"]).stdout)
 
 All of it, processes, networks and folder, is gone after the `with`, however its process ends.
@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeAlias
 
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.lab import contact, isolation, launch, packages
-from hpccoll.lab.contact import Contact
-from hpccoll.lab.folder import clear
-from hpccoll.lab.shape import Shape, parse_rate
+from hpccoll.lab import client as contact
+from hpccoll.lab import isolation, launch
+from hpccoll.lab import requirements as packages
+from hpccoll.lab.client import LabClient
+from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
+from hpccoll.lab.state_dir import clear
 
 Stream: TypeAlias = IO[Any] | int | None
 FREE = "max"
@@ -56,10 +58,10 @@ class Lab:
         CommunicationError: the nodes did not come up.
     """
 
-    def __init__(self, shape: Shape | None = None, *, folder: Path | None = None, flat: bool = False) -> None:
-        self.shape, self.flat = shape or Shape(), flat
+    def __init__(self, shape: ClusterSpec | None = None, *, folder: Path | None = None, flat: bool = False) -> None:
+        self.shape, self.flat = shape or ClusterSpec(), flat
         self._folder = folder
-        self._contact: Contact | None = None
+        self._contact: LabClient | None = None
         self._lifeline = -1
         self._started: list[subprocess.Popen[str]] = []
 
@@ -113,7 +115,7 @@ class Lab:
             self._lifeline = -1
 
     @property
-    def contact(self) -> Contact:
+    def contact(self) -> LabClient:
         """The way to the keeper.
 
         Raises:
@@ -141,7 +143,7 @@ class Lab:
         """
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         mpi = _MPI | (_MPI_AS_ROOT if os.geteuid() == 0 else {})
-        own = {"PATH": packages.search_path(), "SLURM_CONF": str(self.contact.place.conf)}
+        own = {"PATH": packages.extend_path(), "SLURM_CONF": str(self.contact.place.conf)}
         found = mpi | kept | own | dict(more or {})
         if found[_MAPPING] == ":oversubscribe":  # right on one host; over several, Open MPI then fills the first alone
             found[_MAPPING] = _MPI[_MAPPING]
@@ -223,7 +225,7 @@ class Lab:
         """
         asked: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:
-            asked["bytes_per_s"] = None if rate == FREE else Shape(bytes_per_s=parse_rate(rate)).bytes_per_s
+            asked["bytes_per_s"] = None if rate == FREE else ClusterSpec(bytes_per_s=parse_rate(rate)).bytes_per_s
         self.contact.ask("link", node=node, **asked)
 
     def power(self, node: str, *, on: bool) -> None:

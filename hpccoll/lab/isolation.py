@@ -7,7 +7,7 @@ import subprocess
 from enum import Enum
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab.packages import search_path
+from hpccoll.lab.requirements import extend_path
 
 _APART = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "--mount", "--uts")
 
@@ -67,7 +67,7 @@ def find(flat: bool) -> tuple[Isolation, str]:
 def _refusal(isolation: Isolation) -> str:
     """Return why the namespaces cannot be had; empty if they can."""
     tried = [*isolation.words, "true"]
-    environment = {"PATH": search_path(), "LC_ALL": "C"}
+    environment = {"PATH": extend_path(), "LC_ALL": "C"}
     try:
         done = subprocess.run(tried, capture_output=True, text=True, timeout=10, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -75,7 +75,7 @@ def _refusal(isolation: Isolation) -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-def require_links(isolation: Isolation, why: str, wanted: str) -> None:
+def require_node_networks(isolation: Isolation, why: str, wanted: str) -> None:
     """Refuse what only nodes with networks of their own have.
 
     Raises:

@@ -10,19 +10,20 @@ import sys
 from pathlib import Path
 
 from hpccoll.errors import UsageError
-from hpccoll.lab import flat
-from hpccoll.lab.config import Place, hosts_text, slurm_conf
-from hpccoll.lab.contact import Contact, kill, running, said, user
-from hpccoll.lab.folder import clear, remove
-from hpccoll.lab.isolation import Isolation, require_links
-from hpccoll.lab.packages import search_path
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.client import LabClient, kill, running, said, user
+from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab.isolation import Isolation, require_node_networks
+from hpccoll.lab.requirements import extend_path
+from hpccoll.lab.slurm_conf import find_free_ports, format_hosts_file, format_slurm_conf
+from hpccoll.lab.state_dir import LabPaths, clear, remove
 
 LONGEST_DIR = 60  # a daemon's socket is 44 characters longer, and none may be longer than 107
 _PLAIN = re.compile(rf"[\w./+-]{{1,{LONGEST_DIR}}}", re.ASCII)
 
 
-def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline: int | None, *, keep: bool) -> Contact:
+def launch(
+    shape: ClusterSpec, folder: Path, isolation: Isolation, why: str, lifeline: int | None, *, keep: bool
+) -> LabClient:
     """Start a lab and return when all its nodes are idle.
 
     Args:
@@ -39,14 +40,14 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
         CommunicationError: the nodes did not come up.
     """
     if shape.bytes_per_s is not None or shape.latency_s:
-        require_links(isolation, why, "--link or --latency")
-    place = Place(folder.resolve(), user())
+        require_node_networks(isolation, why, "--link or --latency")
+    place = LabPaths(folder.resolve(), user())
     _prepare(place, shape, isolation)
     hear, tell = os.pipe()
     try:
         given: dict[str, object] = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
         given |= {"isolation": isolation.value, "why": why, "keep": keep}
-        program = [sys.executable, "-S", "-m", "hpccoll.lab.keeper", json.dumps(given), str(tell)]
+        program = [sys.executable, "-S", "-m", "hpccoll.lab.supervisor", json.dumps(given), str(tell)]
         _start(place, [*isolation.words, *program], lifeline, tell)
     finally:
         os.close(tell)
@@ -60,7 +61,7 @@ def launch(shape: Shape, folder: Path, isolation: Isolation, why: str, lifeline:
     return running(folder)
 
 
-def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> None:
+def _start(place: LabPaths, words: list[str], lifeline: int | None, tell: int) -> None:
     """Start the keeper as nobody's child: its maker may end first, and no Ctrl-C of this terminal reaches it."""
     with place.log("keeper").open("wb") as log:
         subprocess.run(
@@ -75,13 +76,13 @@ def _start(place: Place, words: list[str], lifeline: int | None, tell: int) -> N
         )
 
 
-def _environment(place: Place) -> dict[str, str]:
+def _environment(place: LabPaths) -> dict[str, str]:
     """Return the environment of daemons: what they need and no more; jobs bring that of whoever submits them."""
     root = str(Path(__file__).parents[2])
-    return {"PATH": search_path(), "SLURM_CONF": str(place.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
+    return {"PATH": extend_path(), "SLURM_CONF": str(place.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 
 
-def _prepare(place: Place, shape: Shape, isolation: Isolation) -> None:
+def _prepare(place: LabPaths, shape: ClusterSpec, isolation: Isolation) -> None:
     """Create the folder with the configuration."""
     if not _PLAIN.fullmatch(str(place.dir)):
         raise UsageError(
@@ -97,8 +98,8 @@ def _prepare(place: Place, shape: Shape, isolation: Isolation) -> None:
             remove(place.dir / name)
         for name in ("state", "spool", "log", "shared"):
             (place.dir / name).mkdir(exist_ok=True)
-        ports = flat.free_ports(shape.nodes) if isolation is Isolation.FLAT else None
-        place.conf.write_text(slurm_conf(shape, place, ports), encoding="utf-8")
-        place.hosts.write_text(hosts_text(shape), encoding="utf-8")
+        ports = find_free_ports(shape.nodes) if isolation is Isolation.FLAT else None
+        place.conf.write_text(format_slurm_conf(shape, place, ports), encoding="utf-8")
+        place.hosts.write_text(format_hosts_file(shape), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--dir {place.dir}: cannot write there ({error.strerror or error})") from error

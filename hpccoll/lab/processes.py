@@ -63,7 +63,7 @@ def ran_s(thread: Path) -> float | None:
         return None
 
 
-def is_running(thread: Path) -> bool:
+def is_runnable(thread: Path) -> bool:
     """Whether a thread runs or waits for a core."""
     try:
         return _after_name(thread / "stat")[0] == "R"

@@ -38,7 +38,7 @@ def opened(end: str) -> socket.socket:
     return link
 
 
-class Switch:
+class DelaySwitch:
     """The ends of all links, and the frames on their way.
 
     Args:
@@ -100,4 +100,4 @@ class Switch:
 
 if __name__ == "__main__":
     Path("/proc/self/timerslack_ns").write_text("1", encoding="ascii")  # the kernel wakes sleepers 50 us late otherwise
-    Switch(sys.argv[2:], float(sys.argv[1])).run()
+    DelaySwitch(sys.argv[2:], float(sys.argv[1])).run()

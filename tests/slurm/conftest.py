@@ -15,9 +15,10 @@ from typing import NoReturn
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab import isolation, packages
+from hpccoll.lab import isolation
+from hpccoll.lab import requirements as packages
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.cluster_spec import ClusterSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def shares(tmp_path_factory) -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def whole_lab(needs_nodes_apart, shares) -> Iterator[Lab]:
     """The lab itself; tests take `lab`, which puts it right again."""
-    with Lab(Shape(nodes=4, cpus=2, shares=shares)) as made:
+    with Lab(ClusterSpec(nodes=4, cpus=2, shares=shares)) as made:
         yield made
 
 

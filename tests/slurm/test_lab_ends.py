@@ -18,8 +18,8 @@ import pytest
 from hpccoll.errors import UnavailableError
 from hpccoll.lab import isolation
 from hpccoll.lab.cluster import Lab
+from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.shape import Shape
 
 ROOT = Path(__file__).parents[2]
 HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]
@@ -27,8 +27,8 @@ NOBODY = "65534"
 USES_A_LAB = """
 import os, sys
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape
-with Lab(Shape(nodes=2, bytes_per_s=12.5e6)) as lab:
+from hpccoll.lab.cluster_spec import ClusterSpec
+with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
     done = lab.run(["srun", "-N2", "bash", "-c", "hostname; id -u"], timeout_s=60)
     print(lab.told()["isolation"], *sorted(done.stdout.split()))
     lab.link("node2", rate="40M")
@@ -37,8 +37,8 @@ with Lab(Shape(nodes=2, bytes_per_s=12.5e6)) as lab:
 HOLDS_A_LAB = """
 import sys, time
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape
-with Lab(Shape(nodes=2), flat=sys.argv[1] == "flat") as lab:
+from hpccoll.lab.cluster_spec import ClusterSpec
+with Lab(ClusterSpec(nodes=2), flat=sys.argv[1] == "flat") as lab:
     (lab.shared / "result").touch()
     lab.start(["srun", "-N2", "sleep", "600"])
     while "node2" not in lab.run(["squeue", "-h", "-o", "%N"]).stdout.replace("[1-2]", "2"):
@@ -92,7 +92,7 @@ def gone(folder, limit_s=20.0):
 
 @pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
 def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
-    with Lab(Shape(nodes=2), folder=folder, flat=flat) as lab:
+    with Lab(ClusterSpec(nodes=2), folder=folder, flat=flat) as lab:
         sleeping = lab.start(["srun", "-N2", "sleep", "600"])
         assert left_of(folder)
     assert gone(folder) == []
@@ -101,7 +101,7 @@ def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
 
 
 def test_its_end_waits_for_the_process_that_keeps_its_namespaces(needs_nodes_apart, folder):
-    with Lab(Shape(nodes=1), folder=folder) as lab:
+    with Lab(ClusterSpec(nodes=1), folder=folder) as lab:
         status = Path(f"/proc/{lab.contact.pid}/status").read_text(encoding="ascii")
         parent = int(status.partition("PPid:")[2].split()[0])
         os.kill(parent, signal.SIGSTOP)  # as a busy machine may hold it up after the lab's first process has ended
@@ -175,12 +175,12 @@ def test_a_record_fulfils_the_schema(lab):
 
 
 def test_results_in_the_shared_folder_stay(needs_slurm, folder):
-    with Lab(Shape(nodes=1), folder=folder) as lab:
+    with Lab(ClusterSpec(nodes=1), folder=folder) as lab:
         lab.run(["srun", "bash", "-c", f"echo 42 > {lab.shared}/result"])
     result = folder / "shared" / "result"
     assert result.read_text(encoding="ascii") == "42\n"
     assert left_of(folder) == []
-    with Lab(Shape(nodes=1), folder=folder):  # and the folder serves again
+    with Lab(ClusterSpec(nodes=1), folder=folder):  # and the folder serves again
         assert result.exists()
     result.unlink()
     result.parent.rmdir()
@@ -214,7 +214,7 @@ def test_an_ordinary_user_needs_no_root(needs_slurm):
 
 
 def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
-    with Lab(Shape(nodes=3), flat=True) as lab:
+    with Lab(ClusterSpec(nodes=3), flat=True) as lab:
         done = lab.run(["srun", "-N3", "bash", "-c", "echo $SLURMD_NODENAME"], timeout_s=60)
         assert sorted(done.stdout.split()) == ["node1", "node2", "node3"], done.stderr
         with pytest.raises(UnavailableError, match="lab is flat"):

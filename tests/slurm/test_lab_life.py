@@ -12,7 +12,7 @@ import pytest
 
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape, parse_rate
+from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
 
 HERE = Path(__file__).parent
 ALL = ["node1", "node2", "node3", "node4"]
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused(lab):
 
 
 def test_latency_adds_up_over_the_way_there_and_back(needs_nodes_apart, shares):
-    with Lab(Shape(nodes=2, latency_s=5e-3, bytes_per_s=parse_rate("100M"), shares=shares)) as lab:
+    with Lab(ClusterSpec(nodes=2, latency_s=5e-3, bytes_per_s=parse_rate("100M"), shares=shares)) as lab:
         bytes_per_s, round_trip_s = traffic(lab, mib=8)
     assert 0.010 <= round_trip_s < 0.013
     assert bytes_per_s < 1.06 * parse_rate("100M")
@@ -144,7 +144,7 @@ def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_nodes_apart, 
     folder = Path("/tmp") / f"lab-{os.getpid()}"
     with (
         pytest.raises(CommunicationError, match=r"(?s)node1 ended.*no such luck"),
-        Lab(Shape(nodes=1, shares=(str(tmp_path),)), folder=folder),
+        Lab(ClusterSpec(nodes=1, shares=(str(tmp_path),)), folder=folder),
     ):
         pytest.fail("it started")
     assert not folder.exists()

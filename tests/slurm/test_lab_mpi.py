@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.cluster_spec import ClusterSpec
 
 BIN = Path(sys.executable).parent
 OTHER_MPIRUN = os.environ.get("HPCCOLL_OTHER_MPIRUN")
@@ -43,7 +43,7 @@ def test_open_mpi_reaches_all_nodes_in_order(needs_nodes_apart, shares):
     if OTHER_MPIRUN is None:
         pytest.skip("set HPCCOLL_OTHER_MPIRUN to the mpirun of an environment with Open MPI, as `make slurm` does")
     other = Path(OTHER_MPIRUN).parent
-    with Lab(Shape(shares=(*shares, str(other.parent)))) as lab:
+    with Lab(ClusterSpec(shares=(*shares, str(other.parent)))) as lab:
         assert ranks_of(lab, OTHER_MPIRUN, other / "python") == EXPECTED
 
 

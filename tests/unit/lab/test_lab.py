@@ -11,14 +11,15 @@ from click.testing import CliRunner
 from hpccoll.cli.lab import lab
 from hpccoll.cli.main import main
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
-from hpccoll.lab import isolation, launch, network, packages
+from hpccoll.lab import isolation, launch, network
+from hpccoll.lab import requirements as packages
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.config import Place, Ports, hosts_text, slurm_conf
-from hpccoll.lab.folder import clear
+from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_under_tmp, format_rate, parse_latency, parse_rate
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.shape import Shape, beneath_tmp, format_rate, parse_latency, parse_rate
+from hpccoll.lab.slurm_conf import LoopbackPorts, format_hosts_file, format_slurm_conf
+from hpccoll.lab.state_dir import LabPaths, clear
 
-PLACE = Place(Path("/tmp/some/lab"), "jane")
+PLACE = LabPaths(Path("/tmp/some/lab"), "jane")
 
 
 @pytest.mark.parametrize(
@@ -69,16 +70,16 @@ def test_what_is_no_time_is_refused(text):
 )
 def test_a_shape_out_of_range_is_refused(wrong, says):
     with pytest.raises(UsageError, match=re.escape(says)):
-        Shape(**wrong)
+        ClusterSpec(**wrong)
 
 
 def test_a_shape_survives_json():
-    shape = Shape(nodes=3, bytes_per_s=50e6, latency_s=1e-3, shares=("/tmp",))
-    assert Shape.from_dict(shape.as_dict()) == shape
+    shape = ClusterSpec(nodes=3, bytes_per_s=50e6, latency_s=1e-3, shares=("/tmp",))
+    assert ClusterSpec.from_dict(shape.as_dict()) == shape
 
 
 def test_nodes_are_chosen_by_name():
-    shape = Shape(nodes=2)
+    shape = ClusterSpec(nodes=2)
     assert shape.chosen("node2") == ("node2",)
     assert shape.chosen("all") == ("node1", "node2")
     with pytest.raises(UnknownNameError, match="all, node1, node2"):
@@ -86,7 +87,7 @@ def test_nodes_are_chosen_by_name():
 
 
 def test_hosts_are_named():
-    lines = hosts_text(Shape(nodes=2, subnet="10.9.8")).splitlines()
+    lines = format_hosts_file(ClusterSpec(nodes=2, subnet="10.9.8")).splitlines()
     assert lines == ["127.0.0.1 localhost", "10.9.8.254 ctl", "10.9.8.1 node1", "10.9.8.2 node2"]
 
 
@@ -97,7 +98,7 @@ def settings(text):
 
 
 def test_slurm_conf_names_everything():
-    said = settings(slurm_conf(Shape(nodes=3, cpus=5), PLACE))
+    said = settings(format_slurm_conf(ClusterSpec(nodes=3, cpus=5), PLACE))
     assert said["SlurmctldHost"] == "ctl(10.77.0.254)"
     assert said["SlurmUser"] == said["SlurmdUser"] == "jane"
     assert {"node1", "node2", "node3"} <= said.keys()
@@ -107,7 +108,7 @@ def test_slurm_conf_names_everything():
 
 
 def test_flat_daemons_have_ports_of_their_own():
-    said = settings(slurm_conf(Shape(nodes=2), PLACE, Ports(7000, (7001, 7002), "laptop")))
+    said = settings(format_slurm_conf(ClusterSpec(nodes=2), PLACE, LoopbackPorts(7000, (7001, 7002), "laptop")))
     assert said["SlurmctldHost"] == "laptop(127.0.0.1)"
     assert said["SlurmctldPort"] == "7000"
     assert said["CommunicationParameters"] == "NoInAddrAny,NoCtldInAddrAny"
@@ -116,7 +117,7 @@ def test_flat_daemons_have_ports_of_their_own():
 
 def test_what_tmp_hides_is_shared_once():
     paths = ["/tmp/a/b", "/home/jane", "/tmp/a", "/tmp/ab", "/tmp"]
-    assert beneath_tmp(paths) == ["/tmp/a", "/tmp/ab"]
+    assert find_paths_under_tmp(paths) == ["/tmp/a", "/tmp/ab"]
 
 
 def test_a_bucket_is_never_too_small_for_its_rate():
@@ -158,7 +159,7 @@ def test_without_a_lab_there_is_nothing_to_do(command, tmp_path, capsys):
 
 def test_links_are_refused_where_nodes_are_not_apart():
     with pytest.raises(UnavailableError, match=r"--link or --latency needs .* flat \(asked for\)"):
-        launch.launch(Shape(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None, keep=True)
+        launch.launch(ClusterSpec(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None, keep=True)
 
 
 def test_flat_is_taken_when_asked_for():
@@ -168,7 +169,7 @@ def test_flat_is_taken_when_asked_for():
 @pytest.mark.parametrize("name", ["with blank", "a#b", "long" * 20])
 def test_a_folder_that_slurm_cannot_name_is_refused(name, tmp_path):
     with pytest.raises(UsageError, match="plainer folder"):
-        launch.launch(Shape(), Path("/tmp") / name, Isolation.FLAT, "", None, keep=True)
+        launch.launch(ClusterSpec(), Path("/tmp") / name, Isolation.FLAT, "", None, keep=True)
 
 
 def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
@@ -178,7 +179,7 @@ def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
     thesis.write_text("x", encoding="ascii")
     try:
         with pytest.raises(UsageError, match=r"holds thesis\.tex and is no lab's"):
-            launch.launch(Shape(), thesis.parent, Isolation.FLAT, "", None, keep=True)
+            launch.launch(ClusterSpec(), thesis.parent, Isolation.FLAT, "", None, keep=True)
         assert thesis.exists()
     finally:
         thesis.unlink()

@@ -19,17 +19,16 @@ from typing import Any
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError
 from hpccoll.lab import network, processes
-from hpccoll.lab.config import Place
-from hpccoll.lab.crew import Crew
-from hpccoll.lab.folder import clear
+from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.lab_processes import LabProcesses
+from hpccoll.lab.state_dir import LabPaths, clear
 
 IDLE_LIMIT_S = 30.0
 POLL_S = 0.03
 
 
-class Keeper:
+class Supervisor:
     """A running lab, seen from inside.
 
     Args:
@@ -40,9 +39,9 @@ class Keeper:
         keep: whether results in the shared folder outlive it.
     """
 
-    def __init__(self, place: Place, shape: Shape, isolation: Isolation, why: str, *, keep: bool) -> None:
+    def __init__(self, place: LabPaths, shape: ClusterSpec, isolation: Isolation, why: str, *, keep: bool) -> None:
         self.place, self.shape, self.isolation, self.why, self.keep = place, shape, isolation, why, keep
-        self.crew = Crew(place, shape, isolation)
+        self.crew = LabProcesses(place, shape, isolation)
         self.ended = False
 
     def build(self) -> None:
@@ -154,7 +153,7 @@ class Keeper:
         clear(self.place.dir, keep=self.keep)
 
 
-def last_words(place: Place) -> str:
+def last_words(place: LabPaths) -> str:
     """Return the last line of each log."""
     found = []
     for path in sorted((place.dir / "log").glob("*.log")):
@@ -163,7 +162,7 @@ def last_words(place: Place) -> str:
     return "; ".join(found) or "nothing"
 
 
-def listen(place: Place) -> socket.socket:
+def listen(place: LabPaths) -> socket.socket:
     """Open the socket, by way of a descriptor as whoever connects to it does."""
     folder = os.open(place.dir, os.O_RDONLY)
     try:
@@ -180,9 +179,9 @@ def main() -> None:
     given, news = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    place = Place(Path(given["dir"]), given["user"])
-    shape, isolation = Shape.from_dict(given["shape"]), Isolation(given["isolation"])
-    keeper = Keeper(place, shape, isolation, given["why"], keep=given["keep"])
+    place = LabPaths(Path(given["dir"]), given["user"])
+    shape, isolation = ClusterSpec.from_dict(given["shape"]), Isolation(given["isolation"])
+    keeper = Supervisor(place, shape, isolation, given["why"], keep=given["keep"])
     if keeper.isolation is Isolation.FLAT:
         processes.adopt()
     said: dict[str, Any] = {}

@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-from hpccoll.lab.folder import SHARED
-from hpccoll.lab.shape import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a lab lives.
-
-    Args:
-        dir: its folder.
-        user: who runs it, and the only one whose jobs it takes: auth/none believes what it is told.
-    """
-
-    dir: Path
-    user: str
-
-    @property
-    def conf(self) -> Path:
-        """slurm.conf, which SLURM_CONF names to every command."""
-        return self.dir / "slurm.conf"
-
-    @property
-    def hosts(self) -> Path:
-        """What stands in for /etc/hosts."""
-        return self.dir / "hosts"
-
-    @property
-    def control(self) -> Path:
-        """The socket at which the keeper listens."""
-        return self.dir / "control"
-
-    @property
-    def shared(self) -> Path:
-        """The folder for what jobs read and write on all nodes."""
-        return self.dir / SHARED
-
-    def log(self, name: str) -> Path:
-        """Return the log of a daemon."""
-        return self.dir / "log" / f"{name}.log"
+from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab.state_dir import LabPaths
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class LoopbackPorts:
     """Where daemons listen in flat mode, where all share one address: the controller's port, and one a node."""
 
     control: int
     nodes: tuple[int, ...]
     host: str
+
+
+def find_free_ports(nodes: int) -> LoopbackPorts:
+    """Return ports that nobody listens at, one for the controller and one a node."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(nodes + 1):
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            found.append(held.getsockname()[1])
+    return LoopbackPorts(found[0], tuple(found[1:]), socket.gethostname())
 
 
 # Each line that is not a default has its reason. A lab is to notice a dead node soon (14 s;
@@ -80,13 +55,13 @@ JobCompType=jobcomp/filetxt
 """
 
 
-def hosts_text(shape: Shape) -> str:
+def format_hosts_file(shape: ClusterSpec) -> str:
     """Return the hosts file of a lab: the loopback, the control node, and the nodes."""
     named = [("127.0.0.1", "localhost"), *((shape.address(name), name) for name in ("ctl", *shape.names))]
     return "".join(f"{address} {name}\n" for address, name in named)
 
 
-def slurm_conf(shape: Shape, place: Place, flat: Ports | None = None) -> str:
+def format_slurm_conf(shape: ClusterSpec, place: LabPaths, flat: LoopbackPorts | None = None) -> str:
     """Return the slurm.conf of a lab.
 
     Args:

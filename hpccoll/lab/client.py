@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import CommunicationError, HpccollError, UnavailableError, UsageError
-from hpccoll.lab.config import Place
+from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.shape import Shape
+from hpccoll.lab.state_dir import LabPaths
 
 ANSWER_LIMIT_S = 60.0
 END_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Contact:
+class LabClient:
     """A running lab.
 
     Args:
@@ -36,10 +36,10 @@ class Contact:
         shape: what it was to look like.
     """
 
-    place: Place
+    place: LabPaths
     pid: int
     isolation: Isolation
-    shape: Shape
+    shape: ClusterSpec
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Have the keeper do something; return what the lab then says of itself.
@@ -91,7 +91,7 @@ def _end(processes: Sequence[int]) -> bool:
     return all(select.select([one], [], [], max(0.0, end - time.monotonic()))[0] for one in processes)
 
 
-def kill(place: Place, isolation: Isolation) -> None:
+def kill(place: LabPaths, isolation: Isolation) -> None:
     """End a lab without a word, one that is still being built as well; wait until all of it is gone."""
     try:
         with _connected(place) as peer:
@@ -104,18 +104,18 @@ def kill(place: Place, isolation: Isolation) -> None:
             _end(processes)
 
 
-def running(folder: Path) -> Contact:
+def running(folder: Path) -> LabClient:
     """Return the lab that runs in a folder.
 
     Raises:
         UnavailableError: there is none.
     """
-    place = Place(folder.resolve(), user())
+    place = LabPaths(folder.resolve(), user())
     told, pid = _asked(place, {"do": "status"})
-    return Contact(place, pid, Isolation(told["isolation"]), Shape.from_dict(told["shape"]))
+    return LabClient(place, pid, Isolation(told["isolation"]), ClusterSpec.from_dict(told["shape"]))
 
 
-def is_running(folder: Path) -> bool:
+def is_lab_running(folder: Path) -> bool:
     """Whether a lab runs in a folder."""
     try:
         running(folder)
@@ -132,7 +132,7 @@ def user() -> str:
         return str(os.geteuid())
 
 
-def _connected(place: Place) -> socket.socket:
+def _connected(place: LabPaths) -> socket.socket:
     """Return a connection, made by way of a descriptor: the name of a socket is short, that of a folder may be long."""
     peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(ANSWER_LIMIT_S)
@@ -154,7 +154,7 @@ def _process_behind(peer: socket.socket) -> int:
     return int(pid)
 
 
-def _asked(place: Place, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def _asked(place: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the keeper's answer, and its process."""
     with _connected(place) as peer:
         try:
@@ -165,12 +165,12 @@ def _asked(place: Place, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
         return said(line, place), _process_behind(peer)
 
 
-def _none(place: Place, error: OSError) -> UnavailableError:
+def _none(place: LabPaths, error: OSError) -> UnavailableError:
     why = f"{error.strerror or error}"
     return UnavailableError(f"no lab runs in {place.dir} ({why}); start one: hpccoll lab up --dir {place.dir}")
 
 
-def said(line: bytes, place: Place) -> dict[str, Any]:
+def said(line: bytes, place: LabPaths) -> dict[str, Any]:
     """Return what a keeper's line says.
 
     Raises:

@@ -26,7 +26,7 @@ INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client
 _SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
-def search_path() -> str:
+def extend_path() -> str:
     """Return PATH with the folders of daemons, which an ordinary user's often lacks."""
     given = os.environ.get("PATH", "").split(os.pathsep)
     return os.pathsep.join([*(each for each in given if each), *(each for each in _SYSTEM if each not in given)])
@@ -34,7 +34,7 @@ def search_path() -> str:
 
 def missing(programs: Iterable[str] = PROGRAMS) -> list[str]:
     """Return the programs that are not installed."""
-    path = search_path()
+    path = extend_path()
     return [name for name in programs if shutil.which(name, path=path) is None]
 
 

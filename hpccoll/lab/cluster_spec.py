@@ -22,7 +22,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterSpec:
     """A lab as it was asked for.
 
     Args:
@@ -86,7 +86,7 @@ class Shape:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Shape:
+    def from_dict(cls, found: dict[str, Any]) -> ClusterSpec:
         """Return the shape that `as_dict` wrote."""
         return cls(**found | {"shares": tuple(found["shares"])})
 
@@ -128,7 +128,7 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def beneath_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the folder that nodes hide
+def find_paths_under_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the folder that nodes hide
     """Return those of `paths` that a node's own /tmp would hide, without those inside others, in order."""
     real = sorted({str(Path(path).resolve()) for path in paths})
     inside = [path for path in real if path.startswith(f"{tmp}/")]

@@ -1,6 +1,6 @@
 """The brake: makes the processes of a node slow, whether the machine is idle or full. A program of its own.
 
-    python -m hpccoll.lab.brake PERCENT ROOT OTHER...
+    python -m hpccoll.lab.throttle PERCENT ROOT OTHER...
 
 Everything below process ROOT is slowed until this program is told to end; OTHER are the roots of the other nodes.
 """
@@ -27,7 +27,7 @@ AHEAD_S = 0.004  # running time that a node may save up while it waits for other
 FIRST = -10  # the nice level at which signals are sent in time; as root only
 
 
-class Threads:
+class BusyThreads:
     """The threads below some processes that do work, and how long they run.
 
     Those that mostly sleep, as SLURM's do, are left out: to stop them changes nothing, and each time they are let go
@@ -64,12 +64,12 @@ class Threads:
             if ran is not None:
                 total += ran - before
                 self.ran[thread] = ran
-        now = sum(processes.is_running(thread) for thread in self.ran)
+        now = sum(processes.is_runnable(thread) for thread in self.ran)
         self.running += (now - self.running) * (1 - MEMORY)
         return total
 
 
-class Brake:
+class CpuThrottle:
     """Lets a node's processes run for a part of the time that they would have without it, by stopping all of them.
 
     To stop them for a share of the clock would not do: on a machine that is full, who has stood still goes first when
@@ -81,7 +81,7 @@ class Brake:
     def __init__(self, percent: float, root: int, others: Iterable[int]) -> None:
         self.share = percent / 100
         self.cores = len(os.sched_getaffinity(0))
-        self.own, self.others = Threads([root]), Threads(others)
+        self.own, self.others = BusyThreads([root]), BusyThreads(others)
         self.everywhere = 0.0
         self.fair = 1.0
         self.ahead_s = 0.0
@@ -130,7 +130,7 @@ def main() -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, FIRST)
     percent, root, *others = sys.argv[1:]
-    Brake(float(percent), int(root), map(int, others)).run()
+    CpuThrottle(float(percent), int(root), map(int, others)).run()
 
 
 if __name__ == "__main__":

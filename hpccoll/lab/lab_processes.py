@@ -14,16 +14,16 @@ from typing import Any
 
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import network, processes
-from hpccoll.lab.config import Place
-from hpccoll.lab.isolation import Isolation, require_links
-from hpccoll.lab.shape import Shape, beneath_tmp
+from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_under_tmp
+from hpccoll.lab.isolation import Isolation, require_node_networks
+from hpccoll.lab.state_dir import LabPaths
 
 APART = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 START_LIMIT_S = 10.0
 
 
 @dataclass(slots=True)
-class Node:
+class NodeState:
     """What is known of a node; `process` is None while it is off."""
 
     name: str
@@ -35,7 +35,7 @@ class Node:
     brake: subprocess.Popen[bytes] | None = None
 
 
-class Crew:
+class LabProcesses:
     """Everything that runs in a lab.
 
     Args:
@@ -44,10 +44,12 @@ class Crew:
         isolation: how nodes are kept apart.
     """
 
-    def __init__(self, place: Place, shape: Shape, isolation: Isolation) -> None:
+    def __init__(self, place: LabPaths, shape: ClusterSpec, isolation: Isolation) -> None:
         self.place, self.shape, self.isolation = place, shape, isolation
         self.others: list[subprocess.Popen[bytes]] = []
-        self.nodes = {name: Node(name, f"v{at}", None, shape.bytes_per_s) for at, name in enumerate(shape.names, 1)}
+        self.nodes = {
+            name: NodeState(name, f"v{at}", None, shape.bytes_per_s) for at, name in enumerate(shape.names, 1)
+        }
 
     def start_controller(self) -> None:
         """Start slurmctld."""
@@ -70,7 +72,7 @@ class Crew:
             "name": name,
             "apart": apart,
             "tmp": str(tmp),
-            "shares": beneath_tmp([*self.shape.shares, str(self.place.dir)]),
+            "shares": find_paths_under_tmp([*self.shape.shares, str(self.place.dir)]),
             "ip": network.node_batch(self.shape.address(name)),
             "slurmd": [_found("slurmd"), "-D", *([] if apart else ["-N", name])],
         }
@@ -103,7 +105,7 @@ class Crew:
         Raises:
             UnavailableError: the lab is flat.
         """
-        require_links(self.isolation, "see `hpccoll lab status`", "a link's rate")
+        require_node_networks(self.isolation, "see `hpccoll lab status`", "a link's rate")
         node = self.nodes[name]
         if "bytes_per_s" in asked:
             node.bytes_per_s = asked["bytes_per_s"]
@@ -114,7 +116,7 @@ class Crew:
             if node.process is not None:
                 network.call(["ip", "link", "set", node.end, "up" if node.up else "down"])
 
-    def _apply(self, node: Node) -> None:
+    def _apply(self, node: NodeState) -> None:
         assert node.process is not None  # noqa: S101 - its callers have looked
         network.call(network.shape_words(node.end, node.bytes_per_s))
         network.call(network.in_network_of(node.process.pid, network.shape_words("eth0", node.bytes_per_s)))
@@ -130,7 +132,7 @@ class Crew:
             if self.isolation is not Isolation.FLAT:  # the kernel takes its time to remove a dead namespace's devices
                 network.call(["ip", "link", "del", node.end], check=False)
 
-    def _cut(self, node: Node) -> None:
+    def _cut(self, node: NodeState) -> None:
         self._release(node)
         if node.process is None:
             return
@@ -164,7 +166,7 @@ class Crew:
             roots = [str(root) for root in (self._root(node), *others) if root is not None]
             node.brake = self._started([*_program("brake"), str(percent), *roots], name, stdin=subprocess.DEVNULL)
 
-    def _release(self, node: Node) -> None:
+    def _release(self, node: NodeState) -> None:
         """End a node's brake, which lets its processes go."""
         node.percent = 0.0
         if node.brake is not None:
@@ -172,7 +174,7 @@ class Crew:
             node.brake.wait()
             node.brake = None
 
-    def _root(self, node: Node) -> int | None:
+    def _root(self, node: NodeState) -> int | None:
         """Return a node's first process, below which is all that it runs."""
         if node.process is None or self.isolation is Isolation.FLAT:
             return node.process.pid if node.process else None
