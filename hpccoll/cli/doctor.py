@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.output import STDOUT, json_lines, launched_rank, prints
-from hpccoll.doctor.examine import REQUIRABLE
+from hpccoll.doctor.checks import REQUIRABLE
 from hpccoll.errors import UnavailableError, UnknownNameError
 
 if TYPE_CHECKING:
     from hpccoll.doctor.finding import Finding
-    from hpccoll.doctor.job import Job
+    from hpccoll.doctor.mpi_job import Job
 
 MEETING_LIMIT_S = 60.0
 POLL_S = 0.02
@@ -62,18 +62,18 @@ def doctor(required: tuple[str, ...], every: bool, limit: float, target: str | N
     Runs alone, and under mpirun or srun, where the ranks' binding and hosts are looked at, too. What may crash or hang
     (MPI, CUDA, torch) is tried in processes of its own. Nothing is changed or removed.
     """
-    from hpccoll.doctor import examine, job
+    from hpccoll.doctor import checks, mpi_job
 
-    met = job.met(os.environ, MEETING_LIMIT_S) if launched_rank() is not None else job.not_launched(os.environ)
+    met = mpi_job.met(os.environ, MEETING_LIMIT_S) if launched_rank() is not None else mpi_job.not_launched(os.environ)
     if met.world is None and not prints():
         return 0  # each rank is a job of its own: the first one says so
     hosts = _hosts(met, limit)
     findings: list[Finding] = []
     missing: str | None = None
     if hosts:
-        findings = examine.everything(hosts, met, limit)
+        findings = checks.everything(hosts, met, limit)
         try:
-            examine.require(required, findings, len(hosts))
+            checks.require(required, findings, len(hosts))
         except UnavailableError as error:
             missing = str(error)
     run = _run_record(met) if target is not None else {}
@@ -90,11 +90,11 @@ def doctor(required: tuple[str, ...], every: bool, limit: float, target: str | N
 
 def _hosts(met: Job, limit: float) -> list[Any]:
     """Let the first rank of each host look at it; return what they found on rank 0, nothing elsewhere."""
-    from hpccoll.doctor import examine
+    from hpccoll.doctor import checks
 
     me = met.world.rank if met.world is not None else 0
     here = [each for each in met.ranks if each.host == met.ranks[me].host]
-    mine = examine.this_host(here, limit) if here[0].rank == me else None
+    mine = checks.this_host(here, limit) if here[0].rank == me else None
     if met.world is None:
         return [mine]
     done = met.world.Ibarrier()

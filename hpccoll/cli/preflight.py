@@ -3,7 +3,7 @@
 The records, in this order: `preflight_pair`, two for each pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
 `latency_us`, `bandwidth_GBps`, the best of `transfer_us`, and `broken`: why there is none); `preflight_node`, one a
 node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one `preflight_summary` (`nodes`, `threshold`,
-`faults`, `exclude`). hpccoll/preflight/judge.py says what counts as slow.
+`faults`, `exclude`). hpccoll/preflight/faults.py says what counts as slow.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hpccoll.measure.output import require_writable
 from hpccoll.units import GB, format_size, parse_size
 
 if TYPE_CHECKING:
-    from hpccoll.preflight.conduct import Conductor
-    from hpccoll.preflight.judge import Fault
-    from hpccoll.preflight.survey import Survey
+    from hpccoll.preflight.coordinator import Coordinator
+    from hpccoll.preflight.faults import Fault
+    from hpccoll.preflight.results import PreflightResults
 
 MOST_IN_A_TABLE = 12  # nodes whose pairs a table still shows
 FOUND, BROKEN = 1, CommunicationError.exit_status
@@ -73,7 +73,7 @@ def preflight(**given: Any) -> int:
     The first rank of each node takes part. Pairs are measured in rounds, each node in one pair of a round. The last
     line for people is an --exclude= for sbatch. Exit status: 0 all is well; 1 something is slow; 4 something is broken.
     """
-    from hpccoll.preflight.conduct import Conductor, Wishes, take_part
+    from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
     from hpccoll.runtime import job
 
     options = Options(**given)
@@ -82,12 +82,12 @@ def preflight(**given: Any) -> int:
     nbytes = parse_size(options.size) if options.size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
-    wishes = Wishes(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
+    wishes = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
     world, failure = job.world(), job.mpi().Exception
     if world.rank != 0:
-        take_part(world, wishes, failure)
+        run_worker(world, wishes, failure)
         return 0
-    conductor = Conductor(world, wishes, failure)
+    conductor = Coordinator(world, wishes, failure)
     status = max((_status(fault) for fault in _conduct(conductor, options)), default=0)
     conductor.end()
     if not conductor.clean:  # messages are under way that will never arrive: MPI could not end by itself
@@ -97,14 +97,14 @@ def preflight(**given: Any) -> int:
 
 def _reach(options: Options) -> int:
     """Find out which nodes reach each other, before MPI has to; node 0 tells, and only of what is broken."""
-    from hpccoll.preflight import reach
-    from hpccoll.preflight.judge import faults
+    from hpccoll.preflight import tcp_reachability
+    from hpccoll.preflight.faults import find_faults
 
-    hosts, me, port = reach.from_slurm(os.environ)
-    survey = reach.survey(hosts, me, port, options.limit)
+    hosts, me, port = tcp_reachability.from_slurm(os.environ)
+    survey = tcp_reachability.survey(hosts, me, port, options.limit)
     if survey is None:
         return 0
-    found = faults(survey, options.threshold)
+    found = find_faults(survey, options.threshold)
     with json_lines(options.target) as lines:
         lines.write(run_record_alone())
         lines.write(_summary(survey, options.threshold, found))
@@ -115,9 +115,9 @@ def _reach(options: Options) -> int:
     return BROKEN if found else 0
 
 
-def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
+def _conduct(conductor: Coordinator, options: Options) -> list[Fault]:
     """Measure, write what was found, and return what is wrong; a run that is cut short writes what it has."""
-    from hpccoll.preflight.judge import faults
+    from hpccoll.preflight.faults import find_faults
 
     survey = conductor.survey
     with json_lines(options.target) as lines:
@@ -132,7 +132,7 @@ def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
         finally:
             for record in _measured(survey):
                 lines.write(record)
-        found = faults(survey, options.threshold)
+        found = find_faults(survey, options.threshold)
         lines.write(_summary(survey, options.threshold, found))
     if options.exclude_file is not None:
         Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
@@ -141,7 +141,7 @@ def _conduct(conductor: Conductor, options: Options) -> list[Fault]:
     return found
 
 
-def _run_record(survey: Survey) -> dict[str, Any]:
+def _run_record(survey: PreflightResults) -> dict[str, Any]:
     from hpccoll.runtime import job
 
     here = run_record_alone()
@@ -156,24 +156,24 @@ def _run_record(survey: Survey) -> dict[str, Any]:
 
 
 def _exclude(found: list[Fault]) -> str:
-    from hpccoll.preflight.judge import exclude
+    from hpccoll.preflight.faults import choose_excluded
 
-    return f"--exclude={','.join(exclude(found))}\n" if found else ""
+    return f"--exclude={','.join(choose_excluded(found))}\n" if found else ""
 
 
 def _status(fault: Fault) -> int:
     return BROKEN if fault.ratio is None else FOUND
 
 
-def _measured(survey: Survey) -> list[dict[str, Any]]:
+def _measured(survey: PreflightResults) -> list[dict[str, Any]]:
     if not survey.nbytes:
         return []  # only connections were made so far
     pairs = [each.record(survey.nodes) for each in survey.directions()]
     return pairs + [survey.node_record(node) for node in range(len(survey.nodes))]
 
 
-def _summary(survey: Survey, threshold: float, found: list[Fault]) -> dict[str, Any]:
-    from hpccoll.preflight.judge import exclude
+def _summary(survey: PreflightResults, threshold: float, found: list[Fault]) -> dict[str, Any]:
+    from hpccoll.preflight.faults import choose_excluded
 
     return {
         "schema": SCHEMA,
@@ -181,11 +181,11 @@ def _summary(survey: Survey, threshold: float, found: list[Fault]) -> dict[str, 
         "nodes": list(survey.nodes),
         "threshold": threshold,
         "faults": [fault.as_dict() for fault in found],
-        "exclude": exclude(found),
+        "exclude": choose_excluded(found),
     }
 
 
-def _show(survey: Survey, found: list[Fault]) -> None:
+def _show(survey: PreflightResults, found: list[Fault]) -> None:
     """Print for people: pairs and nodes as tables, what is wrong in words, and the option that leaves it out."""
     names = survey.nodes
     if len(names) <= MOST_IN_A_TABLE:
@@ -212,7 +212,7 @@ def _tell(found: list[Fault]) -> None:
     print(_exclude(found), end="", flush=True)
 
 
-def _show_pairs(survey: Survey) -> None:
+def _show_pairs(survey: PreflightResults) -> None:
     names = survey.nodes
     rates = {(name, other): "-" for name in names for other in names}
     times = dict(rates)

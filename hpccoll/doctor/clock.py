@@ -6,8 +6,8 @@ import itertools
 import time
 from pathlib import Path
 
-from hpccoll.doctor.files import text
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import text
 
 AREA = "clock"
 _SLOW = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")

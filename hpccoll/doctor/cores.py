@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpccoll.doctor.files import listed, number, ranges, text
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.rank import Rank
+from hpccoll.doctor.kernel_files import format_list, number, ranges, text
+from hpccoll.doctor.rank_info import Rank
 
 AREA = "cores"
 _BIND = (
@@ -25,14 +25,14 @@ _FEWER = (
 def examine(root: Path = Path("/")) -> list[Finding]:
     """Return findings on the cores of this host that this process may use."""
     mine, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
-    physical = whole_cores(mine, root)
+    physical = count_physical_cores(mine, root)
     found = f"{len(mine)} of {online} logical cores may be used" + (
         f" ({physical} whole ones: hyperthreads share them)" if physical < len(mine) else ""
     )
     evidence = f"os.sched_getaffinity: {ranges(mine)}; os.cpu_count: {online}"
     remedy = "as many ranks as whole cores, for steady times" if physical < len(mine) else ""
     result = [Finding(AREA, Severity.OK, found, evidence, remedy)]
-    quota, where = cpu_quota(root)
+    quota, where = read_cpu_quota(root)
     if quota is not None and quota < len(mine):
         told = f"the control group allows {quota:g} cores' time, fewer than the {len(mine)} that are shown"
         remedy = (
@@ -42,13 +42,13 @@ def examine(root: Path = Path("/")) -> list[Finding]:
     return result
 
 
-def whole_cores(cpus: Sequence[int], root: Path) -> int:
+def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
     """Return how many cores there are behind `cpus`, hyperthreads of one counted once."""
     where = root / "sys/devices/system/cpu"
     return len({text(where / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
 
-def cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
+def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
     """Return how many cores' time our control groups allow (None: no limit), and which file says so.
 
     Version 2 has `cpu.max` (`max 100000` or `50000 100000`: of a period), version 1 `cpu.cfs_quota_us` (-1: none).
@@ -87,7 +87,7 @@ def _version_1(group: Path) -> tuple[float, str] | None:
     return quota / period, f"{group / 'cpu.cfs_quota_us'}: {quota} of {period}"
 
 
-def of_ranks(ranks: Sequence[Rank], quotas: dict[str, float | None]) -> list[Finding]:
+def check_rank_placement(ranks: Sequence[Rank], quotas: dict[str, float | None]) -> list[Finding]:
     """Return findings on how the ranks of a job share the cores of each host.
 
     Args:
@@ -117,7 +117,7 @@ def _crowded(host: str, ranks: Sequence[Rank], quota: float | None) -> Finding:
 
 def _bound(ranks: Sequence[Rank]) -> list[Finding]:
     """Judge the binding on one host: ranks piled upon a core are a problem, ranks that wander worth a note."""
-    evidence = "os.sched_getaffinity: " + listed([f"rank {rank.rank}: {ranges(rank.cores)}" for rank in ranks])
+    evidence = "os.sched_getaffinity: " + format_list([f"rank {rank.rank}: {ranges(rank.cores)}" for rank in ranks])
     alone = Counter(rank.cores[0] for rank in ranks if len(rank.cores) == 1)
     core, count = alone.most_common(1)[0] if alone else (0, 0)
     if count > 1:
@@ -127,7 +127,7 @@ def _bound(ranks: Sequence[Rank]) -> list[Finding]:
     sets = [frozenset(rank.cores) for rank in ranks]
     shared = sum(1 for at, one in enumerate(sets) if any(one & other for other in sets[at + 1 :]))
     if not shared:
-        told = f"each rank has cores of its own ({listed([len(one) for one in sets])})"
+        told = f"each rank has cores of its own ({format_list([len(one) for one in sets])})"
         return [Finding("binding", Severity.OK, told, evidence)]
     cores = len(frozenset().union(*sets))
     if len(ranks) <= cores:

@@ -60,7 +60,7 @@ class Finding:
 Check = Callable[[], Sequence[Finding]]
 
 
-def guarded(area: str, check: Check) -> list[Finding]:
+def run_check(area: str, check: Check) -> list[Finding]:
     """Return what `check` finds; where it fails by itself, that is the finding, and the others go on."""
     try:
         return list(check())
@@ -76,7 +76,7 @@ def guarded(area: str, check: Check) -> list[Finding]:
         ]
 
 
-def merged(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
+def merge_findings(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
     """Join findings of several hosts: what is the same on many is said once, with the hosts that it is true of.
 
     Args:

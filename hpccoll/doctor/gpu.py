@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpccoll.doctor.asking import Answer, ask, ask_python, mpi_environment
-from hpccoll.doctor.files import listed
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import format_list
 from hpccoll.doctor.probe_mpi_memory import OPERATIONS
+from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
 AREA, IPC, AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
@@ -35,7 +35,7 @@ def examine(limit_s: float) -> list[Finding]:
     Args:
         limit_s: seconds for each process; those that start CUDA get a minute at least.
     """
-    answer = ask_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
+    answer = run_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
     told = answer.data()
     if told is None:
         remedy = "look at dmesg and nvidia-smi; a driver that hangs needs the node drained"
@@ -44,7 +44,7 @@ def examine(limit_s: float) -> list[Finding]:
         return [absent(told)]
     limit_s = max(limit_s, _LEAST_CUDA_LIMIT_S)
     found = [*present(told), *smi(limit_s), nvml(limit_s), cupy(limit_s)]
-    return [*found, ipc(ask_python(["-m", "hpccoll.doctor.probe_cuda_ipc"], limit_s))]
+    return [*found, ipc(run_python(["-m", "hpccoll.doctor.probe_cuda_ipc"], limit_s))]
 
 
 def device_memory_in_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
@@ -60,7 +60,7 @@ def device_memory_in_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 
 def absent(told: dict[str, Any]) -> Finding:
     """Say that there is no CUDA device, and why; that is a problem only where the kernel shows one."""
-    seen = f"/dev/nvidia*: {listed(told['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {told['visible']!r}"
+    seen = f"/dev/nvidia*: {format_list(told['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {told['visible']!r}"
     evidence = f"{told.get('error', 'the driver counts 0 devices')}; {seen}"
     if not told["nodes"]:
         return Finding(AREA, Severity.NOTE, "no CUDA device", evidence)
@@ -76,17 +76,19 @@ def present(told: dict[str, Any]) -> list[Finding]:
     evidence = (
         f"cuDeviceGetCount: {len(names)}; driver for CUDA {told['cuda']}; CUDA_VISIBLE_DEVICES: {told['visible']!r}"
     )
-    found = [Finding(AREA, Severity.OK, f"{len(names)} CUDA devices: {listed(names)}", evidence, provides=("cuda",))]
+    found = [
+        Finding(AREA, Severity.OK, f"{len(names)} CUDA devices: {format_list(names)}", evidence, provides=("cuda",))
+    ]
     strict = [f"{at}: {each['mode']}" for at, each in enumerate(told["devices"]) if each["mode"] != "default"]
     if strict:
         remedy = "one rank a GPU; or, as root, nvidia-smi -c DEFAULT; or start nvidia-cuda-mps-control -d"
         said = "a GPU takes one process only: a second rank on it fails"
-        found.append(Finding(AREA, Severity.WARNING, said, f"compute mode: {listed(strict)}", remedy))
+        found.append(Finding(AREA, Severity.WARNING, said, f"compute mode: {format_list(strict)}", remedy))
     walled = [pair for pair, reaches in told["peers"].items() if not reaches]
     if walled:
         remedy = "see nvidia-smi topo -p2p r; P2P is off in many virtual machines and under ACS"
         said = f"{len(walled)} of {len(told['peers'])} pairs of GPUs talk through host memory"
-        found.append(Finding(AREA, Severity.NOTE, said, f"cuDeviceCanAccessPeer: {listed(walled)}", remedy))
+        found.append(Finding(AREA, Severity.NOTE, said, f"cuDeviceCanAccessPeer: {format_list(walled)}", remedy))
     elif told["peers"]:
         found.append(Finding(AREA, Severity.OK, "every GPU reaches the memory of every other", "cuDeviceCanAccessPeer"))
     return found
@@ -94,26 +96,26 @@ def present(told: dict[str, Any]) -> list[Finding]:
 
 def smi(limit_s: float) -> list[Finding]:
     """Return what nvidia-smi shows: driver, MIG, persistence, and the links between the GPUs."""
-    answer = ask(["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"], limit_s)
+    answer = run_command(["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"], limit_s)
     if not answer.worked:
         remedy = "look at dmesg; nvidia-smi comes with the driver (in a container, with its utility capability)"
         severity = Severity.WARNING if answer.here else Severity.NOTE
         return [Finding(AREA, severity, "nvidia-smi does not answer", answer.evidence, remedy)]
-    topology = ask(["nvidia-smi", "topo", "-m"], limit_s)
+    topology = run_command(["nvidia-smi", "topo", "-m"], limit_s)
     return [*devices(answer), *links(topology)]
 
 
-def devices(answer: Answer) -> list[Finding]:
+def devices(answer: CommandResult) -> list[Finding]:
     """Judge the rows of `nvidia-smi --query-gpu`, in the order of QUERY."""
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.output.strip().splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY)]
     drivers = sorted({row[2] for row in rows})
-    found = [Finding(AREA, Severity.OK, f"driver {listed(drivers)}, {len(rows)} GPUs", f"`{answer.command}` worked")]
+    found = [
+        Finding(AREA, Severity.OK, f"driver {format_list(drivers)}, {len(rows)} GPUs", f"`{answer.command}` worked")
+    ]
     mig = [row[0] for row in rows if row[3].lower() == "enabled"]
     if mig:
-        said = (
-            f"MIG is on (GPU {listed(mig)}): its instances share neither P2P nor CUDA IPC, and NCCL takes one a process"
-        )
+        said = f"MIG is on (GPU {format_list(mig)}): its instances share neither P2P nor CUDA IPC, and NCCL takes one a process"
         remedy = "ask for whole GPUs; or, as root with the GPU idle, nvidia-smi -mig 0"
         found.append(Finding(AREA, Severity.WARNING, said, f"mig.mode.current: {rows[0][3]}", remedy))
     if any(row[5].lower() == "disabled" for row in rows):
@@ -123,7 +125,7 @@ def devices(answer: Answer) -> list[Finding]:
     return found
 
 
-def links(answer: Answer) -> list[Finding]:
+def links(answer: CommandResult) -> list[Finding]:
     """Say how the GPUs are wired, from the matrix of `nvidia-smi topo -m` (NV#: NVLinks; SYS: across sockets)."""
     rows = [line.split() for line in answer.output.splitlines() if line.startswith("GPU")]
     if not answer.worked or not rows:
@@ -144,7 +146,7 @@ def links(answer: Answer) -> list[Finding]:
 
 def nvml(limit_s: float) -> Finding:
     """Say whether nvidia-ml-py answers; hpccoll runs without it."""
-    answer = ask_python(["-c", _PYNVML], limit_s, shown="python -c 'import pynvml; pynvml.nvmlInit(); ...'")
+    answer = run_python(["-c", _PYNVML], limit_s, shown="python -c 'import pynvml; pynvml.nvmlInit(); ...'")
     told = answer.data()
     if told is None:
         return Finding(AREA, Severity.NOTE, "nvidia-ml-py does not answer", answer.evidence, "pip install nvidia-ml-py")
@@ -154,7 +156,7 @@ def nvml(limit_s: float) -> Finding:
 
 def cupy(limit_s: float) -> Finding:
     """Say whether CuPy computes on a device."""
-    answer = ask_python(["-c", _CUPY], limit_s, shown="python -c 'import cupy; cupy.arange(4).sum()'")
+    answer = run_python(["-c", _CUPY], limit_s, shown="python -c 'import cupy; cupy.arange(4).sum()'")
     told = answer.data()
     if told is None or told["sum"] != 6:
         remedy = 'pip install "hpccoll[cuda13]" (or cuda12, as the driver allows: nvidia-smi names its CUDA)'
@@ -167,7 +169,7 @@ def cupy(limit_s: float) -> Finding:
     return Finding(AREA, Severity.OK, found, answer.evidence, provides=("cupy",))
 
 
-def ipc(answer: Answer) -> Finding:
+def ipc(answer: CommandResult) -> Finding:
     """Judge what came of sharing device memory between two processes."""
     told = answer.data()
     remedy = (
@@ -183,13 +185,15 @@ def ipc(answer: Answer) -> Finding:
     return Finding(IPC, Severity.OK, found, evidence, provides=("ipc",))
 
 
-def memory(operation: str, where: str, mpirun: Path | None, limit_s: float) -> tuple[str, Answer]:
+def memory(operation: str, where: str, mpirun: Path | None, limit_s: float) -> tuple[str, CommandResult]:
     """Run one operation of MPI on `device` or `host` memory: on two ranks, or on one where there is no mpirun."""
     arguments = ["-m", "hpccoll.doctor.probe_mpi_memory", operation, where]
-    with mpi_environment() as environ:
+    with standalone_mpi_environment() as environ:
         if mpirun is None:
-            return operation, ask_python(arguments, limit_s, environ)
-        return operation, ask([str(mpirun), "-n", "2", sys.executable, *arguments], limit_s, environ | _anywhere())
+            return operation, run_python(arguments, limit_s, environ)
+        return operation, run_command(
+            [str(mpirun), "-n", "2", sys.executable, *arguments], limit_s, environ | _anywhere()
+        )
 
 
 def _anywhere() -> dict[str, str]:
@@ -200,7 +204,7 @@ def _anywhere() -> dict[str, str]:
     return more
 
 
-def aware(answers: Sequence[tuple[str, Answer]]) -> list[Finding]:
+def aware(answers: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
     """Judge, operation by operation, what came of handing device memory to MPI."""
     found = []
     for operation, answer in answers:
@@ -219,5 +223,7 @@ def aware(answers: Sequence[tuple[str, Answer]]) -> list[Finding]:
             )
     if found and all(each.severity is Severity.OK for each in found):
         told = f"MPI takes device memory in all of {len(found)} operations"
-        found.append(Finding(AWARE, Severity.OK, told, listed([name for name, _ in answers]), provides=("cuda_aware",)))
+        found.append(
+            Finding(AWARE, Severity.OK, told, format_list([name for name, _ in answers]), provides=("cuda_aware",))
+        )
     return found

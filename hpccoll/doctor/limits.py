@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from hpccoll.doctor.asking import ask_python
-from hpccoll.doctor.files import text
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import text
+from hpccoll.runtime.command import run_python
 from hpccoll.units import format_size
 
 AREA = "limits"
@@ -67,7 +67,7 @@ def cross_memory(limit_s: float, root: Path = Path("/")) -> Finding:
     """Try whether one process may read another's memory, as MPI does to copy a long message once, not twice."""
     scope = text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"
-    answer = ask_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)
+    answer = run_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)
     found = answer.data()
     if found is None:
         return Finding(AREA, Severity.WARNING, "cross-memory attach could not be tried", f"{answer.evidence}; {yama}")

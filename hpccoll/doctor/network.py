@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpccoll.doctor.files import listed, number, text
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import format_list, number, text
 
 AREA = "network"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK in the kernel's include/uapi/linux/if_arp.h
@@ -35,7 +35,7 @@ def interfaces(root: Path) -> list[Finding]:
         told = "no network interface is up: jobs stay on this host"
         return [Finding(AREA, Severity.NOTE, told, evidence)]
     remedy = _CHOOSE if len(up) > 1 else ""
-    return [Finding(AREA, Severity.OK, f"up: {listed(up)}", evidence, remedy)]
+    return [Finding(AREA, Severity.OK, f"up: {format_list(up)}", evidence, remedy)]
 
 
 def infiniband(root: Path) -> list[Finding]:
@@ -50,7 +50,9 @@ def infiniband(root: Path) -> list[Finding]:
         state = text(port / "state") or "unknown"
         told = f"{port.parents[1].name} port {port.name}: {state}, {text(port / 'rate')}, {text(port / 'link_layer')}"
         (up if "ACTIVE" in state else down).append(told)
-    found = [Finding(AREA, Severity.OK, f"InfiniBand: {listed(up)}", f"{where}/*/ports/*", provides=("infiniband",))]
+    found = [
+        Finding(AREA, Severity.OK, f"InfiniBand: {format_list(up)}", f"{where}/*/ports/*", provides=("infiniband",))
+    ]
     if not up:
         found = []
     if down:
@@ -60,7 +62,11 @@ def infiniband(root: Path) -> list[Finding]:
         severity = Severity.NOTE if up else Severity.WARNING
         found.append(
             Finding(
-                AREA, severity, f"InfiniBand ports that are down: {listed(down)}", f"{where}/*/ports/*/state", remedy
+                AREA,
+                severity,
+                f"InfiniBand ports that are down: {format_list(down)}",
+                f"{where}/*/ports/*/state",
+                remedy,
             )
         )
     return found

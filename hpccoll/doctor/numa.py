@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpccoll.doctor.files import text
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import text
 
 AREA = "topology"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
@@ -56,7 +56,7 @@ def walls(root: Path) -> list[Finding]:
         found.append(Finding(AREA, Severity.NOTE, told, "/proc/cpuinfo: flag hypervisor", remedy))
     signs = [str(path) for path in (root / ".dockerenv", root / "run/.containerenv") if path.exists()]
     signs += [f"{name} is set" for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER") if name in os.environ]
-    if inside_pid_namespace(root):
+    if is_inside_pid_namespace(root):
         signs.append("/proc/self/ns/pid: not the machine's first PID namespace")
     if signs:
         told = "inside a container: shared memory works between ranks of one container, or with its namespaces shared"
@@ -67,7 +67,7 @@ def walls(root: Path) -> list[Finding]:
     ]
 
 
-def inside_pid_namespace(root: Path = Path("/")) -> bool:
+def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
     """Return whether we see only some of the machine's processes."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpccoll.doctor.cuda_driver import LIBRARY, Driver, DriverError
+from hpccoll.runtime.cuda.driver import LIBRARY, Driver, DriverError
 
 
 def look() -> dict[str, Any]:

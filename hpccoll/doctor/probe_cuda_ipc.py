@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 
-from hpccoll.doctor.cuda_driver import Driver, DriverError
+from hpccoll.runtime.cuda.driver import Driver, DriverError
 
 _FIRST, _SECOND = b"written by one", b"by the other.."
 _NBYTES = len(_FIRST)

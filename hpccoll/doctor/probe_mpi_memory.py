@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpccoll.doctor.cuda_driver import Driver
 from hpccoll.runtime import job
+from hpccoll.runtime.cuda.driver import Driver
 
 COUNTS = (16, 2**18)  # elements of 4 bytes: MPIs send short and long messages by different paths
 _FLOAT_NBYTES = 4

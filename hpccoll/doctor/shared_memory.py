@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpccoll.doctor.files import number, text
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.leftovers import leftover_files, leftover_segments
+from hpccoll.doctor.kernel_files import number, text
+from hpccoll.doctor.stale_shared_memory import check_stale_files, check_sysv_segments
 from hpccoll.units import GiB, format_size
 
 AREA = "shared memory"
@@ -17,7 +17,12 @@ _LEAST_FREE = 0.1
 
 def examine(root: Path = Path("/")) -> list[Finding]:
     """Return findings on the shared memory of this host."""
-    return [room(root / "dev/shm"), *leftover_files(root / "dev/shm", root), *leftover_segments(root), huge_pages(root)]
+    return [
+        room(root / "dev/shm"),
+        *check_stale_files(root / "dev/shm", root),
+        *check_sysv_segments(root),
+        huge_pages(root),
+    ]
 
 
 def room(directory: Path) -> Finding:

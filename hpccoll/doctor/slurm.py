@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpccoll.doctor.asking import Answer, ask
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.runtime.command import CommandResult, run_command
 
 AREA = "slurm"
 SHOWN = (
@@ -34,7 +34,7 @@ def examine(environ: Mapping[str, str], ranks: int, library: str, limit_s: float
         library: the MPI library's name and version.
         limit_s: seconds for each call of srun.
     """
-    version = ask(["srun", "--version"], limit_s)
+    version = run_command(["srun", "--version"], limit_s)
     mine = {name: environ[name] for name in SHOWN if name in environ}
     inside = "SLURM_JOB_ID" in mine
     shown = " ".join(f"{name}={value}" for name, value in mine.items()) or "SLURM_JOB_ID is not set"
@@ -50,7 +50,7 @@ def examine(environ: Mapping[str, str], ranks: int, library: str, limit_s: float
     found = [Finding(AREA, Severity.OK, where, evidence, provides=("slurm",))]
     found += tasks(mine, ranks) + devices(mine)
     if version.worked:
-        found += plugins(ask(["srun", "--mpi=list"], limit_s), mine, library)
+        found += plugins(run_command(["srun", "--mpi=list"], limit_s), mine, library)
     return found
 
 
@@ -88,7 +88,7 @@ def devices(variables: Mapping[str, str]) -> list[Finding]:
     return [Finding(AREA, Severity.WARNING, told, evidence, remedy)]
 
 
-def plugins(answer: Answer, variables: Mapping[str, str], library: str) -> list[Finding]:
+def plugins(answer: CommandResult, variables: Mapping[str, str], library: str) -> list[Finding]:
     """Judge whether srun can start ranks of this MPI: what `srun --mpi=list` names, against what the library speaks."""
     names = {word.strip() for line in (answer.output + answer.errors).splitlines() for word in line.split()[:1]}
     offered = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))

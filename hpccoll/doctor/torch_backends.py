@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hpccoll.doctor.asking import Answer, ask_python
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.runtime.command import CommandResult, run_python
 
 AREA = "torch"
 # Words for a Python of its own: importing torch takes seconds, may hang in a driver, and would stay loaded here.
@@ -30,12 +30,12 @@ def installed() -> bool:
     return find_spec("torch") is not None
 
 
-def question(limit_s: float) -> Answer | None:
+def question(limit_s: float) -> CommandResult | None:
     """Ask torch in a process of its own; None where it is not installed."""
-    return ask_python(["-c", _ASK], limit_s, shown=_SHOWN) if installed() else None
+    return run_python(["-c", _ASK], limit_s, shown=_SHOWN) if installed() else None
 
 
-def examine(answer: Answer | None) -> list[Finding]:
+def examine(answer: CommandResult | None) -> list[Finding]:
     """Return findings on torch from what `question` returned."""
     if answer is None:
         remedy = 'pip install "hpccoll[torch]" for the gloo and nccl engines and torch buffers'

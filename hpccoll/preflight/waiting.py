@@ -16,7 +16,7 @@ SPIN_S = 2e-3  # a message of a healthy link that takes longer is not falsified 
 NAP_S, LONG_NAP_S = 50e-6, 1e-3
 
 
-class SilentError(CommunicationError):
+class MessageTimeoutError(CommunicationError):
     """A message did not come in time."""
 
 
@@ -24,13 +24,13 @@ def wait(requests: Sequence[MPI.Request], limit_s: float) -> None:
     """Wait until all are done, awake at first so that short times are true.
 
     Raises:
-        SilentError: `limit_s` seconds went by; the requests are still under way, and so are their buffers.
+        MessageTimeoutError: `limit_s` seconds went by; the requests are still under way, and so are their buffers.
     """
     begin = time.perf_counter()
     while not all(request.Test() for request in requests):
         waited = time.perf_counter() - begin
         if waited > limit_s:
-            raise SilentError(f"no answer within {limit_s:g} s")
+            raise MessageTimeoutError(f"no answer within {limit_s:g} s")
         if waited > SPIN_S:
             time.sleep(NAP_S)
         else:

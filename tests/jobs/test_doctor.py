@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpccoll.doctor.leftovers import candidates
+from hpccoll.doctor.stale_shared_memory import list_library_files
 from hpccoll.measure.schema import schema
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
@@ -147,7 +147,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_it_leaves_nothing_behind() -> None:
     before = {path.name for path in SHM.iterdir()}
     assert alone().returncode == 0
-    left = [each.path.name for each in candidates(SHM) if each.path.name not in before and not each.held]
+    left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.held]
     assert not left
 
 

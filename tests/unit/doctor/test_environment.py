@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpccoll.doctor import slurm, variables
-from hpccoll.doctor.asking import Answer
+from hpccoll.doctor import environment, slurm
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.runtime.command import CommandResult
 
 
 def worst(findings: list[Finding]) -> Severity:
@@ -38,7 +38,7 @@ def worst(findings: list[Finding]) -> Severity:
     ],
 )
 def test_variables_that_hurt(name, value, severity):
-    found = variables.examine({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4, torch=True)
+    found = environment.examine({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4, torch=True)
     assert worst(found) is severity
     if severity > Severity.NOTE:
         assert name in found[0].found
@@ -47,7 +47,7 @@ def test_variables_that_hurt(name, value, severity):
 
 def test_threads_are_asked_for_only_where_they_multiply():
     def told(ranks_: int, cores_: int, own: int, *, torch: bool) -> Severity:
-        return worst(variables.examine({}, ranks_, cores_, own, torch))
+        return worst(environment.examine({}, ranks_, cores_, own, torch))
 
     assert told(4, 8, 8, torch=True) is Severity.WARNING
     assert told(4, 8, 2, torch=True) is Severity.OK  # each is bound to cores of its own
@@ -57,7 +57,7 @@ def test_threads_are_asked_for_only_where_they_multiply():
 
 def test_no_other_variable_is_shown():
     environ = {"AWS_SECRET_ACCESS_KEY": "hidden", "OMPI_MCA_secret": "hidden", "UCX_TLS": "tcp"}
-    told = [*variables.examine(environ, 2, 4, 4, torch=True), *variables.chosen_network(environ)]
+    told = [*environment.examine(environ, 2, 4, 4, torch=True), *environment.check_network_variables(environ)]
     told += slurm.examine(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
     assert "tcp" in str(told)
     assert "hidden" not in str(told)
@@ -87,6 +87,6 @@ def test_slurm_tasks_devices_and_plugins():
     ],
 )
 def test_srun_without_a_plugin_of_this_mpi_is_a_warning(offered, library, severity):
-    answer = Answer("srun --mpi=list", True, True, "worked", offered)
+    answer = CommandResult("srun --mpi=list", True, True, "worked", offered)
     (found,) = slurm.plugins(answer, {}, library)
     assert found.severity == severity

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hpccoll.doctor import examine, gpu, job, leftovers, limits, mpi_library, probe_cma, torch_backends
-from hpccoll.doctor.asking import Answer, ask, ask_python
+from hpccoll.doctor import checks, gpu, limits, mpi_job, mpi_library, probe_cma, stale_shared_memory, torch_backends
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.probe_mpi_memory import OPERATIONS
 from hpccoll.errors import UnavailableError
+from hpccoll.runtime.command import CommandResult, run_command, run_python
 
 SHM = Path("/dev/shm")
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -35,14 +35,14 @@ def left():
 
 
 def test_a_crash_is_named_by_its_signal():
-    answer = ask_python(["-c", CRASH], 30)
+    answer = run_python(["-c", CRASH], 30)
     assert (answer.worked, answer.here, answer.how) == (False, True, "crashed by SIGSEGV")
     assert answer.data() is None
 
 
 def test_a_hang_is_ended_with_its_children(tmp_path):
     sleeper = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    answer = ask_python(["-c", sleeper], 1.5)
+    answer = run_python(["-c", sleeper], 1.5)
     assert "no answer within 1.5 s" in answer.how
     child = Path("/proc") / answer.output.strip()
     deadline = time.monotonic() + 30
@@ -52,37 +52,39 @@ def test_a_hang_is_ended_with_its_children(tmp_path):
 
 
 def test_last_words_status_and_absence_are_told():
-    failed = ask_python(["-c", "import sys; print('fine'); sys.exit('the reason')"], 30)
+    failed = run_python(["-c", "import sys; print('fine'); sys.exit('the reason')"], 30)
     assert failed.evidence.endswith("failed with exit status 1: the reason")
-    absent = ask(["no-such-command-here"], 30)
+    absent = run_command(["no-such-command-here"], 30)
     assert (absent.here, absent.how) == (False, "is not here")
-    worked = ask_python(["-c", "print('noise'); print('{\"a\": 1}')"], 30)
+    worked = run_python(["-c", "print('noise'); print('{\"a\": 1}')"], 30)
     assert worked.data() == {"a": 1}
-    assert ask_python(["-c", "print('[1]')"], 30).data() is None
+    assert run_python(["-c", "print('[1]')"], 30).data() is None
 
 
 def test_probes_do_not_inherit_the_launcher(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "64")
-    assert ask_python(["-c", "import os; print(os.environ.get('PMI_SIZE'))"], 30).output == "None\n"
+    assert run_python(["-c", "import os; print(os.environ.get('PMI_SIZE'))"], 30).output == "None\n"
 
 
 def test_crashed_probes_become_findings():
-    crashed = ask_python(["-c", CRASH], 30)
+    crashed = run_python(["-c", CRASH], 30)
     (problem, *_) = mpi_library.examine(crashed, 10)
     assert (problem.severity, problem.found) == (Severity.PROBLEM, "MPI does not start")
     assert "SIGSEGV" in problem.evidence
     assert torch_backends.examine(crashed)[0].severity is Severity.WARNING
     assert gpu.ipc(crashed).severity is Severity.PROBLEM
-    hung = ask_python(["-c", "import time; time.sleep(600)"], 0.5)
+    hung = run_python(["-c", "import time; time.sleep(600)"], 0.5)
     (slow,) = torch_backends.examine(hung)
     assert "--limit" in slow.remedy
-    aware = gpu.aware([("send_recv", crashed), ("broadcast", Answer("x", True, True, "worked", "worked on 2 ranks\n"))])
+    aware = gpu.aware(
+        [("send_recv", crashed), ("broadcast", CommandResult("x", True, True, "worked", "worked on 2 ranks\n"))]
+    )
     assert [each.severity for each in aware] == [Severity.WARNING, Severity.OK]
     assert not any("cuda_aware" in each.provides for each in aware)
 
 
 def test_a_leftover_is_named_with_the_command_that_removes_it(left):
-    (found,) = [each for each in leftovers.leftover_files(SHM) if str(left) in each.evidence]
+    (found,) = [each for each in stale_shared_memory.check_stale_files(SHM) if str(left) in each.evidence]
     assert found.severity is Severity.WARNING
     assert "MPICH" in found.found
     assert "5 MiB" in found.evidence
@@ -91,7 +93,7 @@ def test_a_leftover_is_named_with_the_command_that_removes_it(left):
     assert str(left) in words
     assert left.exists()  # never removed by us
     subprocess.run(["rm", "--", str(left)], check=True)
-    assert not any(str(left) in each.evidence for each in leftovers.leftover_files(SHM))
+    assert not any(str(left) in each.evidence for each in stale_shared_memory.check_stale_files(SHM))
 
 
 @pytest.mark.parametrize("hold", ["opened", "mapped"])
@@ -117,19 +119,19 @@ def test_a_file_in_use_is_no_leftover(left, hold):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        (mine,) = [each for each in leftovers.candidates(SHM) if each.path == left]
+        (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
         assert mine.held
-        assert not any(str(left) in each.evidence for each in leftovers.leftover_files(SHM))
+        assert not any(str(left) in each.evidence for each in stale_shared_memory.check_stale_files(SHM))
     finally:
         holder.communicate()
-    (mine,) = [each for each in leftovers.candidates(SHM) if each.path == left]
+    (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
     assert not mine.held
 
 
 def test_files_of_other_names_are_nobody_s_business():
     other = python_shared_memory.SharedMemory(create=True, size=4096)
     try:
-        assert other.name not in {each.path.name for each in leftovers.candidates(SHM)}
+        assert other.name not in {each.path.name for each in stale_shared_memory.list_library_files(SHM)}
     finally:
         other.close()
         other.unlink()
@@ -143,10 +145,10 @@ def test_segments_that_nobody_attached_are_named(tmp_path):
         f"0 {number} 1600 {1 << 20} 71 71 {held} {os.getuid()} 0 0 0 0 0 0 0 0" for number, held in ((5, 0), (6, 2))
     ]
     table.write_text("\n".join([head, *rows]))
-    (found,) = leftovers.leftover_segments(tmp_path)
+    (found,) = stale_shared_memory.check_sysv_segments(tmp_path)
     assert found.remedy.endswith("ipcrm -m 5")
     table.write_text("\n".join([head, rows[1]]))
-    assert leftovers.leftover_segments(tmp_path) == []
+    assert stale_shared_memory.check_sysv_segments(tmp_path) == []
 
 
 def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
@@ -159,13 +161,12 @@ def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
 
 
 def test_a_rank_that_waits_for_others_forever_is_ended():
-    script = (
-        "from hpccoll.doctor.job import watched\nimport time\nwith watched(1.0, 'MPI did not come'): time.sleep(600)"
-    )
+    script = "from hpccoll.doctor.mpi_job import kill_after\nimport time\n"
+    script += "with kill_after(1.0, 'MPI did not come'): time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert done.stderr == "MPI did not come\n"
-    with job.watched(60.0, "not needed"):
+    with mpi_job.kill_after(60.0, "not needed"):
         pass
 
 
@@ -180,7 +181,7 @@ def test_the_probe_of_mpi_memory_finds_what_is_wrong(operation, monkeypatch):
         probe.OPERATIONS["{operation}"] = (lambda *_: None, lambda rank, n, count: wanted(rank, n, count) or [1.0])
         probe.attempt("{operation}", "host")
     """
-    answer = ask_python(["-c", textwrap.dedent(broken)], 60)
+    answer = run_python(["-c", textwrap.dedent(broken)], 60)
     assert not answer.worked
     assert "something else arrived" in answer.evidence
 
@@ -195,16 +196,16 @@ def test_no_device_has_one_finding_with_its_evidence():
 
 def test_what_nvidia_smi_prints_is_judged():
     row = "0, NVIDIA A100, 550.54.15, {mig}, Default, {persistence}, 40960 MiB"
-    calm = Answer("nvidia-smi", True, True, "worked", row.format(mig="Disabled", persistence="Enabled"))
+    calm = CommandResult("nvidia-smi", True, True, "worked", row.format(mig="Disabled", persistence="Enabled"))
     assert [each.severity for each in gpu.devices(calm)] == [Severity.OK]
     text = row.format(mig="Enabled", persistence="Disabled")
-    _, mig, persistence = gpu.devices(Answer("nvidia-smi", True, True, "worked", text))
+    _, mig, persistence = gpu.devices(CommandResult("nvidia-smi", True, True, "worked", text))
     assert "nvidia-smi -mig 0" in mig.remedy
     assert "nvidia-smi -pm 1" in persistence.remedy
     matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \t{0}\tPXB\t0-31\nGPU1\t{0}\t X \tSYS\t0-31\n\nLegend:\n  X = Self\n"
-    (fast,) = gpu.links(Answer("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
+    (fast,) = gpu.links(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
     assert (fast.severity, fast.found) == (Severity.OK, "GPUs are wired by NV12")
-    (slow,) = gpu.links(Answer("nvidia-smi topo -m", True, True, "worked", matrix.format("SYS")))
+    (slow,) = gpu.links(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("SYS")))
     assert slow.severity is Severity.NOTE
 
 
@@ -231,7 +232,7 @@ def test_devices_that_are_exclusive_or_apart_are_told():
     ],
 )
 def test_whose_mpirun_it_is(words, whose):
-    assert mpi_library.whose_mpirun(words) == whose
+    assert mpi_library.identify_mpirun(words) == whose
 
 
 TOLD = {
@@ -270,10 +271,10 @@ def test_the_library_s_build_and_a_second_library_are_judged():
 def test_what_is_required_must_be_shown_on_every_host():
     here = Finding("torch", Severity.OK, "torch 2", "", provides=("torch",), hosts=("a",))
     slow = Finding("torch", Severity.WARNING, "torch does not load", "no answer", hosts=("b",))
-    examine.require(["torch"], [here], 1)
+    checks.require(["torch"], [here], 1)
     with pytest.raises(UnavailableError, match=r"--require torch: not available on 1 of 2 hosts: torch does not load"):
-        examine.require(["torch"], [here, slow], 2)
+        checks.require(["torch"], [here, slow], 2)
     none = Finding("gpu", Severity.NOTE, "no CUDA device", "libcuda.so.1 cannot be loaded")
     with pytest.raises(UnavailableError, match=r"--require ipc: .*no CUDA device.*; --require nccl: ") as caught:
-        examine.require(["ipc", "nccl"], [none], 1)
+        checks.require(["ipc", "nccl"], [none], 1)
     assert caught.value.exit_status == 3

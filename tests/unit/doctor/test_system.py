@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll.doctor import clock, cores, files, network, numa, rank, shared_memory
-from hpccoll.doctor.finding import Finding, Severity, guarded, merged
-from hpccoll.doctor.rank import Rank
+from hpccoll.doctor import clock, cores, kernel_files, network, numa, rank_info, shared_memory
+from hpccoll.doctor.finding import Finding, Severity, merge_findings, run_check
+from hpccoll.doctor.rank_info import Rank
 
 CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 STEADY = "flags\t\t: fpu tsc constant_tsc nonstop_tsc"
@@ -94,7 +94,7 @@ def test_governor_and_turbo_are_noted(tmp_path):
     ],
 )
 def test_cpu_quota_is_the_least_of_all_groups_above(tmp_path, contents, quota):
-    found, where = cores.cpu_quota(written(tmp_path, contents))
+    found, where = cores.read_cpu_quota(written(tmp_path, contents))
     assert found == quota
     assert quota is None or str(tmp_path) in where
 
@@ -110,8 +110,8 @@ def test_quota_below_the_cores_shown_is_a_warning(tmp_path):
 def test_hyperthreads_are_counted_once(tmp_path):
     where = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     written(tmp_path, {where.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)})
-    assert cores.whole_cores([0, 1, 2, 3], tmp_path) == 2
-    assert cores.whole_cores([0, 2], tmp_path) == 1
+    assert cores.count_physical_cores([0, 1, 2, 3], tmp_path) == 2
+    assert cores.count_physical_cores([0, 2], tmp_path) == 1
 
 
 def ranks(*sets: tuple[int, ...], host: str = "a") -> list[Rank]:
@@ -130,28 +130,28 @@ def ranks(*sets: tuple[int, ...], host: str = "a") -> list[Rank]:
     ],
 )
 def test_binding_is_judged(sets, severity, says):
-    (binding,) = (each for each in cores.of_ranks(ranks(*sets), {}) if each.area == "binding")
+    (binding,) = (each for each in cores.check_rank_placement(ranks(*sets), {}) if each.area == "binding")
     assert binding.severity is severity
     assert says in binding.found
     assert "rank 0" in binding.evidence
 
 
 def test_more_ranks_than_cores_or_quota_is_a_warning():
-    assert worst(cores.of_ranks(ranks((0, 1), (0, 1)), {"a": None})) is Severity.NOTE
-    crowded = cores.of_ranks(ranks((0, 1), (0, 1)), {"a": 1.0})[0]
+    assert worst(cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": None})) is Severity.NOTE
+    crowded = cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": 1.0})[0]
     assert crowded.severity is Severity.WARNING
     assert "2 ranks on 1 core (of 2 shown)" in crowded.found
     assert "OMPI_MCA_mpi_yield_when_idle=1" in crowded.remedy
     two_hosts = [Rank(0, "a", (0,), {}), Rank(1, "b", (0,), {})]
-    assert worst(cores.of_ranks(two_hosts, {})) is Severity.OK
+    assert worst(cores.check_rank_placement(two_hosts, {})) is Severity.OK
 
 
 def test_versions_that_differ_between_hosts_are_a_problem():
     told = [Rank(0, "a", (0,), {"numpy": "2.4.6"}), Rank(1, "b", (0,), {"numpy": "2.1.0"}), Rank(2, "b", (0,), {})]
-    (found,) = rank.agreement(told)
+    (found,) = rank_info.check_versions(told)
     assert found.severity is Severity.PROBLEM
     assert "2.4.6: ranks 0 on a; 2.1.0: ranks 1 on b; not installed: ranks 2 on b" in found.evidence
-    assert rank.agreement([told[0], told[0]])[0].severity is Severity.OK
+    assert rank_info.check_versions([told[0], told[0]])[0].severity is Severity.OK
 
 
 def test_numa_nodes_with_distances(tmp_path):
@@ -208,7 +208,7 @@ def test_a_check_that_fails_is_a_finding_and_not_the_end():
     def broken() -> list[Finding]:
         return [Finding("clock", Severity(int("x")), "", "")]
 
-    (found,) = guarded("clock", broken)
+    (found,) = run_check("clock", broken)
     assert found.severity is Severity.WARNING
     assert "ValueError" in found.evidence
     assert Path(__file__).name in found.evidence
@@ -218,7 +218,7 @@ def test_findings_of_many_hosts_are_said_once():
     one = Finding("limits", Severity.OK, "stack 8 MiB", "3 ns")
     other = Finding("limits", Severity.OK, "stack 8 MiB", "4 ns")
     apart = Finding("limits", Severity.WARNING, "stack 1 MiB", "5 ns")
-    same, own = merged([("a", one), ("b", other), ("c", apart)])
+    same, own = merge_findings([("a", one), ("b", other), ("c", apart)])
     assert (same.hosts, own.hosts) == (("a", "b"), ("c",))
     assert same.evidence == "a: 3 ns; b: 4 ns"
     assert own.evidence == "5 ns"
@@ -226,8 +226,8 @@ def test_findings_of_many_hosts_are_said_once():
 
 @pytest.mark.parametrize(("text", "numbers"), [("", ()), ("0-3", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7))])
 def test_sets_of_cores_are_read_and_written_as_the_kernel_does(text, numbers):
-    assert files.numbers(text) == numbers
-    assert files.ranges(numbers) == text
+    assert kernel_files.numbers(text) == numbers
+    assert kernel_files.ranges(numbers) == text
 
 
 def test_this_host_s_real_files_are_read():

@@ -7,8 +7,8 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpccoll.doctor.files import listed, ranges
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import format_list, ranges
 
 AREA = "versions"
 
@@ -23,12 +23,12 @@ class Rank:
     versions: Mapping[str, str | None]
 
 
-def this_rank(rank: int, versions: Mapping[str, str | None]) -> Rank:
+def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> Rank:
     """Return the facts of this process."""
     return Rank(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
 
 
-def agreement(ranks: Sequence[Rank]) -> list[Finding]:
+def check_versions(ranks: Sequence[Rank]) -> list[Finding]:
     """Return a finding for each package of which the ranks have different versions."""
     found = []
     for name in dict.fromkeys(name for rank in ranks for name in rank.versions):
@@ -39,7 +39,7 @@ def agreement(ranks: Sequence[Rank]) -> list[Finding]:
             continue
         told = "; ".join(
             f"{version}: ranks {ranges([rank.rank for rank in those])} on "
-            f"{listed(list(dict.fromkeys(rank.host for rank in those)))}"
+            f"{format_list(list(dict.fromkeys(rank.host for rank in those)))}"
             for version, those in owners.items()
         )
         remedy = (

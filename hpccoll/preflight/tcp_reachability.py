@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.preflight.link import Seen
-from hpccoll.preflight.survey import Survey
+from hpccoll.preflight.link_benchmark import LinkSample
+from hpccoll.preflight.results import PreflightResults
 
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, AT_ONCE = 0.1, 64
@@ -100,7 +100,7 @@ def call(host: str, port: int, words: dict[str, object], limit_s: float) -> str 
             time.sleep(RETRY_S)
 
 
-def survey(hosts: Sequence[str], me: int, port: int, limit_s: float) -> Survey | None:
+def survey(hosts: Sequence[str], me: int, port: int, limit_s: float) -> PreflightResults | None:
     """Try to reach all nodes; return what all of them found on node 0, None elsewhere. Every node calls it.
 
     Args:
@@ -126,12 +126,12 @@ def survey(hosts: Sequence[str], me: int, port: int, limit_s: float) -> Survey |
     listener.complete.set()
     time.sleep(RETRY_S)  # the last answers go out
     listener.close()
-    return gathered(hosts, dict(listener.reports), slack_s)
+    return combine_reports(hosts, dict(listener.reports), slack_s)
 
 
-def gathered(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> Survey:
+def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return the survey that the nodes' reports make: links that fail, and nodes that nobody reaches."""
-    found = Survey(tuple(hosts))
+    found = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):
         tried = [other for other in reports if other != node]
         if node not in reports and all(node in reports[other] for other in tried):
@@ -139,8 +139,8 @@ def gathered(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: 
     for node, failed in sorted(reports.items()):
         for other, why in failed.items():
             if node not in found.lost and other not in found.lost:
-                found.links[node, other] = [Seen(broken=why)]
+                found.links[node, other] = [LinkSample(broken=why)]
     for node in range(1, len(hosts)):
         if node not in reports and node not in found.lost:
-            found.links.setdefault((node, 0), [Seen(broken=f"it could not report to {hosts[0]}")])
+            found.links.setdefault((node, 0), [LinkSample(broken=f"it could not report to {hosts[0]}")])
     return found

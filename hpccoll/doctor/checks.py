@@ -11,19 +11,19 @@ from pathlib import Path
 from hpccoll.doctor import (
     clock,
     cores,
+    environment,
     gpu,
     limits,
     mpi_library,
     network,
     numa,
-    rank,
+    rank_info,
     shared_memory,
     slurm,
     torch_backends,
-    variables,
 )
-from hpccoll.doctor.finding import Check, Finding, Severity, guarded, merged
-from hpccoll.doctor.job import Job
+from hpccoll.doctor.finding import Check, Finding, Severity, merge_findings, run_check
+from hpccoll.doctor.mpi_job import Job
 from hpccoll.errors import UnavailableError
 
 # What `--require` may ask for: each is shown to work by a finding that provides it.
@@ -78,7 +78,7 @@ class Host:
     library: str
 
 
-def this_host(ranks: Sequence[rank.Rank], limit_s: float, root: Path = Path("/")) -> Host:
+def this_host(ranks: Sequence[rank_info.Rank], limit_s: float, root: Path = Path("/")) -> Host:
     """Look at this host. What runs in processes of its own runs side by side.
 
     Args:
@@ -98,30 +98,30 @@ def this_host(ranks: Sequence[rank.Rank], limit_s: float, root: Path = Path("/")
         ("cores", lambda: cores.examine(root)),
         ("shared memory", lambda: shared_memory.examine(root)),
         ("topology", lambda: numa.examine(root)),
-        ("network", lambda: [*network.examine(root), *variables.chosen_network(os.environ)]),
-        ("environment", lambda: variables.examine(os.environ, len(ranks), together, own, have_torch)),
+        ("network", lambda: [*network.examine(root), *environment.check_network_variables(os.environ)]),
+        ("environment", lambda: environment.examine(os.environ, len(ranks), together, own, have_torch)),
     ]
     # The clock is timed before anything else runs beside it.
-    found = [finding for area, check in quick for finding in guarded(area, check)]
+    found = [finding for area, check in quick for finding in run_check(area, check)]
     with ThreadPoolExecutor(len(slow)) as pool:
-        asked = pool.map(lambda pair: guarded(*pair), slow)
+        asked = pool.map(lambda pair: run_check(*pair), slow)
         answer = mpi_library.question(limit_s)
-        found += guarded("mpi", lambda: mpi_library.examine(answer, limit_s))
+        found += run_check("mpi", lambda: mpi_library.examine(answer, limit_s))
         found += [finding for findings in asked for finding in findings]
     told = answer.data()
     if told is not None:
         found.append(_versions(told["versions"]))
-        mpirun = mpi_library.own_mpirun(told)
+        mpirun = mpi_library.find_own_mpirun(told)
         if any("cuda" in finding.provides for finding in found):
-            found += guarded("cuda-aware mpi", lambda: gpu.device_memory_in_mpi(mpirun, limit_s))
-    return Host(os.uname().nodename, tuple(found), cores.cpu_quota(root)[0], told["library"] if told else "")
+            found += run_check("cuda-aware mpi", lambda: gpu.device_memory_in_mpi(mpirun, limit_s))
+    return Host(os.uname().nodename, tuple(found), cores.read_cpu_quota(root)[0], told["library"] if told else "")
 
 
 def _versions(versions: Mapping[str, str | None]) -> Finding:
     said = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
     absent = [name for name in ("torch", "cupy") if not versions.get(name)]
     without = f"; not installed: {', '.join(absent)}" if absent else ""
-    return Finding(rank.AREA, Severity.OK, said + without, "importlib.metadata and MPI.get_vendor")
+    return Finding(rank_info.AREA, Severity.OK, said + without, "importlib.metadata and MPI.get_vendor")
 
 
 def everything(hosts: Sequence[Host], job: Job, limit_s: float) -> list[Finding]:
@@ -133,14 +133,14 @@ def everything(hosts: Sequence[Host], job: Job, limit_s: float) -> list[Finding]
         limit_s: seconds for each process.
     """
     told = [(host.name, finding) for host in hosts for finding in host.findings]
-    found = merged(told) if len(hosts) > 1 else [finding for _, finding in told]
+    found = merge_findings(told) if len(hosts) > 1 else [finding for _, finding in told]
     found += job.findings
     quotas = {host.name: host.quota for host in hosts}
     size = len(job.ranks)
-    found += guarded("slurm", lambda: slurm.examine(os.environ, size, hosts[0].library, limit_s))
-    found += guarded(rank.AREA, lambda: rank.agreement(job.ranks))
+    found += run_check("slurm", lambda: slurm.examine(os.environ, size, hosts[0].library, limit_s))
+    found += run_check(rank_info.AREA, lambda: rank_info.check_versions(job.ranks))
     if size > 1:
-        found += guarded("binding", lambda: cores.of_ranks(job.ranks, quotas))
+        found += run_check("binding", lambda: cores.check_rank_placement(job.ranks, quotas))
     return sorted(found, key=lambda finding: (_place(finding.area), -finding.severity))
 
 

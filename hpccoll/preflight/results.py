@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from hpccoll.preflight.link import Seen
-from hpccoll.preflight.speed import Speed
+from hpccoll.preflight.link_benchmark import LinkSample
+from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.units import GB
 
 SCHEMA = "hpccoll/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Direction:
+class DirectedLink:
     """One direction of a link, measured by the sender.
 
     Args:
@@ -62,7 +62,7 @@ class Direction:
 
 
 @dataclass(slots=True)
-class Survey:
+class PreflightResults:
     """All that a run found, by node numbers.
 
     Args:
@@ -75,16 +75,16 @@ class Survey:
 
     nodes: tuple[str, ...]
     nbytes: int = 0
-    links: dict[tuple[int, int], list[Seen]] = field(default_factory=dict)
-    speeds: dict[int, list[Speed]] = field(default_factory=dict)
+    links: dict[tuple[int, int], list[LinkSample]] = field(default_factory=dict)
+    speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
-    def directions(self) -> Iterator[Direction]:
+    def directions(self) -> Iterator[DirectedLink]:
         """Yield both directions of every pair that was tried."""
         for (source, destination), seen in sorted(self.links.items()):
             broken = next((each.broken for each in seen if each.broken), None)
             whole = [each for each in seen if each.broken is None]
-            yield Direction(
+            yield DirectedLink(
                 source,
                 destination,
                 min((each.latency_seconds for each in whole), default=None),
@@ -93,12 +93,14 @@ class Survey:
                 broken,
             )
 
-    def speed(self, node: int) -> Speed | None:
+    def speed(self, node: int) -> NodeSpeed | None:
         """Return what a node typically showed; None where it was not measured."""
         found = self.speeds.get(node, [])
         if not found:
             return None
-        return Speed(median(each.copy_bytes_per_s for each in found), median(each.operations_per_s for each in found))
+        return NodeSpeed(
+            median(each.copy_bytes_per_s for each in found), median(each.operations_per_s for each in found)
+        )
 
     def node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node`."""

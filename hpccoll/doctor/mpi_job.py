@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpccoll.doctor import rank
-from hpccoll.doctor.files import listed
+from hpccoll.doctor import rank_info
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import format_list
 from hpccoll.errors import LauncherError, UnavailableError
 from hpccoll.runtime import job
 
@@ -37,12 +37,12 @@ class Job:
     """The ranks that met: their communicator (None where MPI did not start), their facts, and findings on that."""
 
     world: MPI.Intracomm | None
-    ranks: tuple[rank.Rank, ...]
+    ranks: tuple[rank_info.Rank, ...]
     findings: tuple[Finding, ...]
 
 
 @contextmanager
-def watched(limit_s: float, words: str) -> Iterator[None]:
+def kill_after(limit_s: float, words: str) -> Iterator[None]:
     """End this process with `words` if the body takes longer than `limit_s` seconds."""
     import os
 
@@ -69,7 +69,7 @@ def met(environ: Mapping[str, str], limit_s: float) -> Job:
         "hpccoll doctor without a launcher for the rest, and see whether hosts reach each other (UCX_NET_DEVICES, "
         "FI_TCP_IFACE, OMPI_MCA_btl_tcp_if_include)"
     )
-    with watched(limit_s, words):
+    with kill_after(limit_s, words):
         try:
             world = job.world()
         except LauncherError as error:
@@ -77,16 +77,16 @@ def met(environ: Mapping[str, str], limit_s: float) -> Job:
             return alone((Finding(AREA, Severity.PROBLEM, told, _claim(environ), remedy),))
         except UnavailableError as error:
             return alone((Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"),))
-        ranks = tuple(world.allgather(rank.this_rank(world.rank, job.versions())))
+        ranks = tuple(world.allgather(rank_info.describe_this_rank(world.rank, job.versions())))
     hosts = tuple(dict.fromkeys(each.host for each in ranks))
     found = f"{len(ranks)} ranks met, on {len(hosts)} host{'s' * (len(hosts) > 1)}"
-    evidence = f"MPI.COMM_WORLD.size: {world.size}; {_claim(environ)}; hosts {listed(hosts)}"
+    evidence = f"MPI.COMM_WORLD.size: {world.size}; {_claim(environ)}; hosts {format_list(hosts)}"
     return Job(world, ranks, (Finding(AREA, Severity.OK, found, evidence),))
 
 
 def alone(findings: Sequence[Finding]) -> Job:
     """Return the job that is one process without MPI."""
-    return Job(None, (rank.this_rank(0, {}),), tuple(findings))
+    return Job(None, (rank_info.describe_this_rank(0, {}),), tuple(findings))
 
 
 def not_launched(environ: Mapping[str, str]) -> Job:

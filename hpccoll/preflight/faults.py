@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from hpccoll.preflight.survey import Direction, Survey
+from hpccoll.preflight.results import DirectedLink, PreflightResults
 from hpccoll.units import GB
 
 DEVIATIONS = 4.0
@@ -66,7 +66,7 @@ def ratio_if_low(value: float, others: Sequence[float], threshold: float) -> flo
     return value / middle if low else None
 
 
-def lows(values: Mapping[int, float], threshold: float) -> dict[int, float]:
+def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
     """Return the keys whose value is far below the others', with its ratio to their median."""
     found = {}
     for key, value in values.items():
@@ -76,7 +76,7 @@ def lows(values: Mapping[int, float], threshold: float) -> dict[int, float]:
     return found
 
 
-def faults(survey: Survey, threshold: float) -> list[Fault]:
+def find_faults(survey: PreflightResults, threshold: float) -> list[Fault]:
     """Return what is wrong, the worst kinds first.
 
     Args:
@@ -95,7 +95,7 @@ def faults(survey: Survey, threshold: float) -> list[Fault]:
     return [*found, *broken, *slow.values(), *links.values(), *_single_links(names, rest, threshold)]
 
 
-def exclude(found: Iterable[Fault]) -> list[str]:
+def choose_excluded(found: Iterable[Fault]) -> list[str]:
     """Return the nodes to leave out so that no fault is left, the fewest."""
     return sorted({fault.exclude for fault in found})
 
@@ -105,14 +105,14 @@ def _lost(name: str, why: str) -> Fault:
     return Fault("lost_node", (name,), f"{name} is out of reach: {why}", None, remedy, name)
 
 
-def _slow_nodes(survey: Survey, threshold: float) -> dict[int, Fault]:
+def _slow_nodes(survey: PreflightResults, threshold: float) -> dict[int, Fault]:
     found: dict[int, Fault] = {}
     speeds = {node: speed for node in range(len(survey.nodes)) if (speed := survey.speed(node)) is not None}
     for what, unit, values in (
         ("copies", "GB/s in memory", {node: speed.copy_bytes_per_s / GB for node, speed in speeds.items()}),
         ("computes", "Gsin/s", {node: speed.operations_per_s / 1e9 for node, speed in speeds.items()}),
     ):
-        for node, ratio in lows(values, threshold).items():
+        for node, ratio in find_low_values(values, threshold).items():
             name, value = survey.nodes[node], values[node]
             told = f"{name} is slow: it {what} {value:.3g} {unit}, {ratio:.2f} times the median of the other nodes"
             if node in found:
@@ -122,7 +122,7 @@ def _slow_nodes(survey: Survey, threshold: float) -> dict[int, Fault]:
     return found
 
 
-def _broken(names: Sequence[str], directions: Sequence[Direction]) -> list[Fault]:
+def _broken(names: Sequence[str], directions: Sequence[DirectedLink]) -> list[Fault]:
     pairs = {tuple(sorted((each.source, each.destination))): each.broken for each in directions if each.broken}
     chosen = _cover(list(pairs))
     found = []
@@ -133,7 +133,7 @@ def _broken(names: Sequence[str], directions: Sequence[Direction]) -> list[Fault
     return found
 
 
-def _node_links(names: Sequence[str], sound: Sequence[Direction], threshold: float) -> dict[int, Fault]:
+def _node_links(names: Sequence[str], sound: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
     """Judge each node by the best that it sends, receives and answers to anyone."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for each in sound:
@@ -148,7 +148,10 @@ def _node_links(names: Sequence[str], sound: Sequence[Direction], threshold: flo
         ):
             best[what][node] = max(best[what].get(node, 0.0), value)
     found: dict[int, Fault] = {}
-    low = {what: lows(values, threshold if what != "answers" else threshold * SLACK) for what, values in best.items()}
+    low = {
+        what: find_low_values(values, threshold if what != "answers" else threshold * SLACK)
+        for what, values in best.items()
+    }
     for node in sorted({node for nodes in low.values() for node in nodes}):
         told = [_told(what, best[what][node], low[what][node]) for what in best if node in low[what]]
         ratio = min(low[what][node] for what in best if node in low[what])
@@ -164,12 +167,12 @@ def _told(what: str, value: float, ratio: float) -> str:
     return f"{what} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other nodes"
 
 
-def _single_links(names: Sequence[str], rest: Sequence[Direction], threshold: float) -> list[Fault]:
+def _single_links(names: Sequence[str], rest: Sequence[DirectedLink], threshold: float) -> list[Fault]:
     rates = {at: each.bytes_per_s for at, each in enumerate(rest) if each.bytes_per_s is not None}
     answers = {at: 1 / each.latency_seconds for at, each in enumerate(rest) if each.latency_seconds}
     told: dict[tuple[int, ...], list[tuple[float, str]]] = {}
     for what, values, least in (("sends", rates, threshold), ("answers", answers, threshold * SLACK)):
-        for at, ratio in lows(values, least).items():
+        for at, ratio in find_low_values(values, least).items():
             each = rest[at]
             words = f"{names[each.source]} to {names[each.destination]} {_told(what, values[at], ratio)}"
             words = words.replace("the other nodes", "the other links")

@@ -6,13 +6,13 @@ from itertools import combinations
 
 import pytest
 
-from hpccoll.preflight.conduct import turns
-from hpccoll.preflight.pairing import rounds
+from hpccoll.preflight.coordinator import split_by_machine
+from hpccoll.preflight.pair_schedule import schedule_pairs
 
 
 @pytest.mark.parametrize("nodes", [*range(2, 34), 100, 101])
 def test_all_pairs_meet_once_in_the_fewest_rounds(nodes):
-    found = rounds(nodes)
+    found = schedule_pairs(nodes)
     assert len(found) == (nodes - 1 if nodes % 2 == 0 else nodes)
     assert sorted(pair for pairs in found for pair in pairs) == list(combinations(range(nodes), 2))
     for pairs in found:
@@ -22,14 +22,14 @@ def test_all_pairs_meet_once_in_the_fewest_rounds(nodes):
 
 @pytest.mark.parametrize("nodes", [0, 1])
 def test_nobody_to_meet(nodes):
-    assert [pair for pairs in rounds(nodes) for pair in pairs] == []
+    assert [pair for pairs in schedule_pairs(nodes) for pair in pairs] == []
 
 
 def test_real_nodes_are_measured_at_once():
-    pairs = rounds(8)[0]
-    assert turns(pairs, [f"kernel {node}" for node in range(8)]) == [pairs]
+    pairs = schedule_pairs(8)[0]
+    assert split_by_machine(pairs, [f"kernel {node}" for node in range(8)]) == [pairs]
 
 
 def test_emulated_nodes_take_turns():
-    assert turns(rounds(4)[0], ["one"] * 4) == [[pair] for pair in rounds(4)[0]]
-    assert turns([(0,), (1,), (2,), (3,)], ["a", "a", "b", "c"]) == [[(0,), (2,), (3,)], [(1,)]]
+    assert split_by_machine(schedule_pairs(4)[0], ["one"] * 4) == [[pair] for pair in schedule_pairs(4)[0]]
+    assert split_by_machine([(0,), (1,), (2,), (3,)], ["a", "a", "b", "c"]) == [[(0,), (2,), (3,)], [(1,)]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.preflight.waiting import SilentError, wait
+from hpccoll.preflight.waiting import MessageTimeoutError, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +25,7 @@ _SHORT, _LONG = 7101, 7102  # tags, that no other message here has
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LinkSample:
     """What one end measured towards the other, in seconds; `broken` says why it could not."""
 
     latency_seconds: float = 0.0
@@ -37,7 +37,7 @@ class Seen:
         return 0.0 if self.broken else nbytes / self.transfer_seconds
 
 
-class Link:
+class LinkBenchmark:
     """This end of the link to `peer`.
 
     Args:
@@ -51,7 +51,7 @@ class Link:
         self._comm, self._peer, self._limit_s, self._kept = comm, peer, limit_s, kept
         self._out, self._in = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
 
-    def measure(self, nbytes: int, failure: type[Exception]) -> Seen:
+    def measure(self, nbytes: int, failure: type[Exception]) -> LinkSample:
         """Measure with messages of `nbytes`; the other end does the same at the same time.
 
         Args:
@@ -65,12 +65,12 @@ class Link:
             self._meet()
             latency = self._in_turn(first, self._ping, self._pong)
             transfer = self._in_turn(first, lambda: self._push(long), lambda: self._pull(long))
-        except SilentError as error:
-            return Seen(broken=str(error))
+        except MessageTimeoutError as error:
+            return LinkSample(broken=str(error))
         except failure as error:
-            return Seen(broken=str(error).partition("\n")[0])
+            return LinkSample(broken=str(error).partition("\n")[0])
         del self._kept[-3:]
-        return Seen(latency, max(transfer - latency, 1e-9))
+        return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _in_turn(self, first: bool, act: Callable[[], float], serve: Callable[[], None]) -> float:
         if first:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpccoll.doctor.files import listed
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.kernel_files import format_list
 
 AREA = "environment"
 _KNOWN_OURS = ("HPCCOLL_DEBUG", "HPCCOLL_SHARED_DIR")
@@ -28,7 +28,7 @@ _NETWORK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class HarmfulVariable:
     """A variable, the values of it that hurt, why, and what to do."""
 
     name: str
@@ -63,55 +63,69 @@ def _ucx_without_shared_memory(value: str) -> bool:
 
 _SLOW_LOCAL = "ranks of one host talk through the network, many times slower"
 _UNSET = "unset {name}"
-RULES = (
-    Rule("OMPI_MCA_btl", _without_self, Severity.PROBLEM, "a rank cannot send to itself", "add self, or unset {name}"),
-    Rule("OMPI_MCA_btl", _without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm (before Open MPI 5: vader)"),
-    Rule("UCX_TLS", _ucx_without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm, or unset {name}"),
-    Rule("MPIR_CVAR_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
-    Rule("MPIR_CVAR_CH4_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
-    Rule(
+HARMFUL_VARIABLES = (
+    HarmfulVariable(
+        "OMPI_MCA_btl", _without_self, Severity.PROBLEM, "a rank cannot send to itself", "add self, or unset {name}"
+    ),
+    HarmfulVariable(
+        "OMPI_MCA_btl", _without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm (before Open MPI 5: vader)"
+    ),
+    HarmfulVariable("UCX_TLS", _ucx_without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm, or unset {name}"),
+    HarmfulVariable("MPIR_CVAR_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
+    HarmfulVariable("MPIR_CVAR_CH4_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
+    HarmfulVariable(
         "I_MPI_FABRICS",
         lambda value: "shm" not in value,
         Severity.WARNING,
         _SLOW_LOCAL,
         "I_MPI_FABRICS=shm:ofi, or unset it",
     ),
-    Rule(
+    HarmfulVariable(
         "I_MPI_PMI_LIBRARY",
         bool,
         Severity.NOTE,
         "meant for srun: under mpirun, every rank becomes a job of its own",
         "unset {name} before mpirun",
     ),
-    Rule("I_MPI_DEBUG", _on, Severity.NOTE, "Intel MPI prints among the output", _UNSET),
-    Rule(
+    HarmfulVariable("I_MPI_DEBUG", _on, Severity.NOTE, "Intel MPI prints among the output", _UNSET),
+    HarmfulVariable(
         "UCX_LOG_LEVEL",
         lambda v: v.lower() not in ("warn", "error", "fatal"),
         Severity.NOTE,
         "UCX prints, and slows",
         _UNSET,
     ),
-    Rule("NCCL_DEBUG", lambda v: v.upper() in ("INFO", "TRACE"), Severity.NOTE, "NCCL prints among the output", _UNSET),
-    Rule("NCCL_P2P_DISABLE", _on, Severity.WARNING, "GPUs of one host talk through host memory", _UNSET),
-    Rule("NCCL_SHM_DISABLE", _on, Severity.WARNING, "NCCL's ranks of one host talk through the network", _UNSET),
-    Rule("NCCL_IB_DISABLE", _on, Severity.WARNING, "NCCL uses TCP between hosts", _UNSET),
-    Rule("CUDA_LAUNCH_BLOCKING", _on, Severity.WARNING, "every kernel is waited for: nothing overlaps", _UNSET),
-    Rule(
+    HarmfulVariable(
+        "NCCL_DEBUG", lambda v: v.upper() in ("INFO", "TRACE"), Severity.NOTE, "NCCL prints among the output", _UNSET
+    ),
+    HarmfulVariable("NCCL_P2P_DISABLE", _on, Severity.WARNING, "GPUs of one host talk through host memory", _UNSET),
+    HarmfulVariable(
+        "NCCL_SHM_DISABLE", _on, Severity.WARNING, "NCCL's ranks of one host talk through the network", _UNSET
+    ),
+    HarmfulVariable("NCCL_IB_DISABLE", _on, Severity.WARNING, "NCCL uses TCP between hosts", _UNSET),
+    HarmfulVariable(
+        "CUDA_LAUNCH_BLOCKING", _on, Severity.WARNING, "every kernel is waited for: nothing overlaps", _UNSET
+    ),
+    HarmfulVariable(
         "CUDA_VISIBLE_DEVICES",
         lambda value: value.strip() in ("", "-1", "NoDevFiles"),
         Severity.WARNING,
         "every GPU is hidden",
         _UNSET,
     ),
-    Rule(
+    HarmfulVariable(
         "PYTORCH_CUDA_ALLOC_CONF",
         lambda value: "cudaMallocAsync" in value or "expandable_segments:True" in value,
         Severity.WARNING,
         "memory of this allocator cannot be exported by CUDA IPC, as MPI and symmetric memory do within a host",
         "unset {name}, or at least backend:cudaMallocAsync and expandable_segments:True in it",
     ),
-    Rule("HPCCOLL_DEBUG", _on, Severity.NOTE, "every collective first compares its arguments across the ranks", _UNSET),
-    Rule("LD_PRELOAD", bool, Severity.NOTE, "a library is loaded before all others, perhaps another MPI", _UNSET),
+    HarmfulVariable(
+        "HPCCOLL_DEBUG", _on, Severity.NOTE, "every collective first compares its arguments across the ranks", _UNSET
+    ),
+    HarmfulVariable(
+        "LD_PRELOAD", bool, Severity.NOTE, "a library is loaded before all others, perhaps another MPI", _UNSET
+    ),
 )
 
 
@@ -126,7 +140,7 @@ def examine(environ: Mapping[str, str], ranks: int, cores: int, own_cores: int, 
         torch: whether torch is installed, whose threads multiply with the ranks.
     """
     found = []
-    for rule in RULES:
+    for rule in HARMFUL_VARIABLES:
         value = environ.get(rule.name)
         if value is not None and rule.hurts(value):
             shown = f"{rule.name}={value[:200]}"
@@ -139,13 +153,13 @@ def examine(environ: Mapping[str, str], ranks: int, cores: int, own_cores: int, 
         if name.startswith("HPCCOLL_") and name not in _KNOWN_OURS and not name.startswith(_OURS_IN_TESTS)
     ]
     if strange:
-        told = f"{listed(strange)}: hpccoll reads no variable of that name"
-        remedy = f"unset it; hpccoll reads {listed(_KNOWN_OURS)}"
+        told = f"{format_list(strange)}: hpccoll reads no variable of that name"
+        remedy = f"unset it; hpccoll reads {format_list(_KNOWN_OURS)}"
         found.append(Finding(AREA, Severity.WARNING, told, "names of variables with HPCCOLL_", remedy))
     return found or [Finding(AREA, Severity.OK, "no variable that is known to hurt", f"looked at {_looked_at()}")]
 
 
-def chosen_network(environ: Mapping[str, str]) -> list[Finding]:
+def check_network_variables(environ: Mapping[str, str]) -> list[Finding]:
     """Return which of the variables that choose a network are set."""
     told = [f"{name}={environ[name][:200]}" for name in _NETWORK if name in environ]
     found = f"set: {', '.join(told)}" if told else "no variable chooses the network: the libraries do"
@@ -166,4 +180,4 @@ def _threads(environ: Mapping[str, str], ranks: int, cores: int, unasked: int) -
 
 
 def _looked_at() -> str:
-    return ", ".join(dict.fromkeys([rule.name for rule in RULES] + ["OMP_NUM_THREADS"]))
+    return ", ".join(dict.fromkeys([rule.name for rule in HARMFUL_VARIABLES] + ["OMP_NUM_THREADS"]))

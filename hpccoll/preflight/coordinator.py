@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpccoll.errors import UsageError
-from hpccoll.preflight import speed
-from hpccoll.preflight.judge import faults
-from hpccoll.preflight.link import Link, Seen
-from hpccoll.preflight.mail import CONDUCTOR, Mail
-from hpccoll.preflight.pairing import Pair, rounds
-from hpccoll.preflight.survey import Survey
-from hpccoll.preflight.waiting import SilentError
+from hpccoll.preflight import node_benchmark
+from hpccoll.preflight.faults import find_faults
+from hpccoll.preflight.link_benchmark import LinkBenchmark, LinkSample
+from hpccoll.preflight.messages import COORDINATOR, ControlChannel
+from hpccoll.preflight.pair_schedule import Pair, schedule_pairs
+from hpccoll.preflight.results import PreflightResults
+from hpccoll.preflight.waiting import MessageTimeoutError
 from hpccoll.units import MiB
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Group = TypeVar("Group", bound=tuple[int, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class MeasurementOptions:
     """How to measure: repetitions, the long message (None: as long as the links suggest), seconds for a message."""
 
     sweeps: int
@@ -47,9 +47,9 @@ class Wishes:
     ranks_as_nodes: bool = False
 
 
-def take_part(comm: MPI.Intracomm, wishes: Wishes, failure: type[Exception]) -> None:
+def run_worker(comm: MPI.Intracomm, wishes: MeasurementOptions, failure: type[Exception]) -> None:
     """Do what the conductor says until it says that it is over. Every rank but the conductor's."""
-    mail = Mail(comm)
+    mail = ControlChannel(comm)
     mail.reply(_facts(comm.rank, wishes.ranks_as_nodes))
     while (order := mail.await_order())["do"] != "end":
         mail.reply(_obey(comm, order, wishes.limit_s, failure, mail.kept))
@@ -70,11 +70,11 @@ def _obey(
     comm: MPI.Intracomm, order: Mapping[str, Any], limit_s: float, failure: type[Exception], kept: list[Any]
 ) -> dict[str, Any]:
     if order["do"] == "pair":
-        return asdict(Link(comm, order["peer"], limit_s, kept).measure(order["nbytes"], failure))
-    return asdict(speed.measure(shared=order["shared"]))
+        return asdict(LinkBenchmark(comm, order["peer"], limit_s, kept).measure(order["nbytes"], failure))
+    return asdict(node_benchmark.measure(shared=order["shared"]))
 
 
-def turns(groups: Sequence[Group], boots: Sequence[str]) -> list[list[Group]]:
+def split_by_machine(groups: Sequence[Group], boots: Sequence[str]) -> list[list[Group]]:
     """Divide what could happen at once into turns, so that no machine is in two groups of a turn.
 
     Args:
@@ -93,18 +93,18 @@ def turns(groups: Sequence[Group], boots: Sequence[str]) -> list[list[Group]]:
     return [turn for _, turn in found]
 
 
-class Conductor:
+class Coordinator:
     """Rank 0: knows the nodes, gives the orders, and collects what they find."""
 
-    def __init__(self, comm: MPI.Intracomm, wishes: Wishes, failure: type[Exception]) -> None:
+    def __init__(self, comm: MPI.Intracomm, wishes: MeasurementOptions, failure: type[Exception]) -> None:
         self._comm, self._wishes, self._failure = comm, wishes, failure
-        self._mail = Mail(comm)
+        self._mail = ControlChannel(comm)
         self._boots: list[str] = []
         self._leaders: list[int] = []  # the rank that stands for each node
         self.survey = self._met()
         self.clean = not self.survey.lost  # nothing is left under way in MPI
 
-    def _met(self) -> Survey:
+    def _met(self) -> PreflightResults:
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._wishes.limit_s
@@ -122,17 +122,17 @@ class Conductor:
                 f"preflight compares nodes, and all {self._comm.size} ranks are on {nodes[0]}; start it on more nodes "
                 "(srun --nodes=4 --ntasks-per-node=1 hpccoll preflight), or try it here with --ranks-as-nodes"
             )
-        return Survey(tuple(nodes), lost=lost)
+        return PreflightResults(tuple(nodes), lost=lost)
 
     def _introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
-        if rank == CONDUCTOR:
+        if rank == COORDINATOR:
             return _facts(rank, self._wishes.ranks_as_nodes)
         try:
             return self._mail.await_reply(rank, limit_s)
-        except (SilentError, self._failure):
+        except (MessageTimeoutError, self._failure):
             return None
 
-    def run(self, advance: Callable[[str], None]) -> Survey:
+    def run(self, advance: Callable[[str], None]) -> PreflightResults:
         """Measure everything; call `advance` after each step of `steps`."""
         self._sweep(self._wishes.nbytes or FEWEST_BYTES, advance)
         self.survey.nbytes = self._wishes.nbytes or self._suitable()
@@ -147,32 +147,32 @@ class Conductor:
         """Measure single links and nodes that would be accused again: bad luck passes, what is slow stays slow."""
         at = self.survey.nodes.index
         for _ in range(RECHECKS):
-            suspects = faults(self.survey, threshold)
+            suspects = find_faults(self.survey, threshold)
             pairs = [(at(each.nodes[0]), at(each.nodes[1])) for each in suspects if each.kind == "slow_link"]
             nodes = [at(each.nodes[0]) for each in suspects if each.kind == "slow_node"]
             if not pairs and not nodes:
                 return
             for _ in range(self._wishes.sweeps):
-                for turn in turns(pairs, self._boots):
+                for turn in split_by_machine(pairs, self._boots):
                     self._measure(turn, self.survey.nbytes)
                 self._speeds(nodes)
 
     @property
     def steps(self) -> int:
         """How many steps `run` has."""
-        return (self._wishes.sweeps + 1) * len(rounds(len(self._leaders))) + self._wishes.sweeps
+        return (self._wishes.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._wishes.sweeps
 
     def end(self) -> None:
         """Let the other ranks go. They may not all hear it where `clean` is false."""
         for rank in range(self._comm.size):
-            if rank != CONDUCTOR:
+            if rank != COORDINATOR:
                 self._mail.order(rank, {"do": "end"})
         if self.clean:
             self._mail.flush(self._wishes.limit_s)
 
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
-        for met in rounds(len(self._leaders)):
-            for pairs in turns(met, self._boots):
+        for met in schedule_pairs(len(self._leaders)):
+            for pairs in split_by_machine(met, self._boots):
                 self._measure([(a, b) for a, b in pairs if not self._failed(a, b)], nbytes)
             advance("pairs")
 
@@ -180,7 +180,7 @@ class Conductor:
         ends = dict([*pairs, *((b, a) for a, b in pairs)])
         orders = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in ends.items()}
         for a, reply in self._told(orders).items():
-            self.survey.links.setdefault((a, ends[a]), []).append(Seen(**reply))
+            self.survey.links.setdefault((a, ends[a]), []).append(LinkSample(**reply))
 
     def _failed(self, a: int, b: int) -> bool:
         seen = self.survey.links.get((a, b), []) + self.survey.links.get((b, a), [])
@@ -189,26 +189,26 @@ class Conductor:
     def _speeds(self, which: Iterable[int]) -> None:
         """Let nodes measure themselves; those that are one machine take turns."""
         nodes = [(node,) for node in which if node not in self.survey.lost]
-        for turn in turns(nodes, self._boots):
+        for turn in split_by_machine(nodes, self._boots):
             shared = {node: self._boots.count(self._boots[node]) > 1 for (node,) in turn}
             orders = {node: {"do": "speed", "shared": shared[node]} for (node,) in turn}
             for node, reply in self._told(orders).items():
-                self.survey.speeds.setdefault(node, []).append(speed.Speed(**reply))
+                self.survey.speeds.setdefault(node, []).append(node_benchmark.NodeSpeed(**reply))
 
     def _told(self, orders: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Give orders by node and return the replies; a node that gives none is lost."""
         replies: dict[int, dict[str, Any]] = {}
         for node, order in orders.items():
-            if self._leaders[node] != CONDUCTOR:
+            if self._leaders[node] != COORDINATOR:
                 self._mail.order(self._leaders[node], order)
         for node, order in sorted(orders.items()):
             limit_s = _STEPS * self._wishes.limit_s
             try:
-                if self._leaders[node] == CONDUCTOR:
+                if self._leaders[node] == COORDINATOR:
                     replies[node] = _obey(self._comm, order, self._wishes.limit_s, self._failure, self._mail.kept)
                 else:
                     replies[node] = self._mail.await_reply(self._leaders[node], limit_s)
-            except (SilentError, self._failure) as error:
+            except (MessageTimeoutError, self._failure) as error:
                 self.survey.lost[node] = f"{self.survey.nodes[node]} did not reply to rank 0: {error}"
         self.clean = self.clean and not self.survey.lost and not any(each.get("broken") for each in replies.values())
         return replies

@@ -9,7 +9,7 @@ from __future__ import annotations
 Pair = tuple[int, int]
 
 
-def rounds(nodes: int) -> list[list[Pair]]:
+def schedule_pairs(nodes: int) -> list[list[Pair]]:
     """Return the rounds of `nodes` nodes, each a list of pairs (lower, higher); together each pair exactly once."""
     seats = nodes + nodes % 2  # with an odd number, whoever is to meet the empty seat sits out
     found = []

@@ -21,7 +21,7 @@ _GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """How a command ended.
 
     `here` is false where there is no such command, `how` is a clause such as `crashed by SIGSEGV`.
@@ -51,9 +51,9 @@ class Answer:
         return found if isinstance(found, dict) else None
 
 
-def ask(
+def run_command(
     words: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None, shown: str | None = None
-) -> Answer:
+) -> CommandResult:
     """Run a command and return how it ended; it never raises and never takes much longer than `limit_s`.
 
     Args:
@@ -72,9 +72,9 @@ def ask(
                 list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
             )
         except FileNotFoundError:
-            return Answer(command, False, False, "is not here")
+            return CommandResult(command, False, False, "is not here")
         except OSError as error:
-            return Answer(command, False, True, f"could not be started ({error.strerror})")
+            return CommandResult(command, False, True, f"could not be started ({error.strerror})")
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -82,18 +82,18 @@ def ask(
         finally:
             _end(process)
         texts = [_read(stream) for stream in (out, err)]
-    return Answer(command, status == 0, True, _how(status, limit_s), *texts)
+    return CommandResult(command, status == 0, True, _how(status, limit_s), *texts)
 
 
-def ask_python(
+def run_python(
     arguments: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None, shown: str | None = None
-) -> Answer:
-    """Run this Python with `arguments` (such as `-m`, a module) as `ask` does."""
-    return ask([sys.executable, *arguments], limit_s, environ, shown or shlex.join(["python", *arguments]))
+) -> CommandResult:
+    """Run this Python with `arguments` (such as `-m`, a module) as `run_command` does."""
+    return run_command([sys.executable, *arguments], limit_s, environ, shown or shlex.join(["python", *arguments]))
 
 
 @contextmanager
-def mpi_environment() -> Iterator[dict[str, str]]:
+def standalone_mpi_environment() -> Iterator[dict[str, str]]:
     """Give the environment for a process that starts MPI as a job of its own, and leaves nothing behind.
 
     Open MPI puts its shared memory into /dev/shm and leaves it there when it is started without mpirun, or killed; for

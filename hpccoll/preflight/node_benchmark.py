@@ -29,7 +29,7 @@ _WAITED = Path("/proc/thread-self/schedstat")
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class NodeSpeed:
     """What a node did in one slice of each kind: bytes copied a second, and sines a second, over its cores."""
 
     copy_bytes_per_s: float
@@ -41,7 +41,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def measure(*, shared: bool) -> Speed:
+def measure(*, shared: bool) -> NodeSpeed:
     """Keep all cores busy for a slice of each kind.
 
     Args:
@@ -52,7 +52,7 @@ def measure(*, shared: bool) -> Speed:
         rates = [
             sum(pool.map(lambda _, kind=kind: _slice(kind(), shared), range(threads))) for kind in (_copy, _compute)
         ]
-    return Speed(*rates)
+    return NodeSpeed(*rates)
 
 
 def _slice(work: Callable[[], float], shared: bool) -> float:

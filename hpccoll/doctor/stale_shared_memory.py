@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hpccoll.doctor.files import text
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.numa import inside_pid_namespace
+from hpccoll.doctor.kernel_files import text
+from hpccoll.doctor.numa import is_inside_pid_namespace
 from hpccoll.units import format_size
 
 AREA = "shared memory"
@@ -41,7 +41,7 @@ _MOST_NAMED = 1000  # a command line takes many times as many
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class SharedMemoryFile:
     """A file in /dev/shm that looks like a library's; `held` where a process has it mapped or open."""
 
     path: Path
@@ -53,9 +53,9 @@ class Leftover:
     held: bool
 
 
-def leftover_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
+def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     """Return findings on the files that MPI, UCX, NCCL and torch make in `directory` and nobody uses any more."""
-    seen = list(candidates(directory, root))
+    seen = list(list_library_files(directory, root))
     held = [each for each in seen if each.held]
     idle = [each for each in seen if not each.held]
     mine, others = [each for each in idle if each.mine], [each for each in idle if not each.mine]
@@ -75,7 +75,7 @@ def leftover_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     return found
 
 
-def _idle(mine: list[Leftover], directory: Path) -> Finding:
+def _idle(mine: list[SharedMemoryFile], directory: Path) -> Finding:
     size = format_size(sum(each.nbytes for each in mine))
     makers = ", ".join(sorted({each.maker for each in mine}))
     files = "1 file" if len(mine) == 1 else f"{len(mine)} files"
@@ -83,12 +83,12 @@ def _idle(mine: list[Leftover], directory: Path) -> Finding:
     remedy = "rm -- " + " ".join(shlex.quote(str(each.path)) for each in mine[:_MOST_NAMED])
     if len(mine) > _MOST_NAMED:
         remedy += f"  (and {len(mine) - _MOST_NAMED} more: run hpccoll doctor again)"
-    if inside_pid_namespace():
+    if is_inside_pid_namespace():
         remedy += "  (first see that no job in another container shares this /dev/shm: its processes are not seen here)"
     return Finding(AREA, Severity.WARNING, found, _named(mine), remedy)
 
 
-def _named(files: list[Leftover]) -> str:
+def _named(files: list[SharedMemoryFile]) -> str:
     told = [
         f"{each.path} ({each.owner}, {format_size(each.nbytes)}, {_age(each.age_s)} old)"
         for each in files[:_MOST_NAMED]
@@ -103,7 +103,7 @@ def _age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} seconds"
 
 
-def candidates(directory: Path, root: Path = Path("/")) -> Iterator[Leftover]:
+def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
     """Yield the files in `directory` with the names that MPI libraries and their like give.
 
     The names are taken first and the processes read after: a file that a starting job makes in between is not listed,
@@ -114,7 +114,7 @@ def candidates(directory: Path, root: Path = Path("/")) -> Iterator[Leftover]:
     except OSError:
         return
     makers = {name: maker for name in names for pattern, maker in _MAKERS.items() if fnmatch(name, pattern)}
-    used = files_in_use(root) if makers else set()
+    used = list_files_in_use(root) if makers else set()
     for name, maker in makers.items():
         path = directory / name
         try:
@@ -125,10 +125,10 @@ def candidates(directory: Path, root: Path = Path("/")) -> Iterator[Leftover]:
             continue
         seen = told.st_uid == os.getuid() or os.getuid() == 0  # of other people's processes the maps are closed to us
         held = (os.major(told.st_dev), os.minor(told.st_dev), told.st_ino) in used
-        yield Leftover(path, maker, _user(told.st_uid), seen, told.st_size, time.time() - told.st_mtime, held)
+        yield SharedMemoryFile(path, maker, _user(told.st_uid), seen, told.st_size, time.time() - told.st_mtime, held)
 
 
-def files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
+def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
     """Return device (major, minor) and inode of each file that a process has mapped or open, as far as we may look."""
     found: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
@@ -150,7 +150,7 @@ def files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
     return found
 
 
-def leftover_segments(root: Path = Path("/")) -> list[Finding]:
+def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
     """Return a finding on our System V segments that no process has attached: UCX and others make such, too."""
     rows = [line.split() for line in (text(root / "proc/sysvipc/shm") or "").splitlines()]
     if len(rows) < 2:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1024
 _ORDER, _REPLY = 7103, 7104
-CONDUCTOR = 0
+COORDINATOR = 0
 
 
-class Mail:
+class ControlChannel:
     """Orders from the conductor, and replies to it.
 
     Collectives would cross links that nobody chose, and one that is broken would hang them all: this is a star.
@@ -35,19 +35,19 @@ class Mail:
 
     def reply(self, what: dict[str, Any]) -> None:
         """Tell the conductor."""
-        self._post(CONDUCTOR, _REPLY, what)
+        self._post(COORDINATOR, _REPLY, what)
 
     def await_order(self) -> dict[str, Any]:
         """Return the conductor's next order, whenever it comes."""
         letter = _empty()
-        rest(self._comm.Irecv(letter, CONDUCTOR, _ORDER))
+        rest(self._comm.Irecv(letter, COORDINATOR, _ORDER))
         return _read(letter)
 
     def await_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
         """Return what a rank says.
 
         Raises:
-            SilentError: nothing came within `limit_s` seconds.
+            MessageTimeoutError: nothing came within `limit_s` seconds.
         """
         letter = _empty()
         coming = self._comm.Irecv(letter, rank, _REPLY)
@@ -68,7 +68,7 @@ class Mail:
         """Wait until all that was told has been heard.
 
         Raises:
-            SilentError: somebody does not listen.
+            MessageTimeoutError: somebody does not listen.
         """
         wait([request for _, request in self._posted], limit_s)
 

@@ -42,7 +42,7 @@ def ranges(numbers_: Sequence[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def listed(items: Sequence[object], most: int = 8) -> str:
+def format_list(items: Sequence[object], most: int = 8) -> str:
     """Return items as a list for people, cut after `most` of them."""
     shown = ", ".join(str(item) for item in items[:most])
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
