@@ -115,7 +115,9 @@ def devices(answer: CommandResult) -> list[Finding]:
     ]
     mig = [row[0] for row in rows if row[3].lower() == "enabled"]
     if mig:
-        said = f"MIG is on (GPU {format_list(mig)}): its instances share neither P2P nor CUDA IPC, and NCCL takes one a process"
+        said = (
+            f"MIG is on (GPU {format_list(mig)}): no P2P or CUDA IPC between instances, and NCCL uses one per process"
+        )
         remedy = "ask for whole GPUs; or, as root with the GPU idle, nvidia-smi -mig 0"
         found.append(Finding(AREA, Severity.WARNING, said, f"mig.mode.current: {rows[0][3]}", remedy))
     if any(row[5].lower() == "disabled" for row in rows):
