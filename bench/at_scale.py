@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpccoll.algorithms import Algorithm, chain, describe, double_tree, named
+from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.plan.groups import Groups, across, grouped
 from hpccoll.plan.operation import Operation
@@ -74,10 +74,10 @@ CASES = (
 def contenders() -> dict[str, Algorithm]:
     """Return the plans of the comparison by what they are called in it."""
     return {
-        "ring": named(Operation.ALL_REDUCE, "ring"),
+        "ring": get_algorithm(Operation.ALL_REDUCE, "ring"),
         "2D ring": hierarchical("ring", "ring"),
-        "double tree, flat": named(Operation.ALL_REDUCE, "double_tree"),
-        "tree as NCCL's": describe(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
+        "double tree, flat": get_algorithm(Operation.ALL_REDUCE, "double_tree"),
+        "tree as NCCL's": make_algorithm(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
     }
 
 
@@ -177,9 +177,9 @@ def draw_maps(folder: Path, machine: str) -> None:
     """Draw which of the rule's three algorithms, and which of all, is fastest on a machine."""
     described, most = machine_named(machine), MACHINES[machine]
     counts = rank_counts(most, described)
-    rule = [named(Operation.ALL_REDUCE, name) for name in CONTENDERS]
+    rule = [get_algorithm(Operation.ALL_REDUCE, name) for name in CONTENDERS]
     more = ("recursive_doubling", "rabenseifner", "swing", "hierarchical", "two_shot")
-    every = [*rule, *(named(Operation.ALL_REDUCE, name) for name in more)]
+    every = [*rule, *(get_algorithm(Operation.ALL_REDUCE, name) for name in more)]
     sizes = [8 * 4**k for k in range(14)]
     for kind, algorithms, marks in (("rule", rule, (32, 512)), ("all", every, ())):
         winners = compete(algorithms, described, counts, sizes)

@@ -20,7 +20,7 @@ from compare import Bench, Case, Side
 from script import Result, main
 
 from hpccoll import peers
-from hpccoll.algorithms.registry import names
+from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.engines import other, own
 from hpccoll.measure.memory import SharedModule, buffers_in
@@ -64,7 +64,7 @@ def contest(
         Task(Operation.ALL_REDUCE, count, dtype_named("float32"), "sum", 0, True, comm.rank, comm.size), module
     )
     ready = [("auto", own(bench.own, workload, "auto")), (AGAIN, own(bench.own, workload, "auto"))]
-    for name in names(Operation.ALL_REDUCE):
+    for name in list_algorithm_names(Operation.ALL_REDUCE):
         try:
             ready.append((name, own(bench.own, workload, name)))
         except UsageError:  # in shared memory, and the ranks are on several nodes

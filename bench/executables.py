@@ -21,7 +21,7 @@ from compare import Bench, Case, Floats, Must, Side, all_reduce_check, summary_o
 from mpi4py import MPI
 from script import Result, main
 
-from hpccoll.algorithms.registry import describe, named
+from hpccoll.algorithms.registry import get_algorithm, make_algorithm
 from hpccoll.algorithms.ring import all_gather
 from hpccoll.measure.record import SCHEMA
 from hpccoll.plan.operation import Operation
@@ -140,10 +140,10 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
     rank, ranks = bench.comm.rank, bench.comm.size
     x = np.zeros(count, np.float32)
     lowered, bound = [], []
-    program = lower(named(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+    program = lower(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
     for _ in range(BINDINGS):
         begin = time.perf_counter()
-        lower(named(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+        lower(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
         lowered.append(time.perf_counter() - begin)
     for _ in range(BINDINGS + 1):
         begin = time.perf_counter()
@@ -222,7 +222,7 @@ def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
     def sendrecv() -> None:
         comm.Sendrecv(specs[0], to, 7, specs[1], frm, 7)
 
-    algorithm = describe(Operation.ALL_GATHER, "repeated", repeated_gather, None)
+    algorithm = make_algorithm(Operation.ALL_GATHER, "repeated", repeated_gather, None)
     whole = np.zeros((n, 2), np.float32)
     executable = bench.own.prepare(Operation.ALL_GATHER, whole[comm.rank], out=whole, algorithm=algorithm)
     exchanges = len(repeated_gather(np.array([comm.rank]), n))

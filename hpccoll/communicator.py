@@ -13,7 +13,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from hpccoll.algorithms.registry import Algorithm, named
+from hpccoll.algorithms.registry import Algorithm, get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job
@@ -269,7 +269,7 @@ class Communicator:
             raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
         chosen = algorithm if isinstance(algorithm, Algorithm) else None
         if isinstance(algorithm, str) and algorithm not in ("auto", LIBRARY):
-            chosen = named(operation, algorithm)
+            chosen = get_algorithm(operation, algorithm)
         if chosen is not None and chosen.operation is not operation:
             raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
         shaped = shape(operation, x, out, self.rank, self.size, root)

@@ -20,7 +20,7 @@ import numpy as np
 
 from hpccoll.algorithms import pairwise
 from hpccoll.algorithms.hierarchical_shared import acting, around, fences
-from hpccoll.algorithms.registry import algorithm, named
+from hpccoll.algorithms.registry import algorithm, get_algorithm
 from hpccoll.plan.groups import Groups, across
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
@@ -66,7 +66,7 @@ class _Columns:
 
     def crossing(self, operation: Operation, inter: str) -> Rounds:
         """Return the plan across nodes, whose block h is that of the rank in group h."""
-        rounds = across(named(operation, inter).make, self.groups, self.rank, self.size)
+        rounds = across(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def column(region: Region) -> Region:
             return Picks(int(np.max(region.size)), lambda: self.at(region.ids(len(self.rank)), self.slot[:, None]))
@@ -81,7 +81,7 @@ class _Columns:
 
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
     groups = even(n, nodes)
-    size, level = groups.sizes[0], named(operation, inter).plan(len(groups.sizes)).cost
+    size, level = groups.sizes[0], get_algorithm(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (level.steps, level.mean, level.most) if level else (0, Fraction(0), Fraction(0))
     return Cost(min(size - 1, 1) + steps, (size - 1 + mean) / size, (size - 1 + most) / size)
 
@@ -98,7 +98,7 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
 
 
-@algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, shared=True)
+@algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Columns are reduced in each node's shared memory, then along a ring of nodes."""
     return _reduce_scatter(rank, n, nodes, "ring")
@@ -109,7 +109,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "bruck")
 
 
-@algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, shared=True)
+@algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Columns are reduced in each node's shared memory, then across nodes in the fewest rounds."""
     return _reduce_scatter(rank, n, nodes, "bruck")
@@ -130,7 +130,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.ALL_GATHER, "ring")
 
 
-@algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, shared=True)
+@algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Columns go around a ring of nodes, then every rank loads those of its neighbours."""
     return _all_gather(rank, n, nodes, "ring")
@@ -141,7 +141,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.ALL_GATHER, "bruck")
 
 
-@algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, shared=True)
+@algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Columns are gathered across nodes in the fewest rounds, then every rank loads those of its neighbours."""
     return _all_gather(rank, n, nodes, "bruck")
@@ -155,7 +155,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
     return Cost(across_nodes + within, mean, max(Fraction(across_nodes, n), Fraction(within, size)))
 
 
-@algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, shared=True)
+@algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Every block goes straight to its slot on the root's node, whose ranks store what they got to the root."""
     columns = _Columns(rank, n, nodes)
@@ -185,7 +185,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
 
 
-@algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, shared=True)
+@algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """The gather backwards: the root's node loads a column each, and sends every block straight to its node."""
     return gather(rank, n, root, nodes).reversed()
@@ -198,7 +198,7 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
     return Cost((size > 1) + n // size - 1, moved, moved)
 
 
-@algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, shared=True)
+@algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Every rank loads its column's blocks from its node, and sends each other node's as one message."""
     columns = _Columns(rank, n, nodes)

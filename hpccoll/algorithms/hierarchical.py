@@ -21,7 +21,7 @@ import numpy as np
 
 from hpccoll.algorithms import binomial, dissemination
 from hpccoll.algorithms.bits import ceil_log2
-from hpccoll.algorithms.registry import Algorithm, algorithm, named
+from hpccoll.algorithms.registry import Algorithm, algorithm, get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.groups import Groups, across, grouped
 from hpccoll.plan.operation import Operation
@@ -49,7 +49,7 @@ def _two_levels(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorit
 
 
 def _made(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
-    return level.make(rank, n, chunks=chunks) if "chunks" in level.takes else level.make(rank, n)
+    return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
 
 def _stated(level: Algorithm, n: int, chunks: int) -> Cost:
@@ -110,7 +110,7 @@ def hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
     Raises:
         UnknownNameError: lists the names that there are.
     """
-    return composed(named(Operation.REDUCE_SCATTER, intra), named(Operation.ALL_REDUCE, inter))
+    return composed(get_algorithm(Operation.REDUCE_SCATTER, intra), get_algorithm(Operation.ALL_REDUCE, inter))
 
 
 def composed(intra: Algorithm, inter: Algorithm) -> Algorithm:
@@ -130,14 +130,14 @@ def composed(intra: Algorithm, inter: Algorithm) -> Algorithm:
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:
         return _period(n, nodes or Groups((n,)), inter, chunks)
 
-    takes = frozenset({"nodes"}) | ((intra.takes | inter.takes) & {"chunks"})
+    parameters = frozenset({"nodes"}) | ((intra.parameters | inter.parameters) & {"chunks"})
     stated = cost if intra.cost is not None and inter.cost is not None else None
-    name, shared = f"hierarchical({intra.name},{inter.name})", intra.shared or inter.shared
-    return Algorithm(Operation.ALL_REDUCE, name, make, stated, takes, period, shared)
+    name, shared = f"hierarchical({intra.name},{inter.name})", intra.uses_shared_memory or inter.uses_shared_memory
+    return Algorithm(Operation.ALL_REDUCE, name, make, stated, parameters, period, shared)
 
 
 def _levels() -> tuple[Algorithm, Algorithm]:
-    return named(Operation.REDUCE_SCATTER, "ring"), named(Operation.ALL_REDUCE, "double_tree")
+    return get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_REDUCE, "double_tree")
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:

@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
-from hpccoll.algorithms.registry import algorithm, named
+from hpccoll.algorithms.registry import algorithm, get_algorithm
 from hpccoll.plan.groups import Groups, across
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
@@ -88,7 +88,7 @@ class _Slices:
 def _sent(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
     """Return what each node sends in the plan across nodes, for one slice, as fractions of it."""
     rank, sent = np.arange(nodes), np.zeros(nodes, np.int64)
-    rounds = named(operation, inter).plan(nodes, root).make(rank)
+    rounds = get_algorithm(operation, inter).plan(nodes, root).make(rank)
     for steps in rounds:
         for step in steps:
             if isinstance(step, Move):
@@ -100,7 +100,7 @@ def _crossing(operation: Operation, inter: str, groups: Groups, root: int = 0) -
     """Return the steps across nodes, and in slices what all of them send and the most that an owner moves."""
     nodes = len(groups.sizes)
     sent = _sent(operation, inter, nodes, root)
-    stated = named(operation, inter).plan(nodes, root).cost
+    stated = get_algorithm(operation, inter).plan(nodes, root).cost
     busiest = max(size - 1 + each for size, each in zip(groups.sizes, sent, strict=True))
     return stated.steps if stated else 0, sum(sent, Fraction(0)), Fraction(busiest)
 
@@ -120,7 +120,7 @@ def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    slices = _Slices(rank, groups, named(Operation.ALL_REDUCE, inter).make)
+    slices = _Slices(rank, groups, get_algorithm(Operation.ALL_REDUCE, inter).make_rounds)
     return slices.fence() + slices.reduced() + slices.crossing + slices.stored() + slices.fence()
 
 
@@ -135,7 +135,7 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _all_reduce_cost(n, nodes or Groups((n,)), "ring")
 
 
-@algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, shared=True)
+@algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, uses_shared_memory=True)
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Slices are reduced in each node's shared memory, go around a ring of nodes, and are stored to each node."""
     return _all_reduce(rank, nodes or Groups((n,)), "ring")
@@ -146,7 +146,7 @@ def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _all_reduce_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 
-@algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, shared=True)
+@algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Slices are reduced in each node's shared memory, all-reduced by recursive doubling, and stored to each node."""
     return _all_reduce(rank, nodes or Groups((n,)), "recursive_doubling")
@@ -164,7 +164,7 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     home, _ = _home(groups, root)
-    made = named(Operation.BROADCAST, inter).plan
+    made = get_algorithm(Operation.BROADCAST, inter).plan
     slices = _Slices(rank, groups, lambda node, nodes: made(nodes, home).make(node))
 
     def loads() -> list[Step]:
@@ -180,7 +180,7 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
-@algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, shared=True)
+@algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True)
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """The root's node loads a slice each, slices pass along a chain of nodes, and are stored to each node."""
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
@@ -191,7 +191,7 @@ def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     return _broadcast_cost(n, nodes or Groups((n,)), root, "tree")
 
 
-@algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, shared=True)
+@algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """The root's node loads a slice each, slices go down a binomial tree of nodes, and are stored to each node."""
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
@@ -208,7 +208,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     home, _ = _home(groups, root)
-    made = named(Operation.REDUCE, inter).plan
+    made = get_algorithm(Operation.REDUCE, inter).plan
     slices = _Slices(rank, groups, lambda node, nodes: made(nodes, home).make(node))
 
     def stores() -> list[Step]:
@@ -224,7 +224,7 @@ def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
-@algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, shared=True)
+@algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True)
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Slices are reduced in each node's shared memory and along a chain of nodes, and stored to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
@@ -235,7 +235,7 @@ def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 
-@algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, shared=True)
+@algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, uses_shared_memory=True)
 def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Slices are reduced in each node's shared memory and up a binomial tree of nodes, and stored to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
@@ -246,10 +246,12 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
     return Cost(ceil_log2(len((nodes or Groups((n,))).sizes)), Fraction(0), Fraction(0))
 
 
-@algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, shared=True)
+@algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Each node meets in shared memory, one rank of each spreads the news among nodes, and each node meets again."""
     groups = nodes or Groups((n,))
-    news = across(named(Operation.BARRIER, "dissemination").make, groups, rank, 1).regions(lambda _: SIGNAL, 0)
+    news = across(get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1).regions(
+        lambda _: SIGNAL, 0
+    )
     fence = fences(groups, rank, 0)
     return fence + news + fence if len(groups.sizes) > 1 else fence

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from hpccoll.algorithms.registry import Algorithm, algorithm, registered
+from hpccoll.algorithms.registry import Algorithm, algorithm, list_algorithms
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
@@ -33,17 +33,17 @@ _CHUNKS = (1, 2, 8)  # in which a pipelined algorithm is tried
 _PREFIX = "hpccoll own "  # of the names of loaded modules: a space keeps them apart from any that can be imported
 
 
-def is_reference(text: str) -> bool:
+def is_file_reference(text: str) -> bool:
     """Whether `text` names a function in a file rather than an algorithm."""
     return text.endswith(".py") or ".py:" in text
 
 
-def is_own(each: Algorithm) -> bool:
+def is_user_defined(each: Algorithm) -> bool:
     """Whether the algorithm was loaded from a user's file."""
-    return each.make.__module__.startswith(_PREFIX)
+    return each.make_rounds.__module__.startswith(_PREFIX)
 
 
-def load(reference: str) -> Algorithm:
+def load_algorithm(reference: str) -> Algorithm:
     """Return the algorithm that `FILE.py:FUNCTION` names, registered under its name but not yet proven.
 
     Raises:
@@ -53,27 +53,27 @@ def load(reference: str) -> Algorithm:
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UsageError(f"{reference}: name a function in the file, as in {reference.rstrip(':')}:my_all_reduce")
-    known = {each.full_name: each for each in registered() if not is_own(each)}
+    known = {each.full_name: each for each in list_algorithms() if not is_user_defined(each)}
     module = _imported(path)
     make = getattr(module, name, None)
     if not inspect.isfunction(make):
         functions = [key for key, value in vars(module).items() if _defined(value, module)]
         there = f"it has {', '.join(functions)}" if functions else "it has none"
         raise UsageError(f"{path} has no function {name!r}; {there}")
-    for each in registered():
-        if is_own(each) and each.full_name in known:
+    for each in list_algorithms():
+        if is_user_defined(each) and each.full_name in known:
             raise UsageError(f"{path} names an algorithm {each.full_name}, which is built in; give it another name")
-    decorated = [each for each in registered() if each.make is make]
+    decorated = [each for each in list_algorithms() if each.make_rounds is make]
     if not decorated:
         algorithm(_operation(path, name), name)(make)
-    return next(each for each in registered() if each.make is make)
+    return next(each for each in list_algorithms() if each.make_rounds is make)
 
 
 def _defined(value: object, module: ModuleType) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
-def adopt(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
+def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
     """Return `names` with each `FILE.py:FUNCTION` replaced by the name of its algorithm, proven and registered.
 
     Args:
@@ -87,13 +87,13 @@ def adopt(names: Sequence[str], operations: Sequence[Operation], ranks: int, roo
     """
     adopted = []
     for name in names:
-        if is_reference(name):
-            own = load(name)
+        if is_file_reference(name):
+            own = load_algorithm(name)
             if own.operation not in operations:
                 asked = ", ".join(operation.value for operation in operations)
                 raise UsageError(f"{name} is an algorithm for {own.operation.value}, and not for {asked}; name that OP")
-            for chunks in _CHUNKS if "chunks" in own.takes else (1,):
-                prove(own, ranks, root if "root" in own.takes else 0, chunks)
+            for chunks in _CHUNKS if "chunks" in own.parameters else (1,):
+                prove_algorithm(own, ranks, root if "root" in own.parameters else 0, chunks)
             name = own.name  # noqa: PLW2901 - from here on it is known by that name
         adopted.append(name)
     return tuple(adopted)
@@ -132,7 +132,7 @@ def _operation(path: str, name: str) -> Operation:
     return max(found, key=lambda operation: len(operation.value))
 
 
-def prove(
+def prove_algorithm(
     each: Algorithm,
     ranks: int,
     root: int = 0,
@@ -147,11 +147,11 @@ def prove(
     """
     with _told(f"{each.full_name} on {ranks} ranks"):
         plan = each.plan(ranks, root, chunks, nodes)
-        if is_own(each):
+        if is_user_defined(each):
             _prove_returned(each, plan)
         proof = check(plan, counts)
-        if is_own(each):
-            prove_columns(plan)
+        if is_user_defined(each):
+            prove_single_rank_columns(plan)
     return proof
 
 
@@ -163,11 +163,11 @@ def _prove_returned(each: Algorithm, plan: Plan) -> None:
         where, steps = f"{each.full_name} on {plan.ranks} ranks, round {t}", rounds.at(t)
         if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
             raise PlanError(f"{where}: at({t}) must return a list of Move, or of Load and Store, or of Fence")
-        if not each.shared and not all(isinstance(step, Move) for step in steps):
-            raise PlanError(f"{where} holds loads, stores or fences; say @algorithm(..., shared=True)")
+        if not each.uses_shared_memory and not all(isinstance(step, Move) for step in steps):
+            raise PlanError(f"{where} holds loads, stores or fences; say @algorithm(..., uses_shared_memory=True)")
 
 
-def prove_columns(plan: Plan) -> None:
+def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError where one rank alone is told otherwise than among all: a rank is always an array.
 
     Cost: `ranks` times the moves of the plan.
@@ -209,7 +209,7 @@ def _at(value: Ints, at: int, ranks: int) -> int:
     return int(np.broadcast_to(np.asarray(value), (ranks,))[at])
 
 
-def where(error: BaseException) -> str:
+def format_user_location(error: BaseException) -> str:
     """Return ` (FILE, line N, in FUNCTION)` where a user's file raised or called what did; nothing elsewhere."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
@@ -227,4 +227,4 @@ def _told(what: str) -> Iterator[None]:
     except HpccollError:
         raise
     except (Exception, SystemExit) as error:
-        raise PlanError(f"{what} raised {type(error).__name__}: {error}{where(error)}") from error
+        raise PlanError(f"{what} raised {type(error).__name__}: {error}{format_user_location(error)}") from error

@@ -21,21 +21,27 @@ Period = int | Callable[..., int] | None
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A named way to carry out an operation: `make(rank, n, ...)` writes its rounds, `cost(n, ...)` states its cost.
+    """A named way to carry out an operation.
 
-    `cost` is None where nothing is stated. `takes` holds what else both need: `root`; `chunks` where the message is cut
-    up and pipelined; `nodes` (as `Groups`) where it matters which ranks share a node. `period` (a number, or a function
-    of what `cost` takes) states after how many ranks all do the same again, so that a few can stand for all in a
-    simulation; None where they never do. `shared` says that its rounds hold loads, stores or fences.
+    Attributes:
+        operation: the collective operation that the plans achieve.
+        name: the algorithm's name within the operation.
+        make_rounds: (rank, n, ...) -> Rounds, which writes the steps of the given ranks.
+        cost: (n, ...) -> Cost, the stated cost; None where nothing is stated.
+        parameters: the further arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
+            plan depends on which ranks share a node.
+        period: rank r + period does what rank r does (a number, or a function of the arguments of `cost`), so that a
+            simulation needs a few ranks only; None where no such symmetry exists.
+        uses_shared_memory: whether the rounds hold loads, stores or fences.
     """
 
     operation: Operation
     name: str
-    make: Make
+    make_rounds: Make
     cost: Callable[..., Cost] | None
-    takes: frozenset[str]
+    parameters: frozenset[str]
     period: Period = None
-    shared: bool = False
+    uses_shared_memory: bool = False
 
     @property
     def full_name(self) -> str:
@@ -43,14 +49,14 @@ class Algorithm:
         return f"{self.operation.value}/{self.name}"
 
     @property
-    def mixed(self) -> bool:
+    def is_hybrid(self) -> bool:
         """Whether it loads and stores within nodes and sends messages between them."""
-        return self.shared and "nodes" in self.takes
+        return self.uses_shared_memory and "nodes" in self.parameters
 
     @property
     def summary(self) -> str:
         """The first sentence of the algorithm's docstring."""
-        return (inspect.getdoc(self.make) or "").split("\n", 1)[0]
+        return (inspect.getdoc(self.make_rounds) or "").split("\n", 1)[0]
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
         """Return the plan on `ranks` ranks; what the algorithm does not take does not count.
@@ -70,7 +76,7 @@ class Algorithm:
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
         could = {"root": root, "chunks": chunks, "nodes": Groups.of(ranks, nodes)}
-        given: dict[str, Any] = {name: value for name, value in could.items() if name in self.takes}
+        given: dict[str, Any] = {name: value for name, value in could.items() if name in self.parameters}
 
         def stated(of: Callable[..., Stated]) -> Stated:
             asked = inspect.signature(of).parameters
@@ -81,7 +87,7 @@ class Algorithm:
             self.name,
             ranks,
             root if self.operation.rooted else 0,
-            lambda rank: self.make(rank, ranks, **given),
+            lambda rank: self.make_rounds(rank, ranks, **given),
             stated(self.cost) if self.cost is not None else None,
             stated(self.period) if callable(self.period) else self.period,
         )
@@ -96,7 +102,7 @@ def algorithm(
     cost: Callable[..., Cost] | None = None,
     period: Period = None,
     *,
-    shared: bool = False,
+    uses_shared_memory: bool = False,
 ) -> Callable[[Make], Make]:
     """Register the decorated function as `operation/name`.
 
@@ -105,44 +111,46 @@ def algorithm(
         name: the field's standard name.
         cost: (n) or (n, chunks) -> Cost, what `check` must find; None where nothing is stated (a user's own).
         period: after how many ranks all do the same again; `simulate` holds a sample of ranks against it.
-        shared: whether its rounds hold loads, stores or fences.
+        uses_shared_memory: whether its rounds hold loads, stores or fences.
     """
 
     def register(make: Make) -> Make:
-        _REGISTERED[operation, name] = describe(operation, name, make, cost, period, shared=shared)
+        _REGISTERED[operation, name] = make_algorithm(
+            operation, name, make, cost, period, uses_shared_memory=uses_shared_memory
+        )
         return make
 
     return register
 
 
-def describe(
+def make_algorithm(
     operation: Operation,
     name: str,
     make: Make,
     cost: Callable[..., Cost] | None,
     period: Period = None,
     *,
-    shared: bool = False,
+    uses_shared_memory: bool = False,
 ) -> Algorithm:
     """Return an algorithm that is not registered (a user's own, a variant in a test)."""
-    takes = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
-    return Algorithm(operation, name, make, cost, takes, period, shared)
+    parameters = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
+    return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
-def registered() -> list[Algorithm]:
+def list_algorithms() -> list[Algorithm]:
     """Return all algorithms, by operation and name."""
     return [_REGISTERED[key] for key in sorted(_REGISTERED, key=lambda key: (key[0].value, key[1]))]
 
 
 @cache
-def named(operation: Operation, name: str) -> Algorithm:
+def get_algorithm(operation: Operation, name: str) -> Algorithm:
     """Return the algorithm, or raise UnknownNameError that lists the operation's."""
     found = _REGISTERED.get((operation, name))
     if found is None:
-        raise UnknownNameError(f"algorithm for {operation.value}", name, names(operation))
+        raise UnknownNameError(f"algorithm for {operation.value}", name, list_algorithm_names(operation))
     return found
 
 
-def names(operation: Operation) -> list[str]:
+def list_algorithm_names(operation: Operation) -> list[str]:
     """Return the names of an operation's algorithms."""
     return [known for of, known in sorted(_REGISTERED, key=str) if of is operation]

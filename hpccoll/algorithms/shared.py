@@ -56,7 +56,7 @@ def one_shot_cost(n: int) -> Cost:
     return Cost(_steps(n, 1), Fraction(n - 1), Fraction(n - 1))
 
 
-@algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, shared=True)
+@algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
     """Every rank reduces the vectors of all ranks in rank order, straight from their memory."""
     whole = Span(0, 1, 1)
@@ -72,7 +72,7 @@ def two_shot_cost(n: int) -> Cost:
     return Cost(_steps(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
-@algorithm(Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, shared=True)
+@algorithm(Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True)
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Every rank reduces the chunk that it owns, from the memory of all, and stores it to all."""
     mine = Span(rank, 1, n)
@@ -85,13 +85,13 @@ def block_cost(n: int) -> Cost:
     return Cost(_steps(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-@algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, shared=True)
+@algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Every rank reduces its own block from the memory of all."""
     return fenced(rank, n, n, lambda: _reduced(rank, n))
 
 
-@algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, shared=True)
+@algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Every rank loads the block of each other one."""
     return fenced(rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _around(rank, n)])
@@ -102,14 +102,14 @@ def rooted_cost(n: int) -> Cost:
     return Cost(_steps(n, 1), Fraction(n - 1, n * n), Fraction(_steps(n, 1), n))
 
 
-@algorithm(Operation.GATHER, "shared", rooted_cost, shared=True)
+@algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank stores its block in the root's memory."""
     mine, to = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
     return fenced(rank, n, n, lambda: [Store(to, mine, mine)])
 
 
-@algorithm(Operation.SCATTER, "shared", rooted_cost, shared=True)
+@algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank loads its block from the root's memory."""
     mine, frm = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
@@ -122,14 +122,14 @@ def reduce_cost(n: int) -> Cost:
     return Cost(_steps(n, 2), loaded + loaded / n, Fraction(_steps(n, 1)))
 
 
-@algorithm(Operation.REDUCE, "shared", reduce_cost, shared=True)
+@algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank reduces the chunk that it owns, from the memory of all, and stores it to the root."""
     mine, to = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
     return fenced(rank, n, n, lambda: _reduced(rank, n), lambda: [Store(to, mine, mine)])
 
 
-@algorithm(Operation.BROADCAST, "shared", block_cost, shared=True)
+@algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     """The root stores one chunk to all, who load the others from it: every rank moves as much."""
     mine, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
@@ -141,7 +141,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     return fenced(rank, n, n, move)
 
 
-@algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, shared=True)
+@algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Every rank loads its block from each other one; chunks 0 to n-1 are a rank's input, n to 2n-1 its output."""
     mine = Span(rank, 1, n)
@@ -157,7 +157,7 @@ def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - alike for all
     return Cost(0, Fraction(0), Fraction(0))
 
 
-@algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, shared=True)
+@algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int) -> Rounds:
     """One fence of all ranks."""
     return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])

@@ -116,8 +116,8 @@ def _run(options: Options) -> int:
 
 
 def _suite(options: Options, nodes: int) -> Suite:
-    from hpccoll.algorithms import names
-    from hpccoll.algorithms.loader import adopt
+    from hpccoll.algorithms import list_algorithm_names
+    from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.benchmark import Method
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
@@ -126,8 +126,8 @@ def _suite(options: Options, nodes: int) -> Suite:
     from hpccoll.runtime.arrays.reductions import Reduction
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
-    algorithms = adopt(options.algorithm.split(","), operations, job.world().size, options.root)
-    known = {name for operation in operations for name in names(operation)} | {"all", "auto"}
+    algorithms = load_and_prove(options.algorithm.split(","), operations, job.world().size, options.root)
+    known = {name for operation in operations for name in list_algorithm_names(operation)} | {"all", "auto"}
     for name in algorithms:
         if name not in known:
             raise UnknownNameError("algorithm", name, sorted(known))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.algorithms import Algorithm, loader, named
+from hpccoll.algorithms import Algorithm, get_algorithm, loader
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.demo.examples import EXAMPLES, Example, example_named, example_of
 from hpccoll.errors import UsageError
@@ -73,10 +73,10 @@ def _list() -> None:
 
 def _chosen(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
     """Return the example, and the proven algorithm that its operation runs with (None where it has none)."""
-    if loader.is_reference(name):
+    if loader.is_file_reference(name):
         if algorithm is not None:
             raise UsageError(f"{name} is an algorithm itself; leave --algorithm out, or name an example before it")
-        own = loader.load(name)
+        own = loader.load_algorithm(name)
         shows = example_of(own.operation)
         if shows is None:
             valid = sorted({each.operation.value for each in EXAMPLES if each.operation is not None})
@@ -85,17 +85,19 @@ def _chosen(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None
     example = example_named(name)
     operation = example.operation
     if algorithm is None:
-        return example, named(operation, example.algorithm) if operation is not None else None
+        return example, get_algorithm(operation, example.algorithm) if operation is not None else None
     if operation is None or not example.variable:
         raise UsageError(f"{name} runs as it is; leave --algorithm out")
-    own = loader.load(algorithm) if loader.is_reference(algorithm) else named(operation, algorithm)
+    own = (
+        loader.load_algorithm(algorithm) if loader.is_file_reference(algorithm) else get_algorithm(operation, algorithm)
+    )
     if own.operation is not operation:
         raise UsageError(f"--algorithm {algorithm} is for {own.operation.value}, and {name} shows {operation.value}")
     return example, _proven(example, own)
 
 
 def _proven(example: Example, own: Algorithm) -> Algorithm:
-    loader.prove(own, example.ranks)
+    loader.prove_algorithm(own, example.ranks)
     return own
 
 
@@ -113,7 +115,7 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
             print("\nThere is no plan to draw: each rank follows its own program.")
         return
     plan = algorithm.plan(example.ranks)
-    proof = loader.prove(algorithm, example.ranks)
+    proof = loader.prove_algorithm(algorithm, example.ranks)
     steps = f"{proof.cost.steps} step{'s' * (proof.cost.steps != 1)}"
     sends = f"; the busiest rank sends {proof.cost.most} S, S being the message" if proof.cost.most else ""
     print(f"Runs {plan.name}, proven: {steps}{sends}.")

@@ -206,8 +206,8 @@ def _plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple
     if not 0 <= root < ranks:
         raise UsageError(f"--root {root} is not a rank of 0..{ranks - 1}")
     plan = algorithm.plan(ranks, root, chunks, sizes or None)
-    if loader.is_own(algorithm):
-        loader.prove(algorithm, ranks, root, chunks)
+    if loader.is_user_defined(algorithm):
+        loader.prove_algorithm(algorithm, ranks, root, chunks)
     return plan
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpccoll.algorithms import loader, named, names
+from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
 from hpccoll.cli.output import prints
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
@@ -57,17 +57,17 @@ def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> 
     """Return the plan of an algorithm that is built in or a user's own, proven."""
     from hpccoll.selection.rules import best_chunks
 
-    if loader.is_reference(name):
-        algorithm = loader.load(name)
+    if loader.is_file_reference(name):
+        algorithm = loader.load_algorithm(name)
     else:
         of, slash, called = name.partition("/")
         operation = Operation.named(of)
         if not slash:
-            raise UnknownNameError(f"algorithm for {of}", called, names(operation))
-        algorithm = named(operation, called)
+            raise UnknownNameError(f"algorithm for {of}", called, list_algorithm_names(operation))
+        algorithm = get_algorithm(operation, called)
     if chunks is None:
         chunks = best_chunks(algorithm, ranks, nbytes) if ranks >= 1 else 1
-    loader.prove(algorithm, ranks, root, chunks)
+    loader.prove_algorithm(algorithm, ranks, root, chunks)
     return algorithm.plan(ranks, root, chunks)
 
 

@@ -141,7 +141,7 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     """Return the row as a plan and its time; None where it is not of a plan that is known here."""
     import numpy as np
 
-    from hpccoll.algorithms import named
+    from hpccoll.algorithms import get_algorithm
     from hpccoll.plan.operation import Operation
     from hpccoll.predict.fit import Measured
     from hpccoll.selection.rules import best_chunks
@@ -150,7 +150,7 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     if row.engine != "hpccoll" or row.ranks < 2 or not row.nbytes or row.algorithm in (None, "auto"):
         return None
     try:
-        algorithm = named(Operation.named(row.op), str(row.algorithm))
+        algorithm = get_algorithm(Operation.named(row.op), str(row.algorithm))
         itemsize = 2 if row.dtype == "bfloat16" else np.dtype(row.dtype).itemsize
     except (HpccollError, TypeError):
         return None

@@ -207,7 +207,7 @@ def _row(algorithm: Algorithm, chunks: int, done: Simulation) -> tuple[str, ...]
         f"{n}",
         f"{done.machine.nodes(n)}",
         format_size(done.nbytes),
-        f"{chunks}" if "chunks" in algorithm.takes else "-",
+        f"{chunks}" if "chunks" in algorithm.parameters else "-",
         f"{done.steps}",
         format_size(round(float(sent.mean()))),
         format_size(int(sent.max())),

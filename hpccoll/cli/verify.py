@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from hpccoll.algorithms import Algorithm, loader, named, registered
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
 from hpccoll.cli.progress import progress
 from hpccoll.cli.run_record import run_record_alone
@@ -60,9 +60,9 @@ class Verdict:
 
 def variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
     """Yield the (root, chunks, nodes) that are proven; those that the algorithm does not take are 0, 1 and None."""
-    roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.takes else [0]
-    on_nodes = "nodes" in algorithm.takes
-    chunks = (FEW_CHUNKS if on_nodes else CHUNKS) if "chunks" in algorithm.takes else (1,)
+    roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
+    on_nodes = "nodes" in algorithm.parameters
+    chunks = (FEW_CHUNKS if on_nodes else CHUNKS) if "chunks" in algorithm.parameters else (1,)
     return product(roots, chunks, node_layouts(ranks) if on_nodes else [None])
 
 
@@ -85,7 +85,7 @@ def prove(algorithm: Algorithm, ranks: int) -> Verdict:
         plans += 1
         variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
-            proof = loader.prove(algorithm, ranks, root, chunks, (0, 1, ranks - 1, 7, 1_000_003), nodes)
+            proof = loader.prove_algorithm(algorithm, ranks, root, chunks, (0, 1, ranks - 1, 7, 1_000_003), nodes)
         except PlanError as error:
             failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong too, and the others are still due
@@ -115,11 +115,11 @@ def chosen(names: Sequence[str]) -> list[Algorithm]:
         UsageError, PlanError: a user's file is not there, or raises.
     """
     if not names:
-        return registered()
+        return list_algorithms()
     found: dict[str, Algorithm] = {}
     for name in names:
-        if loader.is_reference(name):
-            own = loader.load(name)
+        if loader.is_file_reference(name):
+            own = loader.load_algorithm(name)
             found[own.full_name] = own
             continue
         of, slash, wanted = name.partition("/")
@@ -127,7 +127,11 @@ def chosen(names: Sequence[str]) -> list[Algorithm]:
         if of not in known:
             raise UnknownNameError("operation", of, sorted(known))
         operation = Operation.named(of)
-        mine = [named(operation, wanted)] if slash else [each for each in registered() if each.operation is operation]
+        mine = (
+            [get_algorithm(operation, wanted)]
+            if slash
+            else [each for each in list_algorithms() if each.operation is operation]
+        )
         found |= {each.full_name: each for each in mine}
     return list(found.values())
 
@@ -141,7 +145,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     """Prove every algorithm on every rank count, on all cores, and hand each verdict to `done` as it comes."""
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
-    alone = any(loader.is_own(each) for each in algorithms)  # workers do not know what was loaded here
+    alone = any(loader.is_user_defined(each) for each in algorithms)  # workers do not know what was loaded here
     if alone or cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
         for each, n in tasks:
             done(prove(each, n))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.algorithms.registry import named
+from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.benchmark import Contender
 from hpccoll.measure.data import Array, combiner
@@ -101,4 +101,4 @@ def require_algorithms(operations: Sequence[Operation], names: Sequence[str]) ->
     """Raise UnknownNameError for a name that no operation has."""
     for name in names:
         for operation in operations:
-            named(operation, name)
+            get_algorithm(operation, name)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpccoll.algorithms.registry import names
+from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import count_for, message_bytes
 from hpccoll.measure.benchmark import Contender, Method, Race
 from hpccoll.measure.engines import contenders
@@ -45,7 +45,7 @@ class Suite:
 
     def algorithms_of(self, operation: Operation) -> list[str]:
         """The algorithms to run for an operation; those it does not have are left out."""
-        known = names(operation)
+        known = list_algorithm_names(operation)
         wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
 

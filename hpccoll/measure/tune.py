@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hpccoll.algorithms.registry import named
+from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.measure.benchmark import Contender, Method, Race
 from hpccoll.measure.engines import contenders
 from hpccoll.measure.memory import SharedModule, buffers_in
@@ -107,9 +107,9 @@ class Trial(Session):
             self.found += (self._series(task, records),)
 
     def _algorithms(self, task: Task) -> list[str]:
-        known = [named(task.operation, name) for name in super()._algorithms(task)]
+        known = [get_algorithm(task.operation, name) for name in super()._algorithms(task)]
         host, alone = self.suite.buffer != BufferKind.CUDA, self.suite.nodes == 1
-        return [each.name for each in known if not each.shared or (host and (alone or each.mixed))]
+        return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
     def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> Series:
         timings = tuple(

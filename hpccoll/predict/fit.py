@@ -98,7 +98,7 @@ def fit(rows: Sequence[Measured], where: str) -> Fit:
         listed = "; ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in jobs)
         raise UsageError(f"{where}: holds several jobs ({listed}); a fit takes the rows of one")
     known = set(sizes[::2])
-    fences = any(row.algorithm.shared for row in rows)
+    fences = any(row.algorithm.uses_shared_memory for row in rows)
     shape = _Shape(*jobs[0], max(sizes), fences)
     values = _fitted(shape, [row for row in rows if row.nbytes in known])
     machine = shape.machine(values, f"fit:{where}")
@@ -163,6 +163,6 @@ def _slopes(shape: _Shape, row: Measured, values: Floats) -> Floats:
 
 
 def _simulated(row: Measured, machine: Machine) -> float:
-    if row.algorithm.mixed:
+    if row.algorithm.is_hybrid:
         return pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

@@ -32,7 +32,7 @@ def layout(n: int, machine: Machine) -> tuple[int, ...]:
 
 def fits(algorithm: Algorithm, n: int, machine: Machine) -> bool:
     """Return whether n ranks can run it: those that share memory are on one node, unless it goes by nodes itself."""
-    return not algorithm.shared or "nodes" in algorithm.takes or n <= machine.ranks_per_node
+    return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
 
 @lru_cache(maxsize=4096)
@@ -41,7 +41,7 @@ def chunks_for(algorithm: Algorithm, n: int, machine: Machine, nbytes: int) -> i
 
     A step costs an alpha, and a rank sends what it sends evenly over the steps; 1 where nothing is pipelined or stated.
     """
-    if "chunks" not in algorithm.takes or algorithm.cost is None:
+    if "chunks" not in algorithm.parameters or algorithm.cost is None:
         return 1
     link = machine.between if n > machine.ranks_per_node else machine.within
     nodes, most = layout(n, machine), max(elements(algorithm.operation, nbytes, n), 1)
@@ -83,6 +83,6 @@ def forecast(
         chunks = chunks_for(algorithm, n, machine, nbytes)
     plan = algorithm.plan(n, root, chunks, layout(n, machine))
     count = elements(plan.operation, nbytes, n)
-    if algorithm.mixed and not trace:
+    if algorithm.is_hybrid and not trace:
         return pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)

@@ -86,7 +86,7 @@ class Binder:
             UnavailableError: memory cannot be shared.
             UsageError: there are several nodes, and the algorithm is for one, or the memory a device's.
         """
-        mixed = algorithm.mixed and len(self._nodes) > 1
+        mixed = algorithm.is_hybrid and len(self._nodes) > 1
         if mixed:
             self._require_host(job, algorithm)
         else:

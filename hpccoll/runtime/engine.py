@@ -114,7 +114,7 @@ class Engine:
         algorithm = self.choose(job).algorithm
         if algorithm is None:
             self.library.run(job)
-        elif algorithm.shared:
+        elif algorithm.uses_shared_memory:
             self.bind(job)()
         else:
             run = self._prepare(job, BLOCKING_TAG, self._scratch).run()
@@ -130,7 +130,7 @@ class Engine:
         """
         algorithm = self.choose(job).algorithm
         begun: UnderWay | None = None
-        if algorithm is not None and algorithm.shared:
+        if algorithm is not None and algorithm.uses_shared_memory:
             begun = self._binder.begin(job, algorithm)
             if begun is None:
                 return Done()
@@ -166,7 +166,7 @@ class Engine:
         choice = self.choose(job)
         if choice.algorithm is None:
             return self.library.bind(job, together=together)
-        if choice.algorithm.shared:
+        if choice.algorithm.uses_shared_memory:
             return self._binder.bind(job, choice.algorithm, choice.chunks)
         prepared = self._prepare(job, BLOCKING_TAG, self._scratch)
         return Executable(

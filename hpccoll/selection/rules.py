@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpccoll.algorithms.registry import Algorithm, named, names
+from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
 from hpccoll.plan.operation import Operation
 from hpccoll.selection.table import LIBRARY, BufferKind, Table, Verdict
 from hpccoll.units import KiB, MiB, format_size
@@ -135,7 +135,7 @@ def predicted_s(algorithm: Algorithm, n: int, chunks: int, nbytes: int, link: Li
     if cost is None:
         return float("inf")
     steps, most = cost.steps, float(cost.most)
-    moved = most * steps / chunks if "chunks" in algorithm.takes else max(most, steps / _pieces(algorithm, n))
+    moved = most * steps / chunks if "chunks" in algorithm.parameters else max(most, steps / _pieces(algorithm, n))
     return steps * link.alpha_s + moved * nbytes * link.beta_s_per_byte
 
 
@@ -146,7 +146,7 @@ def _pieces(algorithm: Algorithm, n: int) -> int:
 @lru_cache(maxsize=4096)
 def best_chunks(algorithm: Algorithm, n: int, nbytes: int, link: Link = Link()) -> int:
     """Return the chunk count, a power of two, that the model favours; 1 where the algorithm does not pipeline."""
-    if "chunks" not in algorithm.takes:
+    if "chunks" not in algorithm.parameters:
         return 1
     most = min(MOST_CHUNKS, max(nbytes // LEAST_CHUNK_BYTES, 1))
     candidates = [1 << k for k in range(most.bit_length())]
@@ -159,7 +159,7 @@ def best_algorithm(operation: Operation, n: int, nbytes: int, link: Link = Link(
 
     Of those that it cannot tell apart, the one that cuts the message finest: it also has the least to reduce.
     """
-    known = [named(operation, name) for name in UNTUNED[operation]]
+    known = [get_algorithm(operation, name) for name in UNTUNED[operation]]
 
     def rank(each: Algorithm) -> tuple[float, int]:
         seconds = predicted_s(each, n, best_chunks(each, n, nbytes, link), nbytes, link)
@@ -245,10 +245,10 @@ class Chooser:
         return self._choice(question, name, nbytes, "cost model")
 
     def _allowed(self, question: Question) -> set[str]:
-        known = [named(question.operation, name) for name in names(question.operation)]
-        within = {each.name for each in known if not each.shared}
+        known = [get_algorithm(question.operation, name) for name in list_algorithm_names(question.operation)]
+        within = {each.name for each in known if not each.uses_shared_memory}
         if question.shared:
-            within |= {each.name for each in known if each.shared and (each.mixed or self._nodes == 1)}
+            within |= {each.name for each in known if each.uses_shared_memory and (each.is_hybrid or self._nodes == 1)}
         return within | {LIBRARY} if question.library else within
 
     def _by_rule(self, question: Question, nbytes: int) -> Sequence[str]:
@@ -263,7 +263,7 @@ class Chooser:
     def _choice(self, question: Question, name: str, nbytes: int, why: str) -> Choice:
         if name == LIBRARY:
             return Choice(None, 1, why)
-        algorithm = named(question.operation, name)
+        algorithm = get_algorithm(question.operation, name)
         return Choice(algorithm, best_chunks(algorithm, self._ranks, nbytes), why)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
@@ -47,7 +47,7 @@ def test_sums_are_bit_equal_to_replay(hpc, cupy, dtype, op, algorithm):
     x, out = hpc.cupy_empty(COUNTS[-1] + 1, dtype), hpc.cupy_empty(COUNTS[-1] + 1, dtype)
     for turn, count in enumerate(COUNTS):
         inputs = [sprinkled(make_input(kind, turn, rank, count, op), turn + 9 * rank) for rank in range(hpc.size)]
-        plan = named(Operation.ALL_REDUCE, algorithm).plan(hpc.size, 0, 1)
+        plan = get_algorithm(Operation.ALL_REDUCE, algorithm).plan(hpc.size, 0, 1)
         with np.errstate(all="ignore"):
             right = bits(replay(plan, count, inputs, combiner(op))[hpc.rank])
         for first, target in ((0, None), (1, None), (0, out), (1, out)):

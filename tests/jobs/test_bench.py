@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpccoll.algorithms import names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
 from tests.jobs.launch import command, environment, hpccoll
@@ -38,7 +38,7 @@ def test_default_operation_is_measured_by_every_engine_that_is_here(tmp_path: Pa
     assert run["ranks"] == 2
     assert {row["engine"] for row in found} >= {"mpi", "hpccoll"}
     algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
-    assert algorithms == set(names(Operation.ALL_REDUCE))
+    assert algorithms == set(list_algorithm_names(Operation.ALL_REDUCE))
     assert {(row["nbytes"], row["in_place"]) for row in found} == {(8, False), (8, True), (512, False), (512, True)}
     assert all(row["wrong"] == 0 and row["iterations"] == 3 and row["stop"] == "iterations" for row in found)
     for row in (run, *found):
@@ -56,7 +56,7 @@ def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None
     found = measured(out)
     for operation in Operation:
         seen = {row["algorithm"] for row in found if row["op"] == operation.value and row["engine"] == "hpccoll"}
-        assert seen == set(names(operation))
+        assert seen == set(list_algorithm_names(operation))
     assert all(row["wrong"] == 0 for row in found)
     assert {row["root"] for row in found} == {None, 1}
 
@@ -97,7 +97,7 @@ def test_sheet_and_plot(tmp_path: Path) -> None:
     done = hpccoll(2, "bench", *QUICK, "--engine", "mpi,hpccoll", "--csv", str(sheet), "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     with sheet.open() as stream:
-        assert len(list(csv.DictReader(stream))) == 2 * 2 * (1 + len(names(Operation.ALL_REDUCE)))
+        assert len(list(csv.DictReader(stream))) == 2 * 2 * (1 + len(list_algorithm_names(Operation.ALL_REDUCE)))
     assert plot.read_text().rstrip().endswith("</svg>")
 
 

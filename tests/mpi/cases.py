@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll import Reduction
-from hpccoll.algorithms import Algorithm, describe, registered
+from hpccoll.algorithms import Algorithm, list_algorithms, make_algorithm
 from hpccoll.measure.data import combiner, expect, make_input
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
@@ -33,16 +33,16 @@ PATHS = ("first", "bound", "async", "prepared")
 
 def variants() -> dict[str, Algorithm]:
     """Every registered algorithm; those that pipeline at several chunk counts too, whatever the model would choose."""
-    found = {known.full_name: known for known in registered()}
-    for known in registered():
-        if "chunks" in known.takes:
+    found = {known.full_name: known for known in list_algorithms()}
+    for known in list_algorithms():
+        if "chunks" in known.parameters:
             found |= {f"{known.full_name}-{chunks}": with_chunks(known, chunks) for chunks in CHUNKS}
     return found
 
 
 def with_chunks(algorithm: Algorithm, chunks: int) -> Algorithm:
     """Return the algorithm with its number of chunks settled, so that some may be empty."""
-    make = algorithm.make
+    make = algorithm.make_rounds
 
     def rooted(rank: Any, n: int, root: int) -> Any:
         return make(rank, n, root=root, chunks=chunks)
@@ -51,7 +51,7 @@ def with_chunks(algorithm: Algorithm, chunks: int) -> Algorithm:
         return make(rank, n, chunks=chunks)
 
     takes_root = "root" in inspect.signature(make).parameters
-    return describe(algorithm.operation, algorithm.name, rooted if takes_root else rootless, None)
+    return make_algorithm(algorithm.operation, algorithm.name, rooted if takes_root else rootless, None)
 
 
 def legal(operation: Operation, dtype: str, op: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import CommunicationError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import engine
@@ -36,7 +36,7 @@ def order(rank: int, many: int) -> list[int]:
     return mine
 
 
-@pytest.mark.parametrize("algorithm", names(Operation.ALL_REDUCE))
+@pytest.mark.parametrize("algorithm", list_algorithm_names(Operation.ALL_REDUCE))
 def test_operations_are_waited_for_in_another_order_on_every_rank(hpc, algorithm):
     arrays = [brought(hpc.rank, 5 + 61 * i, i) for i in range(20)]
     works = [hpc.all_reduce(x, algorithm=algorithm, async_op=True) for x in arrays]
@@ -192,10 +192,10 @@ def test_thousands_of_mixed_operations_with_ranks_running_at_different_speeds(hp
         if kind == "all":
             x = buffers[count]
             x[:] = brought(rank, count, turn)
-            hpc.all_reduce(x, algorithm=shared.choice(names(Operation.ALL_REDUCE)))
+            hpc.all_reduce(x, algorithm=shared.choice(list_algorithm_names(Operation.ALL_REDUCE)))
             assert x.tolist() == summed(n, count, turn).tolist(), turn
         elif kind == "async":
-            algorithm = shared.choice(names(Operation.ALL_REDUCE))
+            algorithm = shared.choice(list_algorithm_names(Operation.ALL_REDUCE))
             work = hpc.all_reduce(brought(rank, count, turn), algorithm=algorithm, async_op=True)
             under_way.append((work, summed(n, count, turn).tolist()))
         elif kind == "broadcast":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import BufferError, HpccollError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DTYPES
@@ -42,7 +42,7 @@ def test_an_unknown_algorithm_names_the_known_ones(hpc):
 
 def test_an_algorithm_of_another_operation_is_refused(hpc):
     with pytest.raises(UsageError, match=r"broadcast/chain is no algorithm for all_reduce"):
-        hpc.all_reduce(np.ones(3), algorithm=named(Operation.BROADCAST, "chain"))
+        hpc.all_reduce(np.ones(3), algorithm=get_algorithm(Operation.BROADCAST, "chain"))
 
 
 @pytest.mark.parametrize("x", [np.array(["a"]), np.array([None]), np.zeros(2, "M8[s]"), np.zeros(2, "f4,i4")])

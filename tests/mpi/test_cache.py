@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import engine
@@ -128,7 +128,7 @@ def test_ranks_may_bind_at_different_times(hpc):
     for turn in range(12):
         x = np.zeros(1000, np.int64) if hpc.rank == turn % hpc.size else mine
         reduce(hpc, x)
-        for algorithm in names(Operation.ALL_REDUCE):
+        for algorithm in list_algorithm_names(Operation.ALL_REDUCE):
             x[:] = hpc.rank
             hpc.all_reduce(x, algorithm=algorithm)
             assert set(x.tolist()) == {total(hpc)}

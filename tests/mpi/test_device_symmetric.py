@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.algorithms import registered
+from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import shapes
@@ -34,7 +34,7 @@ from tests.unit.runtime.cuda.host_kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 
-SHARED = {known.full_name: known for known in registered() if known.shared and not known.mixed}
+SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid}
 COUNT = 3000
 
 

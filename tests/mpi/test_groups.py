@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 
@@ -58,7 +58,7 @@ def test_disjoint_groups_work_at_the_same_time_and_beside_the_world(hpc):
         x, everyone = np.array([rank, turn]), np.array([rank, turn])
         for _ in range(rank % 3):  # each group makes as many calls as it likes
             mine.barrier()
-        mine.all_reduce(x, algorithm=names(Operation.ALL_REDUCE)[turn % 5])
+        mine.all_reduce(x, algorithm=list_algorithm_names(Operation.ALL_REDUCE)[turn % 5])
         hpc.all_reduce(everyone)
         assert x.tolist() == [sum(members), turn * len(members)]
         assert everyone.tolist() == [n * (n - 1) // 2, turn * n]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.algorithms import registered
+from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan.replay import replay
@@ -24,7 +24,7 @@ from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
 from tests.mpi.test_symmetric import Pool
 
-MIXED = {known.full_name: known for known in registered() if known.mixed}
+MIXED = {known.full_name: known for known in list_algorithms() if known.is_hybrid}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in MIXED}
 LAYOUTS = (
     pytest.param("1", marks=pytest.mark.full),

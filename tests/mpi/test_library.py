@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccoll
-from hpccoll.algorithms import named, names
+from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
@@ -111,7 +111,7 @@ def rows() -> list[tuple[Operation, str, str]]:
 def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
     for turn, (_, dtype, op) in enumerate(row for row in rows() if row[0] is operation):
         count = COUNTS[(turn + FORMS.index(form)) % len(COUNTS)]
-        algorithm = named(operation, names(operation)[0])
+        algorithm = get_algorithm(operation, list_algorithm_names(operation)[0])
         for in_place in (False, True):
             case = Case(
                 algorithm, dtype, op, count, turn % comm.size, in_place, special=not operation.reduces, seed=turn
@@ -196,7 +196,12 @@ def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library
 
 def test_prepared_operations_are_persistent_where_that_is_faster(comm, hpc, library):
     for operation in Operation:
-        case = Case(named(operation, names(operation)[0]), "uint8", "sum" if operation.reduces else "none", 3)
+        case = Case(
+            get_algorithm(operation, list_algorithm_names(operation)[0]),
+            "uint8",
+            "sum" if operation.reduces else "none",
+            3,
+        )
         asks = asked(Call(hpc, case))
         prepared, bound = library.bind(asks, together=True), library.bind(asks)
         assert (prepared.request is not None) == (operation in PERSISTENT.get(MPI.get_vendor()[0], ()))
@@ -210,9 +215,9 @@ def test_prepared_operations_are_persistent_where_that_is_faster(comm, hpc, libr
 
 def test_prepared_operations_do_not_run_out(comm, hpc, library):
     """Persistent ones take tags or contexts of MPI, of which there are few; ranks free in other orders."""
-    case = Case(named(Operation.ALL_TO_ALL, "pairwise"), "int64", "none", 2)
+    case = Case(get_algorithm(Operation.ALL_TO_ALL, "pairwise"), "int64", "none", 2)
     calls = [Call(hpc, case) for _ in range(50)]
-    barrier = asked(Call(hpc, Case(named(Operation.BARRIER, "dissemination"), "uint8", "none", 0)))
+    barrier = asked(Call(hpc, Case(get_algorithm(Operation.BARRIER, "dissemination"), "uint8", "none", 0)))
     for _ in range(60):
         made = [library.bind(asked(call), together=True) for call in calls]
         made += [library.bind(barrier, together=True) for _ in range(20)]

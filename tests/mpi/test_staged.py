@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
@@ -79,7 +79,7 @@ class Stream(NumPyModule):
         return np.full(nbytes, 0x77, np.uint8)
 
 
-MESSAGES = [known for known in registered() if not known.shared]
+MESSAGES = [known for known in list_algorithms() if not known.uses_shared_memory]
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_scaling_is_in_the_stream_too(eng, stream, op):
     n, rank, x = eng.size, eng.rank, stream.empty(500, FLOAT)
     factors = [np.float32(0.5 + r) for r in range(n)]
     reduction = Reduction("premul_sum", factors[rank]) if op == "premul" else op
-    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, reduction, x, x, 500)
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, reduction, x, x, 500)
     inputs = [data(r, 500) * (factors[r] if op == "premul" else 1) for r in range(n)]
     right = wanted(eng, made, inputs)[rank] / np.float32(n if op == "avg" else 1)
     for _ in range(3):
@@ -185,7 +185,7 @@ def test_asynchronous_ones_share_the_stream(eng, stream):
     arrays, runs = [stream.empty(100 + i, FLOAT) for i in range(8)], []
     for i, x in enumerate(arrays):
         stream.later("mine", partial(np.copyto, x, data(rank, 100 + i)))()
-        runs.append(eng.start(job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)))
+        runs.append(eng.start(job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)))
     order = list(range(8))
     random.Random(rank).shuffle(order)
     for i in order:
@@ -193,7 +193,7 @@ def test_asynchronous_ones_share_the_stream(eng, stream):
             eng.progress()
     stream.synchronize()
     for i, x in enumerate(arrays):
-        made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)
+        made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)
         assert x.tobytes() == wanted(eng, made, [data(r, 100 + i) for r in range(n)])[rank].tobytes()
 
 
@@ -230,7 +230,7 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
     queued: list[int] = []
 
     x = stream.empty(700, FLOAT)
-    made = job(stream, named(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
     prepared = eng._prepare(made, 1, eng._scratch)
     setting = prepared.setting
     stream.later("mine", partial(np.copyto, x, data(eng.rank, 700)))()
@@ -245,7 +245,7 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, posting):
 
 def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
     x = stream.empty(40_000, FLOAT)
-    made = job(stream, named(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 40_000)
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 40_000)
     sizes: list[int] = []
 
     def noted(nbytes):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpccoll
-from hpccoll.algorithms import registered
+from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays.dtypes import dtype_named
@@ -23,7 +23,7 @@ from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
 
-SHARED = {known.full_name: known for known in registered() if known.shared and not known.mixed}
+SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
 KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators do not give back at once
 

@@ -12,4 +12,4 @@ def fresh(monkeypatch):
     """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
     yield
-    registry.named.cache_clear()
+    registry.get_algorithm.cache_clear()

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from PIL import Image, ImageColor, ImageSequence
 
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.drawing.frames import Story, tell
 from hpccoll.plan.drawing.palette import COLOURS, EMPTY, INK
@@ -21,7 +21,7 @@ from hpccoll.raster import gif, image, png
 
 def story_of(name: str, ranks: int) -> Story:
     operation, _, algorithm = name.partition("/")
-    return tell(named(Operation.named(operation), algorithm).plan(ranks))
+    return tell(get_algorithm(Operation.named(operation), algorithm).plan(ranks))
 
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():

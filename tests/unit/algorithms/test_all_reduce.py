@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import bine, describe, direct, dual_root, hierarchical, named, swing
+from hpccoll.algorithms import bine, direct, dual_root, get_algorithm, hierarchical, make_algorithm, swing
 from hpccoll.errors import PlanError, UnknownNameError, UsageError
 from hpccoll.plan import groups as grouping
 from hpccoll.plan.groups import Groups, grouped
@@ -32,7 +32,7 @@ PAIRS = [
 
 
 def plan_of(name: str, n: int, chunks: int = 1, nodes: grouping.Nodes = None) -> Plan:
-    return named(Operation.ALL_REDUCE, name).plan(n, 0, chunks, nodes)
+    return get_algorithm(Operation.ALL_REDUCE, name).plan(n, 0, chunks, nodes)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -151,7 +151,7 @@ def test_both_trees_of_the_dual_root_are_binary_in_post_order(n):
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["hierarchical", *map("+".join, PAIRS)])
 def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
-    made = named(Operation.ALL_REDUCE, name) if "+" not in name else hierarchical.hierarchical(*name.split("+"))
+    made = get_algorithm(Operation.ALL_REDUCE, name) if "+" not in name else hierarchical.hierarchical(*name.split("+"))
     for chunks in (1, 3):
         plan = made.plan(8, 0, chunks, nodes)
         assert check(plan, counts=(0, 1, 7, 1_000_003)).cost == plan.cost
@@ -186,32 +186,32 @@ def test_a_hierarchy_costs_what_its_parts_cost_written_out():
 def test_hierarchies_are_made_once_and_unknown_levels_are_named():
     assert hierarchical.hierarchical("ring", "swing") is hierarchical.hierarchical("ring", "swing")
     assert hierarchical.hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
-    assert "chunks" not in hierarchical.hierarchical("ring", "swing").takes
+    assert "chunks" not in hierarchical.hierarchical("ring", "swing").parameters
     with pytest.raises(UnknownNameError, match="unknown algorithm for reduce_scatter 'swing'; choose one of"):
         hierarchical.hierarchical("swing", "ring")
 
 
 def test_a_level_of_ones_own_may_state_no_cost():
-    mine = describe(Operation.ALL_REDUCE, "mine", named(Operation.ALL_REDUCE, "ring").make, None)
-    made = hierarchical.composed(named(Operation.REDUCE_SCATTER, "ring"), mine)
+    mine = make_algorithm(Operation.ALL_REDUCE, "mine", get_algorithm(Operation.ALL_REDUCE, "ring").make_rounds, None)
+    made = hierarchical.composed(get_algorithm(Operation.REDUCE_SCATTER, "ring"), mine)
     assert made.plan(6, nodes=(2, 4)).cost is None
     assert check(made.plan(6, nodes=(2, 4))).cost.steps == 2 * (1 + 1) + 2
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 def test_hierarchical_barriers_hold_everyone(nodes):
-    plan = named(Operation.BARRIER, "hierarchical").plan(8, nodes=nodes)
+    plan = get_algorithm(Operation.BARRIER, "hierarchical").plan(8, nodes=nodes)
     assert check(plan).cost == plan.cost
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 def test_hierarchical_all_to_all_brings_every_block_home(nodes):
-    plan = named(Operation.ALL_TO_ALL, "hierarchical").plan(8, nodes=nodes)
+    plan = get_algorithm(Operation.ALL_TO_ALL, "hierarchical").plan(8, nodes=nodes)
     assert check(plan).cost == plan.cost
 
 
 def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
-    plan = named(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
+    plan = get_algorithm(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
     node = node_of((4, 4, 4), 12)
     crossing = sum((node[move.to] != node).sum() for moves in plan.whole() for move in moves)
     assert crossing == 12 * 2  # pairwise: 12 * 8
@@ -236,7 +236,7 @@ def test_nodes_in_rank_order_are_the_same_however_they_are_said():
 
 
 def test_groups_of_unequal_size_end_together():
-    made = named(Operation.ALL_REDUCE, "ring").make
+    made = get_algorithm(Operation.ALL_REDUCE, "ring").make_rounds
     rounds = grouped(
         lambda slot, size: made(slot, size).regions(lambda _: Span(0, 1, 1), 1), Groups((2, 4)), np.arange(6)
     )
@@ -276,7 +276,7 @@ def test_fault_one_shot_in_order_of_arrival():
         moves = [Move((rank + t) % n, (rank - t) % n, whole, whole, Op.OWN_FIRST) for t in range(1, n)]
         return Rounds(1, 1, lambda t: moves)
 
-    hasty = describe(Operation.ALL_REDUCE, "hasty", make, direct.one_shot_cost)
+    hasty = make_algorithm(Operation.ALL_REDUCE, "hasty", make, direct.one_shot_cost)
     assert "reduce chunk 0 in different orders" in complaint(hasty.plan(3))
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.algorithms.pipelining import wanted_parts
 from hpccoll.plan.groups import Groups
 from hpccoll.plan.operation import Operation
@@ -20,7 +20,7 @@ from hpccoll.predict.forecast import forecast
 from hpccoll.predict.pipelined import pipelined
 from tests.unit.plan.shared_referee import fault_in_some_order
 
-MIXED = [known for known in registered() if known.mixed]
+MIXED = [known for known in list_algorithms() if known.is_hybrid]
 LAYOUTS = (
     [2, 2],
     [1, 1, 1, 1],
@@ -45,7 +45,7 @@ def ranks_of(nodes):
 
 
 def roots_of(algorithm, n):
-    return range(n) if "root" in algorithm.takes else (0,)
+    return range(n) if "root" in algorithm.parameters else (0,)
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
@@ -61,7 +61,7 @@ def test_they_are_proven_on_every_layout_at_what_they_state(algorithm, nodes):
 @pytest.mark.parametrize("algorithm", MIXED, ids=lambda each: each.full_name)
 def test_they_come_out_right_in_any_order(algorithm, nodes):
     n = ranks_of(nodes)
-    for root in {0, n - 1} if "root" in algorithm.takes else {0}:
+    for root in {0, n - 1} if "root" in algorithm.parameters else {0}:
         assert fault_in_some_order(algorithm.plan(n, root, nodes=nodes), 8) is None
 
 
@@ -85,7 +85,7 @@ def test_messages_cross_between_nodes_and_loads_and_stores_do_not(algorithm, nod
 )
 def test_a_node_sends_no_more_than_the_plan_across_nodes_says(nodes, crossing):
     n = sum(nodes)
-    plan = named(Operation.ALL_REDUCE, "hierarchical_ring").plan(n, nodes=nodes)
+    plan = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(n, nodes=nodes)
     node, _ = Groups.of(n, nodes).locate(np.arange(n))
     sent = np.zeros(len(nodes))
     for steps in plan.raw():
@@ -111,12 +111,12 @@ def test_a_node_sends_no_more_than_the_plan_across_nodes_says(nodes, crossing):
 )
 def test_rounds_between_eight_nodes(name, rounds):
     operation, _, algorithm = name.partition("/")
-    plan = named(Operation.named(operation), algorithm).plan(16, nodes=[2] * 8)
+    plan = get_algorithm(Operation.named(operation), algorithm).plan(16, nodes=[2] * 8)
     assert sum(any(isinstance(step, Move) for step in steps) for steps in plan.raw()) == rounds
 
 
 def test_a_nodes_sum_is_its_owners_first_and_then_around_the_circle():
-    plan = named(Operation.ALL_REDUCE, "hierarchical_doubling").plan(5, nodes=[3, 2])
+    plan = get_algorithm(Operation.ALL_REDUCE, "hierarchical_doubling").plan(5, nodes=[3, 2])
     letters = [np.array([letter, letter], object) for letter in "abcde"]
 
     def add(left, right):
@@ -127,18 +127,18 @@ def test_a_nodes_sum_is_its_owners_first_and_then_around_the_circle():
 
 
 def test_one_rank_a_node_is_the_plan_across_nodes_and_one_node_the_plan_in_shared_memory():
-    ring = named(Operation.ALL_REDUCE, "hierarchical_ring")
+    ring = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring")
     flat, alone = ring.plan(6, nodes=[1] * 6), ring.plan(6)
     assert all(isinstance(step, Move) for steps in flat.raw() for step in steps)
-    assert flat.cost == named(Operation.ALL_REDUCE, "ring").plan(6).cost
+    assert flat.cost == get_algorithm(Operation.ALL_REDUCE, "ring").plan(6).cost
     assert not any(isinstance(step, Move) for steps in alone.raw() for step in steps)
-    assert alone.cost == named(Operation.ALL_REDUCE, "shared_two_shot").plan(6).cost
+    assert alone.cost == get_algorithm(Operation.ALL_REDUCE, "shared_two_shot").plan(6).cost
 
 
 @pytest.mark.parametrize("name", ["hierarchical_ring", "hierarchical_doubling"])
 def test_parts_hide_all_but_the_first_behind_the_link(name):
     machine = Machine("test", 2, Link.one_port(1e-6, 1e-10), Link.one_port(1e-5, 1e-8), 1, 1e-10)
-    algorithm = named(Operation.ALL_REDUCE, name)
+    algorithm = get_algorithm(Operation.ALL_REDUCE, name)
     plan, count = algorithm.plan(8, nodes=[2] * 4), 4 * 2**20
     parts = wanted_parts(plan, plan.operation.sizes(count, 8, plan.column(0).chunks), 4)
     whole, first = pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
@@ -151,7 +151,7 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
 
 
 def test_parts_are_alike_on_all_ranks_and_few_for_short_messages():
-    plan = named(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
+    plan = get_algorithm(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
     sizes = plan.operation.sizes(4 * 2**20, 8, plan.column(0).chunks)
     assert wanted_parts(plan, sizes, 4, 128 * 2**10) == 64
     assert wanted_parts(plan, sizes, 4, 2**30) == wanted_parts(plan, 0 * sizes, 4) == 1

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from hpccoll.algorithms import named
-from hpccoll.algorithms.loader import is_own, is_reference, load, prove
+from hpccoll.algorithms import get_algorithm
+from hpccoll.algorithms.loader import is_file_reference, is_user_defined, load_algorithm, prove_algorithm
 from hpccoll.cli.main import main
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan.operation import Operation
@@ -57,11 +57,11 @@ def changed(old: str, new: str) -> str:
     ],
 )
 def test_the_name_says_the_operation(write, name, operation):
-    own = load(f"{write(RING.format(name=name))}:{name}")
+    own = load_algorithm(f"{write(RING.format(name=name))}:{name}")
     assert (own.operation, own.name, own.cost) == (operation, name, None)
-    assert is_own(own)
-    assert named(operation, name) is own
-    assert not is_own(named(Operation.ALL_REDUCE, "ring"))
+    assert is_user_defined(own)
+    assert get_algorithm(operation, name) is own
+    assert not is_user_defined(get_algorithm(Operation.ALL_REDUCE, "ring"))
 
 
 def test_the_decorator_says_operation_name_and_cost(write):
@@ -70,24 +70,24 @@ def test_the_decorator_says_operation_name_and_cost(write):
     )
     head = "from hpccoll.algorithms import algorithm\nfrom hpccoll.algorithms.ring import both_ways_cost\n"
     path = write(head + "from hpccoll.plan.operation import Operation\n" + text)
-    own = load(f"{path}:spin")
+    own = load_algorithm(f"{path}:spin")
     assert own.full_name == "all_reduce/spinning"
-    assert prove(own, 5).cost.steps == 8
-    assert load(f"{path}:spin").full_name == "all_reduce/spinning"  # once more is not a clash
+    assert prove_algorithm(own, 5).cost.steps == 8
+    assert load_algorithm(f"{path}:spin").full_name == "all_reduce/spinning"  # once more is not a clash
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_a_right_one_is_proven(write, ranks):
-    own = load(f"{write(RING.format(name='my_all_reduce'))}:my_all_reduce")
-    assert prove(own, ranks).cost.steps == 2 * (ranks - 1)
+    own = load_algorithm(f"{write(RING.format(name='my_all_reduce'))}:my_all_reduce")
+    assert prove_algorithm(own, ranks).cost.steps == 2 * (ranks - 1)
 
 
 def test_an_edited_file_is_read_again(write):
     path = write(RING.format(name="my_all_reduce"))
-    prove(load(f"{path}:my_all_reduce"), 3)
+    prove_algorithm(load_algorithm(f"{path}:my_all_reduce"), 3)
     write(changed("OWN_FIRST", "COPY"))
     with pytest.raises(PlanError):
-        prove(load(f"{path}:my_all_reduce"), 3)
+        prove_algorithm(load_algorithm(f"{path}:my_all_reduce"), 3)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_wrong_one_is_refuted_by_place(write, capsys, old, new, told):
     path = write(changed(old, new))
     reference = f"{path}:my_all_reduce"
     with pytest.raises(HpccollError) as caught:
-        prove(load(reference), 3)
+        prove_algorithm(load_algorithm(reference), 3)
     assert caught.value.exit_status == 1
     for words in told:
         assert words in str(caught.value)
@@ -161,9 +161,9 @@ def test_a_built_in_algorithm_is_not_replaced(write):
     text = RING.format(name="ring").replace("def ring", "@algorithm(Operation.ALL_REDUCE, 'ring')\ndef ring")
     head = "from hpccoll.algorithms import algorithm\nfrom hpccoll.plan.operation import Operation\n"
     with pytest.raises(UsageError, match="all_reduce/ring, which is built in"):
-        load(f"{write(head + text)}:ring")
+        load_algorithm(f"{write(head + text)}:ring")
 
 
 def test_references_are_told_from_names():
-    assert all(map(is_reference, ("a.py:f", "/x/a.py:f", "a.py")))
-    assert not any(map(is_reference, ("all_reduce/ring", "ring", "auto", "a.json")))
+    assert all(map(is_file_reference, ("a.py:f", "/x/a.py:f", "a.py")))
+    assert not any(map(is_file_reference, ("all_reduce/ring", "ring", "auto", "a.json")))

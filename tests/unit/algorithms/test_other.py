@@ -18,11 +18,11 @@ from hpccoll.algorithms import (
     bruck_all_to_all,
     circulant,
     circulant_broadcast,
-    describe,
     double_ring,
     double_tree_broadcast,
+    get_algorithm,
     linear,
-    named,
+    make_algorithm,
     neighbor_exchange,
     pat,
     recursive_doubling,
@@ -48,7 +48,7 @@ NAMES = {
 
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return named(Operation.named(operation), algorithm).plan(n, root, chunks)
+    return get_algorithm(Operation.named(operation), algorithm).plan(n, root, chunks)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -167,7 +167,7 @@ def test_the_circulant_broadcast_is_round_optimal_with_one_port_a_rank(n, chunks
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 64])
 def test_pat_with_bounded_messages_is_right_and_sends_no_byte_more(n, most):
     for operation, make in ((Operation.ALL_GATHER, pat.all_gather), (Operation.REDUCE_SCATTER, pat.reduce_scatter)):
-        plan = describe(operation, "pat", partial(make, most=most), None).plan(n)
+        plan = make_algorithm(operation, "pat", partial(make, most=most), None).plan(n)
         cost = check(plan).cost
         assert cost.mean == cost.most == Fraction(n - 1, n)
         assert all(int(np.max(move.send.size)) <= most for moves in plan.whole() for move in moves)

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import Algorithm, describe, named, names, registered
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names, list_algorithms, make_algorithm
 from hpccoll.algorithms.double_tree import children_of, height_of, parent_of
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
@@ -41,23 +41,23 @@ def full_name(algorithm: Algorithm) -> str:
 
 
 def test_what_is_registered():
-    found = [algorithm.full_name for algorithm in registered()]
+    found = [algorithm.full_name for algorithm in list_algorithms()]
     assert set(found) >= REQUIRED
     assert found == sorted(found)
-    assert all(names(operation) for operation in Operation)
+    assert all(list_algorithm_names(operation) for operation in Operation)
 
 
-@pytest.mark.parametrize("algorithm", registered(), ids=full_name)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=full_name)
 def test_each_says_what_it_does_and_costs(algorithm):
     assert algorithm.summary.endswith(".")
     assert algorithm.cost.__doc__
-    assert algorithm.operation.rooted == ("root" in algorithm.takes)
+    assert algorithm.operation.rooted == ("root" in algorithm.parameters)
 
 
-@pytest.mark.parametrize("algorithm", registered(), ids=full_name)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=full_name)
 def test_plans_are_proven_at_their_stated_cost(algorithm):
     for n in (1, 2, 3, 4, 6, 9, 16, 17, 33):
-        for chunks in (1, 4) if "chunks" in algorithm.takes else (1,):
+        for chunks in (1, 4) if "chunks" in algorithm.parameters else (1,):
             plan = algorithm.plan(n, n // 2, chunks)
             assert check(plan).cost == plan.cost
 
@@ -82,7 +82,7 @@ def test_plans_are_proven_at_their_stated_cost(algorithm):
 )
 def test_costs_are_those_of_the_literature(name, n, chunks, cost):
     operation, _, algorithm = name.partition("/")
-    assert check(named(Operation.named(operation), algorithm).plan(n, 0, chunks)).cost == cost
+    assert check(get_algorithm(Operation.named(operation), algorithm).plan(n, 0, chunks)).cost == cost
 
 
 @pytest.mark.parametrize("n", range(2, 40))
@@ -105,18 +105,18 @@ def test_both_trees_of_the_double_tree_are_trees_in_which_a_rank_is_inner_once(n
 @pytest.mark.parametrize(("ranks", "root", "chunks"), [(0, 0, 1), (4, 4, 1), (4, -1, 1), (4, 0, 0)])
 def test_plans_that_cannot_be(ranks, root, chunks):
     with pytest.raises(UsageError, match="broadcast/chain cannot run with ranks="):
-        named(Operation.BROADCAST, "chain").plan(ranks, root, chunks)
+        get_algorithm(Operation.BROADCAST, "chain").plan(ranks, root, chunks)
 
 
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(UnknownNameError, match="choose one of: bine, chain, double_tree, dual_root, hierarchical, "):
-        named(Operation.ALL_REDUCE, "rings")
+        get_algorithm(Operation.ALL_REDUCE, "rings")
     with pytest.raises(UnknownNameError, match="unknown operation 'allreduce'; choose one of: all_gather, all_reduce"):
         Operation.named("allreduce")
 
 
 def test_an_algorithm_of_ones_own_needs_no_registration():
-    ring = named(Operation.ALL_REDUCE, "ring")
-    mine = describe(Operation.ALL_REDUCE, "mine", ring.make, ring.cost)
+    ring = get_algorithm(Operation.ALL_REDUCE, "ring")
+    mine = make_algorithm(Operation.ALL_REDUCE, "mine", ring.make_rounds, ring.cost)
     assert check(mine.plan(4)).rounds == 6
-    assert "mine" not in names(Operation.ALL_REDUCE)
+    assert "mine" not in list_algorithm_names(Operation.ALL_REDUCE)

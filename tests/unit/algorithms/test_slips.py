@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import circulant, circulant_broadcast, describe, named, pat
+from hpccoll.algorithms import circulant, circulant_broadcast, get_algorithm, make_algorithm, pat
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
@@ -23,7 +23,7 @@ from hpccoll.plan.step import Op, Picks
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
     """The plan, to be held against the proof alone, not against its cost."""
     operation, _, algorithm = name.partition("/")
-    return replace(named(Operation.named(operation), algorithm).plan(n, root, chunks), cost=None)
+    return replace(get_algorithm(Operation.named(operation), algorithm).plan(n, root, chunks), cost=None)
 
 
 def complaint(plan: Plan) -> str:
@@ -110,10 +110,12 @@ def test_chunks_one_off_at_both_ends_are_seen(name):
 def test_pat_with_children_out_of_order_reads_before_it_was_written():
     rounds = pat.all_gather(np.arange(8), 8, most=1)
     turned = [rounds.at(t) for t in (1, 0, 2, 3, 4, 5, 6)]
-    wrong = describe(Operation.ALL_GATHER, "pat", lambda _rank, _n: Rounds(7, 8, lambda t: turned[t]), None).plan(8)
+    wrong = make_algorithm(Operation.ALL_GATHER, "pat", lambda _rank, _n: Rounds(7, 8, lambda t: turned[t]), None).plan(
+        8
+    )
     assert check(wrong).rounds == 7  # the two commute: 1 and 2 are both children of the root
     late = [rounds.at(t) for t in (0, 2, 1, 3, 4, 5, 6)]
-    wrong = describe(Operation.ALL_GATHER, "pat", lambda _rank, _n: Rounds(7, 8, lambda t: late[t]), None).plan(8)
+    wrong = make_algorithm(Operation.ALL_GATHER, "pat", lambda _rank, _n: Rounds(7, 8, lambda t: late[t]), None).plan(8)
     assert "before it was written" in complaint(wrong)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli.machine_options import per_byte, seconds
@@ -102,7 +102,7 @@ def test_plans_of_two_levels_are_laid_out_on_the_nodes_of_their_rows(tmp_path, r
     path = tmp_path / "bench.jsonl"
     path.write_text(json.dumps(CollectiveRecord(row, (5.0,), Stop.CONVERGED, 0).as_dict()) + "\n")
     (found,) = rows_of(str(path), "FILE")
-    expected = named(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
+    expected = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
     column, same = (plan.make(np.arange(ranks)) for plan in (found.plan, expected))
     assert (column.count, column.chunks) == (same.count, same.chunks)
     assert [repr(column.at(t)) for t in range(column.count)] == [repr(same.at(t)) for t in range(same.count)]

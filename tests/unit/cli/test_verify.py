@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from hpccoll.algorithms import named, names, registered
+from hpccoll.algorithms import get_algorithm, list_algorithm_names, list_algorithms
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli import verify as command
@@ -59,7 +59,7 @@ def verify(*arguments: str):
 def test_all_plans_are_proven_and_shown():
     result = verify("--ranks", "1:6")
     assert result.exit_code == 0, result.output
-    for algorithm in registered():
+    for algorithm in list_algorithms():
         row = next(line for line in result.stdout.splitlines() if line.startswith(algorithm.full_name + " "))
         plans = sum(len(list(command.variants(algorithm, n))) for n in range(1, 7))
         assert f" {plans}/{plans} " in row
@@ -79,13 +79,13 @@ def test_a_terminal_gets_a_frame_and_remarks_where_there_is_room(width, remark, 
 
 
 def test_roots_and_chunks_that_are_tried():
-    chain = named(Operation.REDUCE, "chain")
+    chain = get_algorithm(Operation.REDUCE, "chain")
     assert {root for root, *_ in command.variants(chain, 9)} == {0, 1, 4, 8}
     assert {chunks for _, chunks, _ in command.variants(chain, 9)} == {1, 2, 3, 8}
     assert list(command.variants(chain, 1)) == [(0, 1, None), (0, 2, None), (0, 3, None), (0, 8, None)]
-    assert list(command.variants(named(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1, None)]
+    assert list(command.variants(get_algorithm(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1, None)]
     dealt = ((0, 3, 6), (1, 4, 7), (2, 5, 8))
-    on_nodes = {nodes for *_, nodes in command.variants(named(Operation.BARRIER, "hierarchical"), 9)}
+    on_nodes = {nodes for *_, nodes in command.variants(get_algorithm(Operation.BARRIER, "hierarchical"), 9)}
     assert on_nodes == {None, (3, 3, 3), (6, 3), (1, 8), dealt}
 
 
@@ -98,7 +98,7 @@ def test_records_one_a_line(tmp_path):
         jsonschema.validate(record, schema())
     assert all((r["schema"], r["kind"], r["command"]) == ("hpccoll/1", "plan", "verify") for r in records)
     found = {(r["op"], r["algorithm"], r["ranks"]) for r in records}
-    asked = [("all_reduce", "ring"), *(("broadcast", name) for name in names(Operation.BROADCAST))]
+    asked = [("all_reduce", "ring"), *(("broadcast", name) for name in list_algorithm_names(Operation.BROADCAST))]
     assert found == {(op, a, n) for op, a in asked for n in (4, 5)}
     ring = next(r for r in records if r["algorithm"] == "ring" and r["ranks"] == 4)
     assert ring["proven"] is True
@@ -133,11 +133,11 @@ def test_usage_errors(arguments, message, capsys):
 
 
 def test_wrong_plans_are_all_listed_and_end_in_1(monkeypatch, capsys, tmp_path):
-    ring, tree = named(Operation.ALL_REDUCE, "ring"), named(Operation.ALL_REDUCE, "tree")
-    lazy = replace(ring, name="lazy", make=lambda rank, n: nothing(n), takes=frozenset())
-    broken = replace(tree, name="broken", make=lambda rank, n: nothing(1 // 0))
+    ring, tree = get_algorithm(Operation.ALL_REDUCE, "ring"), get_algorithm(Operation.ALL_REDUCE, "tree")
+    lazy = replace(ring, name="lazy", make_rounds=lambda rank, n: nothing(n), parameters=frozenset())
+    broken = replace(tree, name="broken", make_rounds=lambda rank, n: nothing(1 // 0))
     dear = replace(tree, name="dear", cost=lambda n: Cost(0, Fraction(0), Fraction(0)))
-    monkeypatch.setattr(command, "registered", lambda: [ring, lazy, broken, dear])
+    monkeypatch.setattr(command, "list_algorithms", lambda: [ring, lazy, broken, dear])
     target = tmp_path / "proofs.jsonl"
     assert cli.main(["verify", "--ranks", "2:3", "--json", str(target)]) == 1
     printed = capsys.readouterr()

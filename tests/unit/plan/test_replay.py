@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hpccoll.algorithms import Algorithm, named, registered
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
@@ -58,9 +58,9 @@ def names(algorithm: Algorithm) -> str:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 13])
-@pytest.mark.parametrize("algorithm", registered(), ids=names)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=names)
 def test_values_are_those_of_plain_numpy(algorithm, n):
-    for root in {0, n // 2, n - 1} if "root" in algorithm.takes else {0}:
+    for root in {0, n // 2, n - 1} if "root" in algorithm.parameters else {0}:
         for count in COUNTS:
             plan = algorithm.plan(n, root, chunks=3)
             data = inputs(plan, count)
@@ -73,16 +73,20 @@ def test_values_are_those_of_plain_numpy(algorithm, n):
 
 @given(data=st.data())
 def test_values_on_drawn_ranks_roots_counts_and_chunks(data):
-    algorithm = data.draw(st.sampled_from(registered()))
+    algorithm = data.draw(st.sampled_from(list_algorithms()))
     n, count, chunks = data.draw(st.integers(1, 17)), data.draw(st.integers(0, 40)), data.draw(st.integers(1, 9))
-    plan = algorithm.plan(n, data.draw(st.integers(0, n - 1)) if "root" in algorithm.takes else 0, chunks)
+    plan = algorithm.plan(n, data.draw(st.integers(0, n - 1)) if "root" in algorithm.parameters else 0, chunks)
     given_data = inputs(plan, count)
     for mine, right in zip(replay(plan, count, given_data, np.add), plainly(plan, given_data, count), strict=True):
         np.testing.assert_array_equal(mine, right)
 
 
 def test_a_barrier_moves_nothing_and_needs_no_input():
-    assert [array.size for array in replay(named(Operation.BARRIER, "tree").plan(3), 5, [None] * 3)] == [0, 0, 0]
+    assert [array.size for array in replay(get_algorithm(Operation.BARRIER, "tree").plan(3), 5, [None] * 3)] == [
+        0,
+        0,
+        0,
+    ]
 
 
 def written(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
@@ -131,12 +135,12 @@ def expressions(plan: Plan, chunk: int = 0) -> list[str]:
 )
 def test_the_order_of_reduction_is_the_one_that_is_stated(name, n, chunk, expression):
     operation, _, algorithm = name.partition("/")
-    found = expressions(named(Operation.named(operation), algorithm).plan(n), chunk)
+    found = expressions(get_algorithm(Operation.named(operation), algorithm).plan(n), chunk)
     assert set(found) == {expression}
 
 
 @pytest.mark.parametrize("n", range(1, 18))
-@pytest.mark.parametrize("algorithm", [a for a in registered() if a.operation is Operation.ALL_REDUCE], ids=names)
+@pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
 def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm, n):
     plan = algorithm.plan(n, chunks=2)
     for chunk in range(plan.whole().chunks):
@@ -146,7 +150,7 @@ def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm,
         assert sorted(letter for letter in found[0] if letter.isalpha()) == [chr(ord("a") + rank) for rank in range(n)]
 
 
-@pytest.mark.parametrize("algorithm", [a for a in registered() if a.operation is Operation.ALL_REDUCE], ids=names)
+@pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
 def test_floats_are_bit_equal_on_all_ranks(algorithm):
     plan = algorithm.plan(7, chunks=2)
     data = [np.random.default_rng(rank).normal(size=101).astype(np.float32) for rank in range(7)]

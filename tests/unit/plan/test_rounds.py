@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import binomial, bruck, butterfly, named, registered, ring
+from hpccoll.algorithms import binomial, bruck, butterfly, get_algorithm, list_algorithms, ring
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -53,9 +53,9 @@ def ends(step: Step) -> list[tuple[np.ndarray, Region]]:
 
 
 @pytest.mark.parametrize("n", range(1, 18))
-@pytest.mark.parametrize("algorithm", registered(), ids=lambda algorithm: algorithm.full_name)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=lambda algorithm: algorithm.full_name)
 def test_the_column_of_a_rank_is_its_slice_of_the_whole(algorithm, n):
-    for root in {0, n - 1} if "root" in algorithm.takes else {0}:
+    for root in {0, n - 1} if "root" in algorithm.parameters else {0}:
         plan = algorithm.plan(n, root, 3)
         whole = list(plan.raw())
         for rank in range(n):
@@ -110,9 +110,9 @@ def test_spans_whose_count_differs_by_rank_end_in_nobody():
 def test_ring_all_reduce_is_reduce_scatter_then_all_gather(n):
     parts = [
         algorithm.plan(n).whole()
-        for algorithm in (named(Operation.REDUCE_SCATTER, "ring"), named(Operation.ALL_GATHER, "ring"))
+        for algorithm in (get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_GATHER, "ring"))
     ]
-    whole = named(Operation.ALL_REDUCE, "ring").plan(n).whole()
+    whole = get_algorithm(Operation.ALL_REDUCE, "ring").plan(n).whole()
     assert messages(parts[0] + parts[1], n) == messages(whole, n)
 
 
@@ -135,7 +135,7 @@ def test_gather_backwards_is_scatter_and_reduce_backwards_broadcast():
     for n in (1, 2, 5, 8):
         for root in {0, n - 1}:
             for there, back in ((Operation.GATHER, Operation.SCATTER), (Operation.REDUCE, Operation.BROADCAST)):
-                turned = named(there, "tree").plan(n, root).whole().reversed()
+                turned = get_algorithm(there, "tree").plan(n, root).whole().reversed()
                 check(Plan(back, "mine", n, root, partial(lambda rounds, _: rounds, turned)))
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import describe, named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
@@ -23,7 +23,7 @@ from hpccoll.plan.rounds import Rounds, relabel
 from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
 from tests.unit.plan.shared_referee import fault_in_some_order
 
-SHARED = [algorithm for algorithm in registered() if algorithm.shared]
+SHARED = [algorithm for algorithm in list_algorithms() if algorithm.uses_shared_memory]
 WHOLE = Span(0, 1, 1)
 
 
@@ -51,16 +51,16 @@ def refusal(plan: Plan) -> str:
 
 
 def test_those_with_shared_steps_say_so():
-    for algorithm in registered():
+    for algorithm in list_algorithms():
         steps = [step for steps in algorithm.plan(4).raw() for step in steps]
-        assert algorithm.shared == any(not isinstance(step, Move) for step in steps), algorithm.full_name
+        assert algorithm.uses_shared_memory == any(not isinstance(step, Move) for step in steps), algorithm.full_name
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=lambda each: each.full_name)
 def test_they_are_proven_on_1_to_24_ranks_with_all_roots(algorithm):
     for n in range(1, 25):
         roots = range(n) if n < 9 else {0, n // 2, n - 1}
-        for root in roots if "root" in algorithm.takes else (0,):
+        for root in roots if "root" in algorithm.parameters else (0,):
             plan = algorithm.plan(n, root)
             assert check(plan).cost == plan.cost
 
@@ -78,13 +78,16 @@ def test_they_are_proven_on_1_to_24_ranks_with_all_roots(algorithm):
 )
 def test_a_rank_moves_what_it_loads_and_stores_itself(name, cost):
     operation, _, algorithm = name.partition("/")
-    assert check(named(Operation.named(operation), algorithm).plan(4)).cost == cost
+    assert check(get_algorithm(Operation.named(operation), algorithm).plan(4)).cost == cost
 
 
 def test_one_shot_reduces_in_rank_order_on_every_rank():
     letters = [np.array([chr(ord("a") + rank)], object) for rank in range(4)]
     found = replay(
-        named(Operation.ALL_REDUCE, "shared_one_shot").plan(4), 1, letters, lambda a, b: np.array([f"({a[0]}{b[0]})"])
+        get_algorithm(Operation.ALL_REDUCE, "shared_one_shot").plan(4),
+        1,
+        letters,
+        lambda a, b: np.array([f"({a[0]}{b[0]})"]),
     )
     assert {str(each[0]) for each in found} == {"(((ab)c)d)"}
 
@@ -199,7 +202,7 @@ def test_groups_have_fences_of_their_own():
 @pytest.mark.parametrize("inter", ["ring", "double_tree", "recursive_doubling"])
 def test_hierarchies_with_shared_memory_in_each_node(inter):
     algorithm = hierarchical("shared", inter)
-    assert algorithm.shared
+    assert algorithm.uses_shared_memory
     for nodes in ((3, 3), (2, 2, 2), (2, 3, 4), (1, 5), ((0, 3), (1, 4), (2, 5)), ((6, 3), (1, 4), (2, 5, 0)), (4,)):
         n = sum(size if isinstance(size, int) else len(size) for size in nodes)
         plan = algorithm.plan(n, 0, 2, nodes)
@@ -208,7 +211,7 @@ def test_hierarchies_with_shared_memory_in_each_node(inter):
 
 
 def test_json_says_via_and_fence_and_refuses_what_it_cannot_mean():
-    text = to_json(named(Operation.BROADCAST, "shared").plan(3))
+    text = to_json(get_algorithm(Operation.BROADCAST, "shared").plan(3))
     document = json.loads(text)
     assert document["rounds"][0] == [{"fence": [[0, 1, 2]]}]
     assert [each["via"] for each in document["rounds"][1]] == ["store", "store", "load", "load"]
@@ -234,13 +237,15 @@ def test_a_users_algorithm_must_say_that_it_is_shared(tmp_path):
         "from hpccoll.algorithms import shared\n\n\ndef my_all_gather(rank, n):\n"
         "    return shared.all_gather(rank, n)\n"
     )
-    own = loader.load(f"{file}:my_all_gather")
+    own = loader.load_algorithm(f"{file}:my_all_gather")
     with pytest.raises(PlanError, match="round 0 holds loads, stores or fences; say @algorithm"):
-        loader.prove(own, 3)
-    loader.prove(replace(own, shared=True), 3)
+        loader.prove_algorithm(own, 3)
+    loader.prove_algorithm(replace(own, uses_shared_memory=True), 3)
 
 
 def test_variants_are_described_as_shared():
-    mine = describe(Operation.ALL_GATHER, "mine", family.all_gather, family.block_cost, 1, shared=True)
-    assert mine.shared
+    mine = make_algorithm(
+        Operation.ALL_GATHER, "mine", family.all_gather, family.block_cost, 1, uses_shared_memory=True
+    )
+    assert mine.uses_shared_memory
     assert check(mine.plan(5)).messages == 20

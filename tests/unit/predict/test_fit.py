@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.machine import Link, Machine
@@ -29,7 +29,7 @@ def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> li
     draw = np.random.default_rng(3)
     rows = []
     for name in NAMES:
-        algorithm = named(Operation.ALL_REDUCE, name)
+        algorithm = get_algorithm(Operation.ALL_REDUCE, name)
         plan = algorithm.plan(ranks)
         for nbytes in SIZES:
             seconds = simulate(plan, machine, nbytes // 4, trace=False).seconds
@@ -64,7 +64,7 @@ def test_fences_and_bands_between_nodes_are_found_again():
     machine = Machine("two nodes", 2, near, bent, 1, 1e-10, (), 0.0, 3e-4)
     rows = measured(machine, 4, 2)
     for name in ("hierarchical_ring", "hierarchical_doubling"):
-        algorithm = named(Operation.ALL_REDUCE, name)
+        algorithm = get_algorithm(Operation.ALL_REDUCE, name)
         plan = algorithm.plan(4, nodes=[2, 2])
         for nbytes in SIZES:
             seconds = pipelined(plan, machine, nbytes // 4, 4).seconds
@@ -79,7 +79,7 @@ def test_parts_that_follow_cost_what_messages_of_their_size_do():
     # The first 16 KiB of a message cost next to nothing, what is beyond 10 ns a byte: messages of a part are 64 KiB.
     link = Link(1e-9, 1e-15, 1e-9, bands=((16 * 2**10, 1e-8),))
     machine = Machine("two nodes", 2, Link.one_port(1e-9, 1e-15), link, 1, 0.0)
-    plan = named(Operation.ALL_REDUCE, "hierarchical_ring").plan(4, nodes=[2, 2])
+    plan = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(4, nodes=[2, 2])
     nbytes = 2**24
     assert pipelined(plan, machine, nbytes // 4, 4).seconds == pytest.approx(0.75 * nbytes * 1e-8, rel=0.1)
 
@@ -114,21 +114,21 @@ def test_sizes_and_layouts_are_those_of_a_run():
     assert elements(Operation.ALL_GATHER, 8, 4) == 1  # at least one element a block, as the bench counts
     assert elements(Operation.BARRIER, 8, 4) == 0
     assert layout(13, Machine.flat(1, 1, 1).with_ranks_per_node(6)) == (6, 6, 1)
-    chain = named(Operation.BROADCAST, "chain")
+    chain = get_algorithm(Operation.BROADCAST, "chain")
     assert chunks_for(chain, 16, LIMITED, 8) == 1
     assert chunks_for(chain, 16, LIMITED, 2**20) > 4
-    assert chunks_for(named(Operation.ALL_REDUCE, "ring"), 16, LIMITED, 2**20) == 1
+    assert chunks_for(get_algorithm(Operation.ALL_REDUCE, "ring"), 16, LIMITED, 2**20) == 1
 
 
 def test_more_chunks_pay_as_the_stated_cost_says():
-    chain = named(Operation.BROADCAST, "chain")
+    chain = get_algorithm(Operation.BROADCAST, "chain")
     chosen = forecast(chain, 16, LIMITED, 2**20).seconds
     assert chosen < forecast(chain, 16, LIMITED, 2**20, chunks=1).seconds / 5
     assert chosen <= forecast(chain, 16, LIMITED, 2**20, chunks=128).seconds * 1.1
 
 
 def test_winners_at_the_ends_are_those_of_the_textbook():
-    algorithms = [named(Operation.ALL_REDUCE, name) for name in NAMES]
+    algorithms = [get_algorithm(Operation.ALL_REDUCE, name) for name in NAMES]
     told: list[str] = []
     winners = compete(algorithms, LIMITED, [4, 16], [8, 2**26], told.append)
     assert winners.winner(16, 8).name == "recursive_doubling"
@@ -145,7 +145,7 @@ def test_rank_counts_fill_nodes():
 
 
 def test_the_map_names_every_region_and_is_drawn_alike_each_time(tmp_path):
-    algorithms = [named(Operation.ALL_REDUCE, name) for name in NAMES]
+    algorithms = [get_algorithm(Operation.ALL_REDUCE, name) for name in NAMES]
     winners = compete(algorithms, LIMITED.with_ranks_per_node(2), [2, 4, 8, 16, 32], [8 * 16**k for k in range(7)])
     figure = draw_map(winners, (8,))
     texts = {text.get_text() for axes in figure.axes for text in axes.texts}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.selection.rules import (
@@ -34,7 +34,7 @@ HERE = Where("MPI 1.0", "a processor, 2 cores", "4 ranks on 1 node")
 
 def test_model_on_a_ring_by_hand():
     link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
-    ring = named(Operation.ALL_REDUCE, "ring")
+    ring = get_algorithm(Operation.ALL_REDUCE, "ring")
     assert predicted_s(ring, 4, 1, 8, link) == 6 * 1.0 + 2 * 3 / 4 * 8 * 0.5
 
 
@@ -48,22 +48,22 @@ def test_short_messages_take_few_steps_and_long_ones_few_bytes():
     assert best_algorithm(Operation.ALL_REDUCE, 2, 64 * MiB).name in ("ring", "rabenseifner")
 
 
-@pytest.mark.parametrize("each", registered(), ids=lambda each: each.full_name)
+@pytest.mark.parametrize("each", list_algorithms(), ids=lambda each: each.full_name)
 def test_chunks_are_one_unless_pipelined_and_never_tiny(each):
     for nbytes in (0, 8, LEAST_CHUNK_BYTES, 64 * MiB):
         chunks = best_chunks(each, 8, nbytes)
-        assert chunks == 1 or ("chunks" in each.takes and nbytes // chunks >= LEAST_CHUNK_BYTES)
+        assert chunks == 1 or ("chunks" in each.parameters and nbytes // chunks >= LEAST_CHUNK_BYTES)
 
 
 def test_pipelining_needs_a_line_to_fill():
-    chain = named(Operation.BROADCAST, "chain")
+    chain = get_algorithm(Operation.BROADCAST, "chain")
     assert best_chunks(chain, 2, 64 * MiB) == 1
     assert best_chunks(chain, 8, 64 * MiB) > 1
 
 
 @pytest.mark.parametrize("operation", Operation)
 def test_every_operation_has_candidates_that_exist(operation):
-    assert all(named(operation, name).operation is operation for name in UNTUNED[operation])
+    assert all(get_algorithm(operation, name).operation is operation for name in UNTUNED[operation])
     assert best_algorithm(operation, 5, 1024).name in UNTUNED[operation]
 
 
@@ -169,7 +169,7 @@ def test_sizes_of_one_class_get_one_answer():
 def test_pipelined_algorithms_get_their_chunks():
     known = table((64 * MiB, {"chain": 1.0}), operation=Operation.BROADCAST)
     choice = chosen(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
-    assert choice.chunks == best_chunks(named(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
+    assert choice.chunks == best_chunks(get_algorithm(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -181,7 +181,7 @@ def test_without_a_table_everything_has_an_answer_that_may_be_taken(operation, b
                 about = {"operation": operation, "buffer": buffer, "library": library, "shared": shared}
                 choice = chosen(None, nbytes, ranks, nodes, **about)
                 assert choice.algorithm is not None or library
-                assert choice.algorithm is None or shared or not choice.algorithm.shared
+                assert choice.algorithm is None or shared or not choice.algorithm.uses_shared_memory
                 assert choice.chunks >= 1
 
 
@@ -208,7 +208,7 @@ def test_rules_across_nodes_name_what_crosses_them(operation):
     rules = ACROSS_NODES[operation]
     assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
     assert rules[-1].below == float("inf")
-    assert all(name == LIBRARY or named(operation, name).mixed for rule in rules for name in rule.names)
+    assert all(name == LIBRARY or get_algorithm(operation, name).is_hybrid for rule in rules for name in rule.names)
 
 
 @pytest.mark.parametrize("about", RULES, ids=lambda about: f"{about[0].value}-{about[1]}")
@@ -217,7 +217,7 @@ def test_rules_name_what_exists_and_reach_all_sizes(about):
     assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
     assert rules[-1].below == float("inf")
     for rule in rules:
-        assert all(name == LIBRARY or named(about[0], name) for name in rule.names)
+        assert all(name == LIBRARY or get_algorithm(about[0], name) for name in rule.names)
 
 
 def test_a_table_comes_back_from_json_as_it_was():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.plan.drawing.frames import Story, tell
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -15,12 +15,12 @@ from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
 
 RANKS = (1, 3, 5, 8, 16)
-EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in registered() for n in RANKS]
+EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in RANKS]
 
 
 def story_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> Story:
     operation, _, algorithm = name.partition("/")
-    return tell(named(Operation.named(operation), algorithm).plan(ranks, root, chunks))
+    return tell(get_algorithm(Operation.named(operation), algorithm).plan(ranks, root, chunks))
 
 
 def test_the_ring_of_five_has_its_two_phases():
@@ -107,7 +107,7 @@ def test_phases_have_the_names_of_what_happens_in_them(name, ranks, chunks, phas
 
 
 def test_a_wrong_plan_is_told_as_it_is():
-    ring = named(Operation.ALL_REDUCE, "ring").plan(4)
+    ring = get_algorithm(Operation.ALL_REDUCE, "ring").plan(4)
     broken = Plan(ring.operation, "cut_short", 4, 0, lambda rank: Rounds(5, 4, ring.make(rank).at))
     assert not tell(broken).frames[-1].done.all()
 
@@ -115,5 +115,5 @@ def test_a_wrong_plan_is_told_as_it_is():
 def test_the_subtitle_counts():
     assert story_of("broadcast/tree", 3, 2).about == "3 ranks, 2 rounds, 1 chunk a rank, root 2"
     assert story_of("barrier/tree", 2).about == "2 ranks, 2 rounds"
-    plan = named(Operation.ALL_REDUCE, "ring").plan(4)
+    plan = get_algorithm(Operation.ALL_REDUCE, "ring").plan(4)
     assert tell(plan, (2, 2)).about == "4 ranks, 6 rounds, 4 chunks a rank, 2 nodes"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.plan.drawing.frames import Story, tell
 from hpccoll.plan.drawing.palette import COLOURS, colour, ink_on, is_cut
 from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Polygons, Scene, Text, text_width
@@ -36,12 +36,12 @@ DRAWN = [
     ("scatter/tree", 4, ".svg"),
     ("barrier/dissemination", 9, ".svg"),
 ]
-EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in registered() for n in (1, 3, 5, 8, 16)]
+EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 5, 8, 16)]
 
 
 def plan_of(name: str, ranks: int, chunks: int = 1):
     operation, _, algorithm = name.partition("/")
-    return named(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
 
 
 def story_of(name: str, ranks: int, chunks: int = 1) -> Story:
@@ -112,7 +112,7 @@ def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
 
 @pytest.mark.parametrize("ranks", [3, 8, 16])
 def test_text_is_large_enough_to_read(ranks):
-    for each in registered():
+    for each in list_algorithms():
         scene = storyboard(tell(each.plan(ranks, 0, 2)))
         sizes = [shape.size for shape in scene.shapes if isinstance(shape, Text)]
         assert min(sizes) >= 6, each.full_name

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.plan.drawing.trace import trace, trace_json
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -17,12 +17,12 @@ from hpccoll.plan.simulation.simulate import simulate
 from hpccoll.plan.simulation.timeline import Timeline, in_rounds, simulated
 
 MACHINE = Machine.flat(2e-6, 1e-9, 1e-10)
-EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in registered() for n in (1, 3, 8)]
+EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 8)]
 
 
 def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return named(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
 
 
 def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.cli.main import hpccoll, main
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.interchange.goal import to_goal
@@ -23,7 +23,7 @@ from hpccoll.plan.proof.check import check
 from hpccoll.plan.replay import replay
 from tests.unit.plan.interchange.outsiders import read_goal, read_msccl, run_goal, run_msccl
 
-ALL = pytest.mark.parametrize("algorithm", registered(), ids=lambda algorithm: algorithm.full_name)
+ALL = pytest.mark.parametrize("algorithm", list_algorithms(), ids=lambda algorithm: algorithm.full_name)
 RING2 = """{
   "format": "hpccoll-plan/1",
   "operation": "all_reduce",
@@ -44,7 +44,7 @@ RING2 = """{
 
 def plan_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return named(Operation.named(operation), algorithm).plan(ranks, root, chunks)
+    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, root, chunks)
 
 
 def test_the_text_is_what_the_documentation_shows():
@@ -54,7 +54,7 @@ def test_the_text_is_what_the_documentation_shows():
 @ALL
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_json_there_and_back_is_the_same_plan(algorithm, ranks):
-    for root in {0, ranks // 2} if "root" in algorithm.takes else {0}:
+    for root in {0, ranks // 2} if "root" in algorithm.parameters else {0}:
         plan = algorithm.plan(ranks, root, 3)
         text = to_json(plan)
         again = from_json(text)
@@ -188,7 +188,7 @@ def judge(text: str) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 64])
 def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count):
     plan = algorithm.plan(ranks, 0, 3)
-    if algorithm.shared and plan.operation is Operation.BARRIER and ranks > 1:
+    if algorithm.uses_shared_memory and plan.operation is Operation.BARRIER and ranks > 1:
         with pytest.raises(UsageError, match=f"{plan.name} holds fences, and GOAL has messages only"):
             to_goal(plan, count, 4)
         return
@@ -237,10 +237,10 @@ def memory_for(plan: Plan, inputs: list[np.ndarray | None]) -> list[dict[str, np
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
-    "algorithm", [each for each in registered() if each.operation in COLLECTIVES], ids=lambda each: each.full_name
+    "algorithm", [each for each in list_algorithms() if each.operation in COLLECTIVES], ids=lambda each: each.full_name
 )
 def test_an_msccl_file_computes_what_replay_does_in_any_order(algorithm, ranks):
-    root = ranks // 2 if "root" in algorithm.takes else 0
+    root = ranks // 2 if "root" in algorithm.parameters else 0
     plan = algorithm.plan(ranks, root, 3)
     chunks, dice = plan.whole().chunks, np.random.default_rng(7)
     held = plan.operation.held(np.arange(ranks), ranks, chunks, root)

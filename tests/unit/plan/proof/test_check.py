@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import _BRINGS, Operation
 from hpccoll.plan.plan import Cost, Plan
@@ -222,21 +222,21 @@ def test_chunks_that_cannot_carry_the_operation():
 
 
 def test_a_plan_for_another_root():
-    plan = named(Operation.SCATTER, "tree").plan(5, root=2)
+    plan = get_algorithm(Operation.SCATTER, "tree").plan(5, root=2)
     assert "before it was written" in complaint(replace(plan, root=3))
 
 
 def test_many_ranks_are_named_without_counting_all_of_them():
-    plan = named(Operation.REDUCE_SCATTER, "ring").plan(256)
+    plan = get_algorithm(Operation.REDUCE_SCATTER, "ring").plan(256)
     short = replace(plan, make=lambda rank: replace(plan.make(rank), count=100))
     assert "its contributions are not those required (check fewer ranks to see which)" in complaint(short)
-    fewer = named(Operation.REDUCE_SCATTER, "ring").plan(16)
+    fewer = get_algorithm(Operation.REDUCE_SCATTER, "ring").plan(16)
     short = replace(fewer, make=lambda rank: replace(fewer.make(rank), count=3))
     assert "the contributions of ranks 1, 2, 3, 4, 5, 6, 7, 8 and 7 more are missing" in complaint(short)
 
 
 def test_what_all_to_all_lacks_is_named_by_rank():
-    plan = named(Operation.ALL_TO_ALL, "pairwise").plan(3)
+    plan = get_algorithm(Operation.ALL_TO_ALL, "pairwise").plan(3)
     short = replace(plan, make=lambda rank: replace(plan.make(rank), count=2))
     assert "is wrong: it was never written" in complaint(short)
     wrong = replace(plan, make=lambda rank: plan.make(rank).each(lambda move: replace(move, send=Span(0, 1, 3))))  # type: ignore[arg-type]  # a Move

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -131,7 +131,9 @@ def test_goals_are_those_of_check():
 
 
 def plans() -> list[Plan]:
-    free = [known for known in registered() if not (known.shared and known.operation is Operation.BARRIER)]
+    free = [
+        known for known in list_algorithms() if not (known.uses_shared_memory and known.operation is Operation.BARRIER)
+    ]
     return [algorithm.plan(n, n // 2, 3) for algorithm in free for n in (1, 2, 3, 5, 8)]
 
 
@@ -143,7 +145,7 @@ def test_every_plan_is_right_as_a_free_program(plan):
 @pytest.mark.parametrize("name", ["shared", "hierarchical_dissemination"])
 def test_a_fence_is_nothing_that_a_free_program_can_say(name):
     with pytest.raises(PlanError, match=f"barrier/{name} holds fences, which a free program cannot say"):
-        flattened(named(Operation.BARRIER, name).plan(2))
+        flattened(get_algorithm(Operation.BARRIER, name).plan(2))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
@@ -153,7 +155,7 @@ def test_a_fence_is_nothing_that_a_free_program_can_say(name):
 )
 def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name, n):
     operation, _, algorithm = name.partition("/")
-    program = synchronous(flattened(named(Operation.named(operation), algorithm).plan(n)))
+    program = synchronous(flattened(get_algorithm(Operation.named(operation), algorithm).plan(n)))
     with pytest.raises(DeadlockError, match="circle") as caught:
         proven(program)
     assert set(caught.value.stuck) == set(range(n))
@@ -161,7 +163,7 @@ def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name
 
 def test_one_way_plans_need_no_buffers():
     for name in ("tree", "chain"):
-        plan = named(Operation.BROADCAST, name).plan(7, 3, 2)
+        plan = get_algorithm(Operation.BROADCAST, name).plan(7, 3, 2)
         proven(synchronous(flattened(plan)), plan.operation, plan.root, plan.whole().chunks)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpccoll.algorithms import registered
+from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -26,7 +26,9 @@ from tests.unit.plan.proof.faults import FAULTS, NoRoom, site
 from tests.unit.plan.referee import acted, fault_of, written
 
 RANKS = (2, 3, 4, 5, 8)
-MESSAGES = [algorithm for algorithm in registered() if not algorithm.shared]  # the others: test_shared_mutants.py
+MESSAGES = [
+    algorithm for algorithm in list_algorithms() if not algorithm.uses_shared_memory
+]  # the others: test_shared_mutants.py
 # Kinds of fault that leave some plans right and as cheap as stated: why, and which plans. The referee has computed each
 # wanted chunk of each as an expression, replay as numbers (below); no survivor is believed because it stands here.
 EQUIVALENT: dict[str, tuple[str, set[str]]] = {

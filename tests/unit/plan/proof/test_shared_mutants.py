@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpccoll.algorithms import registered
+from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.interchange.json_plans import from_json, to_json
 from hpccoll.plan.plan import Plan
@@ -25,7 +25,7 @@ from tests.unit.plan.shared_referee import fault_in_some_order
 
 RANKS = (2, 3, 4)
 ORDERS, MANY_ORDERS = 12, 100
-SHARED = [algorithm for algorithm in registered() if algorithm.shared]
+SHARED = [algorithm for algorithm in list_algorithms() if algorithm.uses_shared_memory]
 Document = dict[str, Any]
 Round = list[Document]
 
@@ -242,7 +242,7 @@ def complaint(plan: Plan) -> str | None:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("algorithm", SHARED, ids=lambda each: each.full_name)
 def test_plans_come_out_right_in_any_order(algorithm, n):
-    for root in {0, n - 1} if "root" in algorithm.takes else {0}:
+    for root in {0, n - 1} if "root" in algorithm.parameters else {0}:
         assert fault_in_some_order(algorithm.plan(n, root), ORDERS) is None
 
 
@@ -279,7 +279,7 @@ def test_no_fence_can_be_spared(kind):
 
 
 def test_the_column_of_a_plan_from_a_file_is_what_its_whole_is():
-    from hpccoll.algorithms.loader import prove_columns
+    from hpccoll.algorithms.loader import prove_single_rank_columns
 
     for algorithm in SHARED:
-        prove_columns(replace(from_json(to_json(algorithm.plan(4, root=1))), cost=None))
+        prove_single_rank_columns(replace(from_json(to_json(algorithm.plan(4, root=1))), cost=None))

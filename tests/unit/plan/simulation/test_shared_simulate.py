@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import describe, named
+from hpccoll.algorithms import get_algorithm, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
@@ -33,7 +33,7 @@ def node_of(ranks: int) -> Machine:
 
 def test_two_shots_by_hand():
     # 9 elements of 4 bytes: three chunks of 12. Two are loaded and reduced, two are stored, between two fences.
-    found = simulate(named(Operation.ALL_REDUCE, "shared_two_shot").plan(3), node_of(3), 9)
+    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_two_shot").plan(3), node_of(3), 9)
     assert found.seconds == pytest.approx(2 * ALPHA + 4 * 12 * BETA + 2 * 12 * GAMMA, rel=1e-12)
     assert (found.steps, found.messages) == (2, 12)
     assert found.within.tolist() == [48, 48, 48]
@@ -42,7 +42,7 @@ def test_two_shots_by_hand():
 
 def test_one_shot_by_hand():
     # Rank 0 copies its own and reduces two; the others load rank 0's over their own, and reduce theirs and one more.
-    found = simulate(named(Operation.ALL_REDUCE, "shared_one_shot").plan(3), node_of(3), 25)
+    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_one_shot").plan(3), node_of(3), 25)
     assert found.seconds == pytest.approx(2 * ALPHA + 200 * BETA + 3 * 100 * GAMMA, rel=1e-12)
     assert found.within.tolist() == [200, 200, 200]
 
@@ -50,7 +50,7 @@ def test_one_shot_by_hand():
 def test_bytes_take_what_the_bands_of_the_link_say():
     link = Link(ALPHA, BETA, ALPHA, bands=((100.0, 3e-9),))
     machine = Machine("banded", 2, link, link, 1, 0.0)
-    found = simulate(named(Operation.BROADCAST, "shared").plan(2), machine, 76)
+    found = simulate(get_algorithm(Operation.BROADCAST, "shared").plan(2), machine, 76)
     assert found.seconds == pytest.approx(2 * ALPHA + 100 * BETA + 52 * 3e-9, rel=1e-12)
 
 
@@ -97,7 +97,7 @@ def test_a_fence_that_is_not_periodic_is_found_out():
         return grouped(family.barrier, threes, rank)
 
     cost = Cost(0, Fraction(0), Fraction(0))
-    plan = describe(Operation.BARRIER, "threes", make, lambda _: cost, 2, shared=True).plan(12)
+    plan = make_algorithm(Operation.BARRIER, "threes", make, lambda _: cost, 2, uses_shared_memory=True).plan(12)
     with pytest.raises(PlanError, match=r"states period 2, but in round 0 rank \d+ does not do .*whom it waits for"):
         simulate(plan, node_of(1), 0)
     assert simulate(replace(plan, period=3), node_of(3), 0).simulated_ranks == 3
@@ -105,21 +105,21 @@ def test_a_fence_that_is_not_periodic_is_found_out():
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter"])
 def test_a_false_period_is_found_out(name):
-    plan = replace(named(Operation.named(name), "shared").plan(8), period=1)
+    plan = replace(get_algorithm(Operation.named(name), "shared").plan(8), period=1)
     with pytest.raises(PlanError, match=r"states period 1, but in round 1 .*whom it (stores to|loads from)"):
         simulate(plan, node_of(1), 8)
 
 
 def test_memory_is_not_shared_across_nodes():
-    plan = named(Operation.ALL_GATHER, "shared").plan(8)
+    plan = get_algorithm(Operation.ALL_GATHER, "shared").plan(8)
     with pytest.raises(
         UsageError, match=r"all_gather/shared on 8 ranks: rank 3 loads from rank 4, which is on another"
     ):
         simulate(plan, node_of(4), 8)
-    algorithm = named(Operation.ALL_GATHER, "shared")
+    algorithm = get_algorithm(Operation.ALL_GATHER, "shared")
     assert [fits(algorithm, n, node_of(4)) for n in (4, 5)] == [True, False]
     assert fits(hierarchical("shared", "ring"), 8, node_of(4))
-    both = (algorithm, named(Operation.ALL_GATHER, "ring"))
+    both = (algorithm, get_algorithm(Operation.ALL_GATHER, "ring"))
     map_of = compete(both, node_of(4), (4, 8), (64,))
     assert map_of.winner(4, 64) is algorithm
     assert map_of.winner(8, 64) is both[1]
@@ -128,7 +128,7 @@ def test_memory_is_not_shared_across_nodes():
 @pytest.mark.parametrize("name", ["all_reduce/shared_two_shot", "gather/shared", "barrier/shared"])
 def test_a_timeline_ends_when_the_simulation_does(name):
     operation, _, algorithm = name.partition("/")
-    plan = named(Operation.named(operation), algorithm).plan(4)
+    plan = get_algorithm(Operation.named(operation), algorithm).plan(4)
     expected = simulate(plan, node_of(4), 100, full=True).seconds
     assert simulated(plan, node_of(4), 100).duration_us == pytest.approx(expected * 1e6)
 

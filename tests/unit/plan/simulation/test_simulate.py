@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import describe, named, registered
+from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.proof.check import check
@@ -24,7 +24,7 @@ from hpccoll.predict.forecast import layout
 
 ALPHA, BETA, GAMMA = 1e-6, 1e-9, 1e-10
 FLAT = Machine.flat(ALPHA, BETA, GAMMA)
-RING, TREE = named(Operation.ALL_REDUCE, "ring"), named(Operation.ALL_REDUCE, "tree")
+RING, TREE = get_algorithm(Operation.ALL_REDUCE, "ring"), get_algorithm(Operation.ALL_REDUCE, "tree")
 
 
 def nodes_of(ranks: int, nics: int = 1, gamma: float = 0.0) -> Machine:
@@ -61,7 +61,7 @@ def test_a_rank_sends_and_takes_in_one_message_at_a_time():
 
         return Rounds(1, n, lambda _: [move(t) for t in range(1, n)])
 
-    plan = describe(Operation.ALL_GATHER, "at_once", at_once, None).plan(4)
+    plan = make_algorithm(Operation.ALL_GATHER, "at_once", at_once, None).plan(4)
     found = simulate(plan, FLAT, 1)
     assert found.seconds == pytest.approx(3 * (ALPHA + 4 * BETA), rel=1e-12)
     link = Link(ALPHA, BETA, 0.0)  # nothing but bytes keeps the ports busy
@@ -86,7 +86,7 @@ def test_messages_of_a_round_share_their_nic(nics, shared):
         peer = (rank + n // 2) % n
         return Rounds(1, 1, lambda t: [Move(peer, peer, Span(0, 1, 1), Span(0, 1, 1), Op.OWN_FIRST)])
 
-    plan = describe(Operation.ALL_REDUCE, "swap", swap, None).plan(8)
+    plan = make_algorithm(Operation.ALL_REDUCE, "swap", swap, None).plan(8)
     found = simulate(plan, nodes_of(4, nics), 1000)
     assert found.seconds == pytest.approx(10e-6 + shared * 4000 * 4e-9, rel=1e-12)
 
@@ -100,7 +100,7 @@ def test_messages_without_a_byte_are_not_sent_but_a_barriers_are():
     lone = simulate(RING.plan(5), replace(FLAT, gamma_s_per_byte=0.0), 1)
     assert lone.messages == 8
     assert lone.seconds == pytest.approx(8 * (ALPHA + 4 * BETA), rel=1e-12)
-    news = simulate(named(Operation.BARRIER, "dissemination").plan(5), FLAT, 0)
+    news = simulate(get_algorithm(Operation.BARRIER, "dissemination").plan(5), FLAT, 0)
     assert (news.messages, news.steps, news.nbytes) == (15, 3, 0)
     assert news.seconds == pytest.approx(3 * ALPHA, rel=1e-12)
 
@@ -108,7 +108,7 @@ def test_messages_without_a_byte_are_not_sent_but_a_barriers_are():
 def test_a_call_and_bands_of_message_sizes_cost_what_they_say():
     link = Link(ALPHA, BETA, ALPHA, bands=((100.0, 3e-9), (300.0, 1e-9)))
     machine = Machine("banded", 2, link, link, 1, 0.0, (), call_s=5e-6)
-    found = simulate(named(Operation.ALL_REDUCE, "recursive_doubling").plan(2), machine, 100)
+    found = simulate(get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(2), machine, 100)
     assert found.seconds == pytest.approx(5e-6 + ALPHA + 100 * BETA + 200 * 3e-9 + 100 * 1e-9, rel=1e-12)
 
 
@@ -150,7 +150,7 @@ LINKS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(registered()),
+    st.sampled_from(list_algorithms()),
     st.integers(1, 24),
     st.integers(1, 8),
     st.tuples(LINKS, LINKS),
@@ -160,7 +160,7 @@ LINKS = st.builds(
     st.sampled_from([1, 2, 5]),
 )
 def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, nics, gamma, count, chunks):
-    q = max(q, n) if algorithm.shared else q  # who shares memory is on one node
+    q = max(q, n) if algorithm.uses_shared_memory else q  # who shares memory is on one node
     machine = Machine("drawn", q, links[0], links[1], min(nics, q), gamma)
     plan = algorithm.plan(n, n // 2, chunks, layout(n, machine))
     few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
@@ -173,10 +173,10 @@ def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, 
     assert all_ranks.path is not None
     assert np.array_equal(few.path.sources, all_ranks.path.sources)
     least = bounds(plan.operation, n, machine, few.nbytes)
-    assert algorithm.shared or few.seconds >= least.seconds * (1 - 1e-9)  # loads pay no alpha
+    assert algorithm.uses_shared_memory or few.seconds >= least.seconds * (1 - 1e-9)  # loads pay no alpha
 
 
-@pytest.mark.parametrize("algorithm", registered(), ids=lambda each: each.full_name)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=lambda each: each.full_name)
 def test_steps_and_bytes_are_those_of_the_proof(algorithm):
     n, count = 12, 5040
     plan = algorithm.plan(n, 0, 4)
@@ -197,7 +197,7 @@ def test_symmetry_is_used_where_there_is_some():
 
 
 def test_a_period_that_is_none_is_found_out():
-    false = replace(named(Operation.ALL_REDUCE, "tree"), period=4)
+    false = replace(get_algorithm(Operation.ALL_REDUCE, "tree"), period=4)
     with pytest.raises(PlanError, match=r"all_reduce/tree on 64 ranks states period 4, but in round \d+ rank \d+ does"):
         simulate(false.plan(64), FLAT, 64)
 
@@ -223,7 +223,7 @@ def test_24576_ranks_in_seconds_and_little_memory():
     from hpccoll.algorithms.hierarchical import hierarchical
 
     tracemalloc.start()
-    for algorithm in (RING, named(Operation.ALL_REDUCE, "double_tree"), hierarchical("ring", "ring")):
+    for algorithm in (RING, get_algorithm(Operation.ALL_REDUCE, "double_tree"), hierarchical("ring", "ring")):
         plan = algorithm.plan(24_576, 0, 4, layout(24_576, machine))
         tracemalloc.reset_peak()
         begin = time.process_time()

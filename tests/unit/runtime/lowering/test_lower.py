@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import Algorithm, describe, named, registered
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, make_algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
@@ -25,7 +25,7 @@ from hpccoll.runtime.lowering.program import Copy, Join, Memory, Place, Program,
 from tests.unit.runtime.simulated import simulate
 
 ITEMSIZE = 8
-ALGORITHMS = [known for known in registered() if not known.shared]  # those: test_node_programs.py
+ALGORITHMS = [known for known in list_algorithms() if not known.uses_shared_memory]  # those: test_node_programs.py
 
 
 def mixed(left, right):
@@ -190,7 +190,7 @@ def test_the_input_is_only_read_and_places_lie_within_their_memories(algorithm, 
 def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, in_place):
     count = 2**30 // 4
     for rank in range(n):
-        program = lower(named(Operation.ALL_REDUCE, "ring").plan(n), rank, count, 4, in_place)
+        program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), rank, count, 4, in_place)
         longest = max(stop - start for start, stop in segments(-(-count // n), 4))
         assert program.landing <= lowering.WINDOW * (longest + 1)
         assert program.work == 0
@@ -199,13 +199,13 @@ def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, 
 
 def test_messages_of_a_ring_are_those_of_the_formula():
     for n in (2, 3, 8):
-        program = lower(named(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
+        program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
         assert program.messages == 2 * 2 * (n - 1)
         assert sum(step.place.count for step in program.instructions if isinstance(step, Send)) == 2 * (n - 1) * 1000
 
 
 def test_recursive_doubling_in_place_waits_for_a_send_before_it_reduces_into_what_is_sent():
-    program = lower(named(Operation.ALL_REDUCE, "recursive_doubling").plan(2), 0, 4, ITEMSIZE, in_place=True)
+    program = lower(get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(2), 0, 4, ITEMSIZE, in_place=True)
     kinds = [type(step).__name__ for step in program.instructions]
     sent, joined = kinds.index("Send"), kinds.index("Join")
     assert Wait(sent) in program.instructions[:joined]
@@ -224,7 +224,7 @@ def test_segments_cover_a_message_in_nearly_equal_parts(count, itemsize):
 
 
 def test_both_ends_cut_a_message_alike_even_where_their_pieces_differ(small_segments):
-    plan = named(Operation.GATHER, "tree").plan(7, root=3)
+    plan = get_algorithm(Operation.GATHER, "tree").plan(7, root=3)
     for count in (1, 4, 10):
         programs = [lower(plan, rank, count, ITEMSIZE, in_place=False) for rank in range(7)]
         for a in range(7):
@@ -235,9 +235,9 @@ def test_both_ends_cut_a_message_alike_even_where_their_pieces_differ(small_segm
 
 
 def test_a_message_without_elements_is_not_sent_but_a_barriers_is():
-    empty = lower(named(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
+    empty = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
     assert empty.instructions == ()
-    assert lower(named(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
+    assert lower(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -250,7 +250,7 @@ def test_a_ranks_own_operand_takes_its_turn_among_those_that_arrive(in_place, fi
         across = Move(rank, rank, one, two, Op.INCOMING_FIRST)
         return Rounds(2, 2, lambda t: [arrives, own, across, Move(frm, to, two, one, Op.OWN_FIRST)])
 
-    run(describe(Operation.ALL_REDUCE, "mine", make, None).plan(3), count, in_place, seed=count)
+    run(make_algorithm(Operation.ALL_REDUCE, "mine", make, None).plan(3), count, in_place, seed=count)
 
 
 def test_pieces_that_correspond_are_cut_at_every_edge_of_either_side():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from hpccoll.algorithms import named
+from hpccoll.algorithms import get_algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.lowering import message_rounds as lowering
 from hpccoll.runtime.lowering.lower import lower
@@ -17,7 +17,7 @@ from tests.unit.runtime.lowering.test_lower import ALGORITHMS, CASES, ITEMSIZE, 
 
 
 def doubling(nbytes: int, n: int = 2, **how: Any) -> Program:
-    plan = named(Operation.ALL_REDUCE, "recursive_doubling").plan(n)
+    plan = get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(n)
     return lower(plan, 0, nbytes // ITEMSIZE, ITEMSIZE, **({"in_place": True} | how))
 
 
@@ -58,7 +58,7 @@ def test_out_of_place_the_first_message_is_the_input_itself_and_the_others_copie
 
 
 def test_a_ring_overwrites_nothing_in_the_round_that_sends_it_and_copies_nothing():
-    program = lower(named(Operation.ALL_REDUCE, "ring").plan(4), 1, 64 * 1024, ITEMSIZE, in_place=True)
+    program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 64 * 1024, ITEMSIZE, in_place=True)
     assert not any(isinstance(step, Copy) for step in program.instructions)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import Algorithm, named, registered
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -24,8 +24,10 @@ from hpccoll.runtime.lowering.program import OWN, Meet, Memory
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, leg, mixed, simulate, users
 
-SHARED = [known for known in registered() if known.shared and not known.mixed]  # on one node the mixed are as these
-MESSAGES = [known for known in registered() if not known.shared]
+SHARED = [
+    known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid
+]  # on one node the mixed are as these
+MESSAGES = [known for known in list_algorithms() if not known.uses_shared_memory]
 CASES = {
     "n": st.integers(1, 6),
     "count": st.one_of(st.integers(0, 12), st.sampled_from([37, 64])),
@@ -199,7 +201,7 @@ def test_plans_with_many_fences_end_as_in_replay(push):
 @pytest.mark.parametrize("half", [None, 0])
 @pytest.mark.parametrize("n", [4, 8])
 def test_what_lands_where_others_still_load_is_there_after_the_next_fence(n, half):
-    plan = as_shared(named(Operation.ALL_REDUCE, "recursive_doubling"), n, 0, push=False)
+    plan = as_shared(get_algorithm(Operation.ALL_REDUCE, "recursive_doubling"), n, 0, push=False)
     assert plan is not None
     for seed in range(12):
         hold(plan, 7, True, half, seed)
