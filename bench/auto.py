@@ -28,7 +28,7 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.arrays.modules import ArrayModule
 from hpccoll.units import format_size
 
@@ -61,7 +61,7 @@ def contest(
         module.rewind()
     comm, count = bench.comm, max(nbytes // 4, 1)
     workload = Workload(
-        Task(Operation.ALL_REDUCE, count, dtype_named("float32"), "sum", 0, True, comm.rank, comm.size), module
+        Task(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, True, comm.rank, comm.size), module
     )
     ready = [("auto", own(bench.own, workload, "auto")), (AGAIN, own(bench.own, workload, "auto"))]
     for name in list_algorithm_names(Operation.ALL_REDUCE):

@@ -24,9 +24,9 @@ from script import Result, main
 
 from hpccoll.communicator import Communicator
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import adopt
+from hpccoll.runtime.arrays.modules import as_buffer
 from hpccoll.runtime.arrays.reductions import Reduction
-from hpccoll.runtime.collective import Job
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import SIGHTINGS
 from hpccoll.runtime.messages.mpi_collectives import NAMES, Library
 
@@ -68,8 +68,8 @@ def ways(bench: Bench, x: Floats) -> Iterator[Case]:
 
 def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
     """Return MPI's own all-reduce of `x` in place, as hpccoll binds it."""
-    buffer = adopt(x, "x", writable=True)
-    job = Job(Operation.ALL_REDUCE, None, 0, Reduction("sum"), buffer, buffer, buffer.count)
+    buffer = as_buffer(x, "x", writable=True)
+    job = CollectiveCall(Operation.ALL_REDUCE, None, 0, Reduction("sum"), buffer, buffer, buffer.count)
     return Library(comm, (), lambda: None, lambda: False).bind(job)
 
 

@@ -22,7 +22,7 @@ from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import MpiPeer, TorchPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import Buffer, adopt
+from hpccoll.runtime.arrays.modules import Buffer, as_buffer
 from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.units import MiB, format_size
 
@@ -55,7 +55,7 @@ def _peers(bench: Bench) -> Iterator[TorchPeer | MpiPeer]:
 def _case(bench: Bench, count: int, peers: list[TorchPeer | MpiPeer]) -> Case:
     own = bench.own
     x = own.cupy_empty(count)
-    given = adopt(x, "x", writable=True)
+    given = as_buffer(x, "x", writable=True)
     plain = given.module.empty(count, given.dtype)
     for flat in (x, plain):
         flat.fill(0)
@@ -87,7 +87,7 @@ def _seconds(call: Callable[[], object], module: Any) -> float:
     """Time one call by events on the current stream, the ranks having met."""
     from mpi4py import MPI
 
-    begin, end, seconds = module.timer()
+    begin, end, seconds = module.make_stream_timer()
     module.synchronize()
     MPI.COMM_WORLD.Barrier()
     begin()
@@ -109,7 +109,7 @@ def _wrong(bench: Bench, call: Callable[[], object], x: Any) -> int:
 def _floor(bench: Bench, case: Case) -> dict[str, Any]:
     """Hold the symmetric all-reduce against the copy of device memory: rank 0 alone copies, the others wait."""
     comm = bench.comm
-    given = adopt(bench.own.cupy_empty(case.nbytes, "uint8"), "x", writable=True)
+    given = as_buffer(bench.own.cupy_empty(case.nbytes, "uint8"), "x", writable=True)
     other = given.module.empty(case.nbytes, given.dtype)
     comm.Barrier()
     copies = [_copy(given, other) for _ in range(COPIES)] if comm.rank == 0 else []
@@ -141,11 +141,11 @@ def _floor(bench: Bench, case: Case) -> dict[str, Any]:
 
 def _copy(given: Buffer, other: Any) -> float:
     """Return the seconds of one copy within the device."""
-    timer = given.module.timer()
+    timer = given.module.make_stream_timer()
     assert timer is not None
     begin, end, seconds = timer
     begin()
-    given.module.copy(other, given.flat)()
+    given.module.bind_copy(other, given.flat)()
     end()
     return float(seconds())
 

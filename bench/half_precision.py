@@ -18,7 +18,7 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 
 BASELINE = "float32"
 MUST = Must("at most 2x slower", BASELINE, share=1.0)  # no more than float32's time above it
@@ -37,7 +37,7 @@ def measure(bench: Bench, algorithm: str) -> Iterator[Result]:
 
 def side(bench: Bench, name: str, nbytes: int, algorithm: str) -> tuple[Side, Callable[[], int]]:
     """Return a prepared all-reduce, and what runs it anew and counts how many elements come out wrong."""
-    comm, dtype = bench.comm, dtype_named(name)
+    comm, dtype = bench.comm, get_dtype(name)
     pattern = np.arange(max(nbytes // dtype.itemsize, 1)) % 7
     x = (pattern + 1 + comm.rank).astype(dtype.numpy)
     out = np.zeros_like(x)

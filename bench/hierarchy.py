@@ -25,7 +25,7 @@ from hpccoll.measure.memory import buffers_in
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.arrays.modules import ArrayModule
 from hpccoll.runtime.job import layout
 from hpccoll.units import KiB, MiB, format_size
@@ -66,7 +66,7 @@ def contest(
     """Return the case of an operation, and what frees it."""
     comm, blocks = bench.comm, bench.comm.size if operation.blocked else 1
     count, in_place = max(nbytes // 4 // blocks, 1), not operation.blocked
-    task = Task(operation, count, dtype_named("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    task = Task(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, module)
     large = nbytes >= LARGE
     library = other(engine, workload)

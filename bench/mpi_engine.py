@@ -24,7 +24,7 @@ from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.arrays.modules import NUMPY
 
 ENGINE = "mpi engine of hpccoll bench"
@@ -42,7 +42,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
     """Race the engine in the bench's hands against the loop, on the same buffers."""
     comm = bench.comm
-    task = Task(Operation.ALL_REDUCE, count, dtype_named("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    task = Task(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, NUMPY)
     contender = other(MpiPeer(comm), workload)
     race = Race(comm, workload, [contender], METHOD)

@@ -17,15 +17,15 @@ from hpccoll.algorithms.registry import Algorithm, get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job
+from hpccoll.runtime.arguments import CheckedArguments, check_arguments
 from hpccoll.runtime.arrays.modules import ArrayModule, Buffer
 from hpccoll.runtime.arrays.reductions import Reduction
-from hpccoll.runtime.collective import Job, shares_memory
+from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.runtime.decider import memory_of
 from hpccoll.runtime.engine import Bound, Engine
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.seen import Seen
-from hpccoll.runtime.shapes import Shaped, shape
 from hpccoll.runtime.shared_memory.symmetric import tensor_on
 from hpccoll.runtime.work import Work
 from hpccoll.selection.rules import LIBRARY
@@ -262,7 +262,7 @@ class Communicator:
 
     def _checked(
         self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm
-    ) -> tuple[Job, Shaped]:
+    ) -> tuple[CollectiveCall, CheckedArguments]:
         """Turn the arguments of a call into a job; everything that is wrong with them on this rank alone shows here."""
         reduction = Reduction.parse(op)
         if not 0 <= root < self.size:
@@ -272,15 +272,17 @@ class Communicator:
             chosen = get_algorithm(operation, algorithm)
         if chosen is not None and chosen.operation is not operation:
             raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
-        shaped = shape(operation, x, out, self.rank, self.size, root)
+        shaped = check_arguments(operation, x, out, self.rank, self.size, root)
         buffer: Buffer | None = shaped.source or shaped.result
         if operation.reduces and buffer is not None:
             reduction.require(buffer.dtype, buffer.shape)
-        made = Job(operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == LIBRARY)
-        shares_memory(made, self.rank)
+        made = CollectiveCall(
+            operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == LIBRARY
+        )
+        is_in_place(made, self.rank)
         return made, shaped
 
-    def _agreed(self, way: str, operation: Operation, *arguments: Any) -> tuple[Job, Shaped]:
+    def _agreed(self, way: str, operation: Operation, *arguments: Any) -> tuple[CollectiveCall, CheckedArguments]:
         """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
         self._require_open()
         if self._debug is None:

@@ -122,7 +122,7 @@ def _suite(options: Options, nodes: int) -> Suite:
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
     from hpccoll.runtime import job
-    from hpccoll.runtime.arrays.dtypes import dtype_named
+    from hpccoll.runtime.arrays.dtypes import get_dtype
     from hpccoll.runtime.arrays.reductions import Reduction
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
@@ -136,7 +136,7 @@ def _suite(options: Options, nodes: int) -> Suite:
     return Suite(
         operations,
         tuple(sizes),
-        dtype_named(options.dtype),
+        get_dtype(options.dtype),
         Reduction.parse(options.redop).name,
         options.root,
         PLACES[options.place or "both"],

@@ -106,14 +106,14 @@ def _run(options: Options) -> int:
 
 def _sweep(options: Options, nodes: int) -> Sweep:
     from hpccoll.measure.tune import Sweep
-    from hpccoll.runtime.arrays.dtypes import dtype_named
+    from hpccoll.runtime.arrays.dtypes import get_dtype
     from hpccoll.selection.table import BufferKind
 
     asked = options.buffer.split(",") if options.buffer else ["host", "symmetric"] if nodes == 1 else ["host"]
     for name in asked:
         if name not in BUFFERS:
             raise UnknownNameError("buffer", name, list(BUFFERS))
-    dtypes = {dtype_named(name).itemsize: dtype_named(name) for name in options.dtype.split(",")}
+    dtypes = {get_dtype(name).itemsize: get_dtype(name) for name in options.dtype.split(",")}
     return Sweep(
         tuple(dict.fromkeys(Operation.named(name) for name in options.operations)) or tuple(Operation),
         tuple(sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)),

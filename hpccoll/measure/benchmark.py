@@ -124,7 +124,7 @@ class Race:
     def once(self, contender: Contender) -> tuple[float, float]:
         """Time one iteration on this rank, in seconds on the host and on the stream; check what came out."""
         workload = self.workload
-        timer = workload.module.timer()
+        timer = workload.module.make_stream_timer()
         if self.method.check:
             workload.reset()
         self.comm.Barrier()

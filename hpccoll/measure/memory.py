@@ -9,7 +9,7 @@ import numpy as np
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.arrays.cuda import CupyModule
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, Flat, NumPyModule, module_named
+from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, FlatArray, NumPyModule, get_array_module
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -20,14 +20,14 @@ _ALIGNED = 4096
 class SharedModule(NumPyModule):
     """Host memory out of one shared window, given out from its beginning again for each workload."""
 
-    def __init__(self, window: Flat) -> None:
+    def __init__(self, window: FlatArray) -> None:
         self._window, self._used = window, 0
 
     def rewind(self) -> None:
         """Forget what was given out."""
         self._used = 0
 
-    def empty(self, count: int, dtype: DType) -> Flat:
+    def empty(self, count: int, dtype: DType) -> FlatArray:
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
         return np.asarray(self._window[begin : begin + nbytes]).view(dtype.numpy)
@@ -48,7 +48,7 @@ def buffers_in(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
         return SharedModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
     if buffer == "host":
         return NUMPY
-    module = module_named(buffer)
+    module = get_array_module(buffer)
     try:
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
     except UnavailableError:  # on every rank: no CUDA IPC here; messages work all the same

@@ -19,7 +19,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import Slice, Timeline
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.arrays.modules import NumPyModule
 from hpccoll.runtime.job import layout
 from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable
@@ -40,7 +40,7 @@ def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int =
     Returns: the timeline on rank 0, None elsewhere.
     """
     operation, shape = algorithm.operation, layout(world)
-    task = Task(operation, count, dtype_named("float32"), "sum", root, False, world.rank, world.size)
+    task = Task(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)
     workload = Workload(task, NumPyModule())
     x, out = workload.source, workload.result
     if operation is Operation.BROADCAST:

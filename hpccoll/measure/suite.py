@@ -14,7 +14,7 @@ from hpccoll.measure.memory import SharedModule
 from hpccoll.measure.record import CollectiveRecord, Row, RowKey
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.cuda import CarvedCupyModule
+from hpccoll.runtime.arrays.cuda import PreallocatedCupyModule
 from hpccoll.runtime.arrays.dtypes import DType
 from hpccoll.runtime.arrays.modules import ArrayModule
 from hpccoll.runtime.arrays.reductions import Reduction
@@ -104,7 +104,7 @@ class Session:
             peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
             if not algorithms and not peers:
                 continue
-            if isinstance(self.module, SharedModule | CarvedCupyModule):
+            if isinstance(self.module, SharedModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, peers, workload, algorithms)

@@ -24,7 +24,7 @@ from hpccoll.measure.suite import Session, Suite
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.cuda import CarvedCupyModule
+from hpccoll.runtime.arrays.cuda import PreallocatedCupyModule
 from hpccoll.runtime.arrays.dtypes import DType
 from hpccoll.selection.table import LIBRARY, BufferKind, Point, Series, Timing
 
@@ -93,7 +93,7 @@ class Trial(Session):
     def trial(self) -> Iterator[CollectiveRecord]:
         """Yield a record as soon as its row is measured, on every rank alike."""
         for task in self.tasks:
-            if isinstance(self.module, SharedModule | CarvedCupyModule):
+            if isinstance(self.module, SharedModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, self.peers, workload, self._algorithms(task))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpccoll.measure.data import Expected, expect, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat
+from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
 
 _POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
@@ -60,7 +60,7 @@ class Workload:
             return None
         return make_input(task.dtype, task.seed, rank, count, task.redop)
 
-    def _allocate(self, module: ArrayModule) -> tuple[Flat | None, Flat | None]:
+    def _allocate(self, module: ArrayModule) -> tuple[FlatArray | None, FlatArray | None]:
         task = self.task
         mine, out = self._mine, self._expected
         source = None if mine is None else module.empty(len(mine), task.dtype)
@@ -79,17 +79,17 @@ class Workload:
     def reset(self) -> None:
         """Restore the input and poison the output."""
         if self.result is not None:
-            self.module.deliver(self.result, self._poison)()
+            self.module.bind_copy_from_host(self.result, self._poison)()
         if self.source is not None and self._mine is not None:
-            self.module.deliver(self.source, self._mine.view(np.uint8))()
+            self.module.bind_copy_from_host(self.source, self._mine.view(np.uint8))()
         self.module.synchronize()
 
     def found(self) -> NDArray[Any]:
         """Return what is in the output now, on the host (the same memory where it is host memory)."""
         if not self.module.on_device:
             return np.asarray(self.result)
-        host = self.module.pinned(len(self.result or ()) * self.task.dtype.itemsize)
-        self.module.fetch(host, self.result)()
+        host = self.module.empty_pinned(len(self.result or ()) * self.task.dtype.itemsize)
+        self.module.bind_copy_to_host(host, self.result)()
         self.module.synchronize()
         return np.asarray(host).view(self.task.dtype.numpy)
 

@@ -9,7 +9,14 @@ from typing import Any, Protocol
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Buffer, Flat, adopt, is_torch, require_dense
+from hpccoll.runtime.arrays.modules import (
+    ArrayModule,
+    Buffer,
+    FlatArray,
+    as_buffer,
+    is_torch_tensor,
+    require_contiguous,
+)
 
 Call = Callable[[], None]
 _ROOT_HAS_RESULT = (Operation.REDUCE, Operation.GATHER)
@@ -46,8 +53,8 @@ class Peer(Protocol):
 class Arranged:
     """The buffers of one rank, checked: None where the operation gives the rank none."""
 
-    source: Flat | None
-    result: Flat | None
+    source: FlatArray | None
+    result: FlatArray | None
     dtype: DType
     module: ArrayModule
     in_place: bool
@@ -77,10 +84,10 @@ def _adopted(operation: Operation, array: Any, role: str, used: bool) -> Buffer 
         return None
     if array is None:
         raise BufferError(f"{operation.value}: this rank needs a {role} buffer; pass a 1-D contiguous array, not None")
-    # `adopt` copies a strided input; what is prepared once and called often must see the caller's own memory.
-    dense = array.is_contiguous() if is_torch(array) else array.flags.c_contiguous
-    require_dense(dense, role, tuple(array.shape), "a contiguous array")
-    return adopt(array, role, writable=role == "result")
+    # `as_buffer` copies a strided input; what is prepared once and called often must see the caller's own memory.
+    dense = array.is_contiguous() if is_torch_tensor(array) else array.flags.c_contiguous
+    require_contiguous(dense, role, tuple(array.shape), "a contiguous array")
+    return as_buffer(array, role, writable=role == "result")
 
 
 def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: int) -> Arranged:

@@ -10,7 +10,7 @@ from hpccoll.peers.base import Arranged, Call, arrange, no_such
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat
+from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
 from hpccoll.runtime.arrays.reductions import Reduction
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MpiPeer:
         if operation is Operation.BROADCAST:
             broadcast = partial(self.comm.Bcast, result, root)
             apart = part.source is not None and not part.in_place
-            return _in_turn(part.module.copy(part.result, part.source), broadcast) if apart else broadcast
+            return _in_turn(part.module.bind_copy(part.result, part.source), broadcast) if apart else broadcast
         if operation is Operation.REDUCE:
             return partial(self.comm.Reduce, given, result, self._op(part.dtype, redop), root)
         if operation is Operation.GATHER:
@@ -97,7 +97,7 @@ class MpiPeer:
         source = None if part.source is None else self._spec(operation, part, part.source, source_whole)
         return source, None if part.result is None else self._spec(operation, part, part.result, result_whole)
 
-    def _spec(self, operation: Operation, part: Arranged, flat: Flat, whole: bool) -> Spec:
+    def _spec(self, operation: Operation, part: Arranged, flat: FlatArray, whole: bool) -> Spec:
         """The bytes of an array, how many elements, and of which MPI datatype."""
         datatype = getattr(self._mpi, _DATATYPES[part.dtype.name])
         if operation.reduces and datatype == self._mpi.DATATYPE_NULL:
@@ -105,7 +105,7 @@ class MpiPeer:
             raise no_such(self.name, here, "use float32, or --engine hpccoll")
         if not operation.reduces and part.dtype.itemsize == 2:
             datatype = self._mpi.UINT16_T  # only moved: any two bytes will do
-        return part.module.message(flat), len(flat) // (self.comm.size if whole else 1), datatype
+        return part.module.as_bytes(flat), len(flat) // (self.comm.size if whole else 1), datatype
 
     def _op(self, dtype: DType, redop: str) -> MPI.Op:
         reduction = Reduction.parse(redop)

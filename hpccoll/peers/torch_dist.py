@@ -25,7 +25,7 @@ from hpccoll.peers.torch_calls import Calls
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat
+from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
 from hpccoll.runtime.arrays.reductions import Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe
 
@@ -137,11 +137,11 @@ class TorchPeer:
             raise no_such(self.name, f"reduction {reduction.name} of {dtype.name}", "use --engine hpccoll")
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
-    def _tensor(self, flat: Flat | None, module: ArrayModule, kind: str) -> Any:
+    def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:
         """The memory of `flat` as a tensor of torch type `kind`; None for None."""
         if flat is None:
             return None
-        message = module.message(flat)
+        message = module.as_bytes(flat)
         if isinstance(message, np.ndarray):
             with warnings.catch_warnings():
                 # torch has no read-only tensors and says so; what is only brought is only read here.

@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.arrays.modules import Step
-from hpccoll.runtime.arrays.scratch import Scratch
-from hpccoll.runtime.collective import Job, afterwards, rewritten
+from hpccoll.runtime.arrays.modules import BoundCall
+from hpccoll.runtime.arrays.scratch import ScratchPool
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.cuda.executable import DeviceExecutable, bound_in
 from hpccoll.runtime.hierarchical.executable import Crossing, MixedExecutable
 from hpccoll.runtime.lowering.program import Program
@@ -29,7 +29,7 @@ class Programs(Protocol):
 
     def __call__(
         self,
-        job: Job,
+        job: CollectiveCall,
         algorithm: Algorithm,
         chunks: int,
         in_place: bool,
@@ -59,26 +59,26 @@ class Binder:
         node: Node,
         nodes: tuple[tuple[int, ...], ...],
         programs: Programs,
-        scratch: Scratch,
+        scratch: ScratchPool,
         under_way: Sized,
         progress: Callable[[], object],
     ) -> None:
         self._comm, self._node, self._nodes, self._programs, self._scratch = comm, node, nodes, programs, scratch
         self._under_way, self._progress = under_way, progress
 
-    def begin(self, job: Job, algorithm: Algorithm) -> Crossing | None:
+    def begin(self, job: CollectiveCall, algorithm: Algorithm) -> Crossing | None:
         """Begin a job that sends messages between nodes; carry out any other here and now, and return None.
 
         Loads and stores are work for this core, which nobody else could do.
         """
-        executable = self.bind(job, algorithm, 1, Scratch())
+        executable = self.bind(job, algorithm, 1, ScratchPool())
         if isinstance(executable, MixedExecutable):
             return executable.begin()
         executable()
         return None
 
     def bind(
-        self, job: Job, algorithm: Algorithm, chunks: int, scratch: Scratch | None = None
+        self, job: CollectiveCall, algorithm: Algorithm, chunks: int, scratch: ScratchPool | None = None
     ) -> NodeExecutable | DeviceExecutable | MixedExecutable:
         """Bind a job to its buffers; `scratch` is the communicator's where none is given.
 
@@ -91,7 +91,7 @@ class Binder:
             self._require_host(job, algorithm)
         else:
             self._node.require(algorithm.full_name, len(self._nodes))
-        job, before, in_place = rewritten(job, self._comm.rank)
+        job, before, in_place = bind_prologue(job, self._comm.rank)
         lowered = partial(self._programs, job, algorithm, chunks, in_place)
         task = self._task(job, algorithm, chunks, lowered, before, scratch or self._scratch)
         disagree = partial(self._disagree, task.facts)
@@ -107,12 +107,12 @@ class Binder:
 
     def _task(
         self,
-        job: Job,
+        job: CollectiveCall,
         algorithm: Algorithm,
         chunks: int,
         lowered: Callable[..., Program],
-        before: tuple[Step, ...],
-        scratch: Scratch,
+        before: tuple[BoundCall, ...],
+        scratch: ScratchPool,
     ) -> Task:
         called = (job.operation.value, algorithm.name, chunks, job.root, job.count)
         facts = (*called, job.dtype.name, job.reduction.name, "device" if job.module.on_device else "host")
@@ -127,11 +127,11 @@ class Binder:
             lambda sizes: lowered(staged=sizes is not None, sizes=sizes),
             partial(scratch.take, job.module, job.dtype),
             before,
-            afterwards(job, self._comm.size),
+            bind_epilogue(job, self._comm.size),
             facts,
         )
 
-    def _require_host(self, job: Job, algorithm: Algorithm) -> None:
+    def _require_host(self, job: CollectiveCall, algorithm: Algorithm) -> None:
         self._node.require_memory(algorithm.full_name)
         if job.module.on_device:
             raise UsageError(

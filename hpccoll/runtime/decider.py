@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.collective import Job
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.job import Layout
 from hpccoll.runtime.messages.mpi_collectives import Library
 from hpccoll.runtime.shared_memory.node import Node
@@ -31,7 +31,7 @@ class Decider:
         self._chooser = Chooser(comm.size, layout.nodes, table_for(comm, layout))
         self._log = decision_log(comm.rank, comm.size)
 
-    def choose(self, job: Job) -> Choice:
+    def choose(self, job: CollectiveCall) -> Choice:
         """Return what carries out a job: the algorithm, None for the MPI library's own; in how many chunks; and why.
 
         Raises:
@@ -60,7 +60,7 @@ class Decider:
         return replace(choice, chunks=max(job.count, 1))
 
 
-def memory_of(job: Job, node: Node) -> BufferKind:
+def memory_of(job: CollectiveCall, node: Node) -> BufferKind:
     """Return where the buffers of a job are that every rank has: those that only the root has decide nothing."""
     if job.module.on_device:
         return BufferKind.CUDA

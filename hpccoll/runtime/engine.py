@@ -24,11 +24,11 @@ from mpi4py import MPI
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
-from hpccoll.runtime.arrays.scratch import Scratch
+from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.arrays.scratch import ScratchPool
 from hpccoll.runtime.binder import Binder
 from hpccoll.runtime.cache import LeastRecent
-from hpccoll.runtime.collective import Job, afterwards, borrowed, rewritten
+from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, bind_epilogue, bind_prologue
 from hpccoll.runtime.cuda.executable import DeviceExecutable
 from hpccoll.runtime.decider import Decider
 from hpccoll.runtime.hierarchical.executable import MixedExecutable
@@ -69,8 +69,8 @@ class _Prepared:
 
     program: Program
     setting: Setting
-    before: tuple[Step, ...]
-    after: tuple[Step, ...]
+    before: tuple[BoundCall, ...]
+    after: tuple[BoundCall, ...]
 
     def run(self) -> Run:
         """Return it under way, without binding."""
@@ -83,7 +83,7 @@ class Engine:
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._takes_device_memory = takes_device_memory
-        self._scratch = Scratch()
+        self._scratch = ScratchPool()
         self._programs: LeastRecent[Program] = LeastRecent(PROGRAMS)
         self._seen: LeastRecent[bool] = LeastRecent(SIGHTINGS)
         self.executables: LeastRecent[Bound] = LeastRecent(EXECUTABLES, lambda dropped: dropped.free())
@@ -98,14 +98,14 @@ class Engine:
         self._binder = Binder(comm, self.node, self._nodes, self.program, self._scratch, self._active, self.progress)
         self._decider = Decider(comm, where, self.node, self.library)
 
-    def run(self, job: Job) -> Bound | None:
+    def run(self, job: CollectiveCall) -> Bound | None:
         """Carry out a job; return its executable once it has one, for callers that remember their buffers."""
         key = self._key(job)
         executable = self.executables.get(key)
         if executable is not None and not executable.live:  # its symmetric buffer was freed
             executable = None
         if executable is None and self._seen.get(key) and not self._active:
-            executable = self.bind(borrowed(job))
+            executable = self.bind(as_unowned(job))
             self.executables.put(key, executable)
         if executable is not None and not (self._active and isinstance(executable, Executable)):
             executable()
@@ -123,7 +123,7 @@ class Engine:
             run.finish()
         return None
 
-    def start(self, job: Job) -> UnderWay:
+    def start(self, job: CollectiveCall) -> UnderWay:
         """Begin a job and return at once; `progress` carries it on.
 
         By loads and stores alone it is carried out here and now.
@@ -139,7 +139,7 @@ class Engine:
         self._asynchronous += 1
         while lane in self._active:
             self.progress()
-        run = begun or (self.library.start(job) if algorithm is None else self._prepare(job, lane, Scratch()).run())
+        run = begun or (self.library.start(job) if algorithm is None else self._prepare(job, lane, ScratchPool()).run())
         self._active[lane] = run
         self.progress()
         return run
@@ -150,13 +150,13 @@ class Engine:
             if run.advance():
                 del self._active[lane]
 
-    def prepare(self, job: Job) -> Bound:
+    def prepare(self, job: CollectiveCall) -> Bound:
         """Bind a job to be run many times; all ranks do so together. Freed with the engine."""
         executable = self.bind(job, together=True)
         self._prepared = [*(known for known in self._prepared if known.live), executable]
         return executable
 
-    def bind(self, job: Job, *, together: bool = False) -> Bound:
+    def bind(self, job: CollectiveCall, *, together: bool = False) -> Bound:
         """Make the persistent requests of a job, or what it takes to run it in shared memory.
 
         Args:
@@ -189,13 +189,13 @@ class Engine:
         """Whether asynchronous operations are under way."""
         return bool(self._active)
 
-    def choose(self, job: Job) -> Choice:
+    def choose(self, job: CollectiveCall) -> Choice:
         """Return what carries out a job; see there."""
         return self._decider.choose(job)
 
     def program(
         self,
-        job: Job,
+        job: CollectiveCall,
         algorithm: Algorithm,
         chunks: int,
         in_place: bool,
@@ -232,7 +232,7 @@ class Engine:
             self._programs.put(key, program)
         return program
 
-    def _key(self, job: Job) -> tuple[object, ...]:
+    def _key(self, job: CollectiveCall) -> tuple[object, ...]:
         addresses = tuple(buffer.address if buffer else 0 for buffer in (job.source, job.result))
         kind = (
             job.operation,
@@ -245,17 +245,17 @@ class Engine:
         )
         return (*kind, job.count, *addresses)
 
-    def _prepare(self, job: Job, tag: int, scratch: Scratch) -> _Prepared:
+    def _prepare(self, job: CollectiveCall, tag: int, scratch: ScratchPool) -> _Prepared:
         choice = self.choose(job)
         algorithm, chunks = choice.algorithm, choice.chunks
         if algorithm is None:
             raise UsageError(f"{job.operation.value} by the MPI library is no plan")
-        job, before, in_place = rewritten(job, self.rank)
+        job, before, in_place = bind_prologue(job, self.rank)
         module, dtype = job.module, job.dtype
         program = self.program(job, algorithm, chunks, in_place)
         empty = module.empty(0, dtype)
         spare = scratch.take(module, dtype, program.work + program.landing)
-        memories: tuple[Flat, Flat, Flat, Flat] = (
+        memories: tuple[FlatArray, FlatArray, FlatArray, FlatArray] = (
             job.source.flat if job.source else empty,
             job.result.flat if job.result else empty,
             spare[: program.work],
@@ -263,4 +263,4 @@ class Engine:
         )
         staged = self.stages(module)
         setting = Setting(memories, module, job.reduction.function, dtype.itemsize, self.comm, tag, staged)
-        return _Prepared(program, setting, before, afterwards(job, self.size))
+        return _Prepared(program, setting, before, bind_epilogue(job, self.size))

@@ -12,7 +12,7 @@ import weakref
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
-from hpccoll.runtime.arrays.modules import is_torch
+from hpccoll.runtime.arrays.modules import is_torch_tensor
 from hpccoll.runtime.engine import Bound
 
 _MOST = 512
@@ -72,13 +72,13 @@ class Seen:
             executable,
             tuple(weakref.ref(array) for array in arrays),
             tuple((array.dtype, array.nbytes) for array in arrays),
-            tuple(array.data_ptr() if is_torch(array) else None for array in arrays),
+            tuple(array.data_ptr() if is_torch_tensor(array) else None for array in arrays),
         )
 
     def remember_sum(self, executable: Bound, x: Any) -> None:
         """Let `all_reduce(x)` without further arguments go there straight away."""
         gone = partial(_forget, self.sums, id(x))
-        kind = (x.data_ptr(), x.nbytes) if is_torch(x) else None
+        kind = (x.data_ptr(), x.nbytes) if is_torch_tensor(x) else None
         self.sums[id(x)] = (executable, x.dtype, kind, weakref.ref(x, gone))
 
 

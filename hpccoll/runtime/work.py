@@ -10,7 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.arrays.modules import Buffer, Step
+from hpccoll.runtime.arrays.modules import BoundCall, Buffer
 from hpccoll.runtime.engine import Engine
 
 _SPINS_BEFORE_YIELDING = 64
@@ -67,7 +67,7 @@ class Transfer:
 
     what: str
     requests: list[MPI.Request]
-    last: list[Step]
+    last: list[BoundCall]
     sizes: list[int]
     _status: MPI.Status = field(default_factory=MPI.Status)
 

@@ -15,8 +15,8 @@ import numpy as np
 from hpccoll import Communicator, Reduction
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import adopt
-from hpccoll.runtime.collective import Job
+from hpccoll.runtime.arrays.modules import as_buffer
+from hpccoll.runtime.collective_call import CollectiveCall
 from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits
 
 GUARD = 7  # elements, so that buffers are not aligned either
@@ -169,8 +169,8 @@ def check(comm: Communicator, raw: Any, cases: Sequence[Case], pool: Callable[[]
 def oracle(case: Case, comm: Communicator) -> list[bytes]:
     """Return the bits that every rank must hold; replay itself must be right by arithmetic."""
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
-    sample = adopt(np.empty(0, case.kind.numpy), "x", writable=False)
-    job = Job(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
+    sample = as_buffer(np.empty(0, case.kind.numpy), "x", writable=False)
+    job = CollectiveCall(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
     results = case.replayed(comm.size, comm._engine.choose(job).chunks, comm._engine._nodes)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]

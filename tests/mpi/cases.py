@@ -21,7 +21,7 @@ from hpccoll.measure.data import combiner, expect, make_input
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_named
+from hpccoll.runtime.arrays.dtypes import DTYPES, DType, get_dtype
 
 Array = NDArray[Any]
 CHUNKS = (1, 2, 3, 7, 16)
@@ -58,7 +58,7 @@ def legal(operation: Operation, dtype: str, op: str) -> bool:
     """Whether this reduction of this dtype is defined; `none` is what the operations have that do not reduce."""
     if not operation.reduces:
         return op == "none" and (operation is not Operation.BARRIER or dtype == "uint8")
-    kind = dtype_named(dtype).kind
+    kind = get_dtype(dtype).kind
     allowed = {
         "b": ("min", "max", "band", "bor", "bxor"),
         "i": ("sum", "prod", "min", "max", "band", "bor", "bxor", "premul", "premul_array"),
@@ -94,7 +94,7 @@ class Case:
     @property
     def kind(self) -> DType:
         """The element type."""
-        return dtype_named(self.dtype)
+        return get_dtype(self.dtype)
 
     @property
     def base_op(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import Borrowed, NumPyModule
+from hpccoll.runtime.arrays.modules import ExternalMemory, NumPyModule
 from hpccoll.runtime.cuda.kernels import THREADS, Kernel
 from tests.unit.runtime.cuda.host_kernels import HostKernels, run
 
@@ -148,7 +148,7 @@ class LateDriver:
         self.opened.pop(address).close()
 
     def array(self, address: int, nbytes: int, owner: object) -> Any:
-        return np.asarray(Borrowed("__array_interface__", address, nbytes, (owner, self.owned[address])))
+        return np.asarray(ExternalMemory("__array_interface__", address, nbytes, (owner, self.owned[address])))
 
     def event(self, *, shared: bool) -> int:  # noqa: ARG002 - all are
         return self._event(Mapping.new(16))
@@ -224,23 +224,23 @@ class LateModule(NumPyModule):
         self._kept.append(made := super().empty(count, dtype))
         return made
 
-    def stream(self) -> tuple[int, object]:
+    def current_stream(self) -> tuple[int, object]:
         return self._driver.current, None
 
     def later(self, step: Any) -> Any:
         return lambda: self._driver.streams[self._driver.current].put(step)
 
-    def combine(self, function: str, left: Any, right: Any, out: Any) -> Any:
-        return self.later(super().combine(function, left, right, out))
+    def bind_reduce(self, function: str, left: Any, right: Any, out: Any) -> Any:
+        return self.later(super().bind_reduce(function, left, right, out))
 
-    def copy(self, out: Any, source: Any) -> Any:
-        return self.later(super().copy(out, source))
+    def bind_copy(self, out: Any, source: Any) -> Any:
+        return self.later(super().bind_copy(out, source))
 
-    def scale(self, out: Any, source: Any, factor: Any, shape: tuple[int, ...]) -> Any:
-        return self.later(super().scale(out, source, factor, shape))
+    def bind_scale(self, out: Any, source: Any, factor: Any, shape: tuple[int, ...]) -> Any:
+        return self.later(super().bind_scale(out, source, factor, shape))
 
-    def divide(self, out: Any, divisor: int) -> Any:
-        return self.later(super().divide(out, divisor))
+    def bind_divide(self, out: Any, divisor: int) -> Any:
+        return self.later(super().bind_divide(out, divisor))
 
     def synchronize(self) -> None:
         self._driver.streams[self._driver.current].synchronize()

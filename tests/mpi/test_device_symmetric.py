@@ -19,8 +19,8 @@ import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import shapes
-from hpccoll.runtime.arrays.modules import Buffer, adopt
+from hpccoll.runtime import arguments
+from hpccoll.runtime.arrays.modules import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import Device, Fences
 from hpccoll.runtime.cuda.ipc import SLOTS, Closings, limbo
 from hpccoll.runtime.shared_memory.node_barrier import Gate
@@ -39,7 +39,7 @@ COUNT = 3000
 
 
 class World:
-    """A communicator on late devices: what `adopt` finds in their memory is theirs, all other memory is the host's."""
+    """A communicator on late devices: `as_buffer` returns their memory as theirs and all other memory as the host's."""
 
     def __init__(self, comm, folder):
         self.comm = comm
@@ -52,8 +52,8 @@ class World:
     def empty(self, shape, dtype="float32"):
         return self.node.device_empty(shape, dtype)
 
-    def adopt(self, array, role, writable):
-        found = adopt(array, role, writable)
+    def as_buffer(self, array, role, writable):
+        found = as_buffer(array, role, writable)
         if found.nbytes and self.node.symmetric.find(found.address, 1) is None:
             return found
         return Buffer(found.flat, self.module, found.dtype, found.address, found.shape)
@@ -79,7 +79,7 @@ def world(comm, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def adopted(world, monkeypatch):
     """Every array of a call is looked up in the device's memory first."""
-    monkeypatch.setattr(shapes, "adopt", world.adopt)
+    monkeypatch.setattr(arguments, "as_buffer", world.as_buffer)
 
 
 def late(world, step):
@@ -284,12 +284,12 @@ def test_ordinary_device_memory_is_refused_alike(world):
     mine = lonely if world.hpc.rank == 0 else x
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            shapes,
-            "adopt",
+            arguments,
+            "as_buffer",
             lambda array, role, writable: Buffer(
                 array,
                 world.module,
-                adopt(array, role, writable).dtype,
+                as_buffer(array, role, writable).dtype,
                 array.__array_interface__["data"][0],
                 array.shape,
             ),

@@ -15,7 +15,7 @@ from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.hierarchical import parts
 from hpccoll.runtime.job import RANKS_PER_NODE, layout
 from hpccoll.runtime.shared_memory import executable
@@ -96,7 +96,7 @@ def test_large_sums_at_odd_sizes_with_ranks_that_come_late(nodes):
     hpc, comm = nodes
     chance = random.Random(comm.rank)
     for count in (1, 600_001):
-        inputs = [make_input(dtype_named("float32"), 3, rank, count) for rank in range(comm.size)]
+        inputs = [make_input(get_dtype("float32"), 3, rank, count) for rank in range(comm.size)]
         for name in ("all_reduce/hierarchical_ring", "all_reduce/hierarchical_doubling"):
             wanted = replay(MIXED[name].plan(comm.size, nodes=hpc._engine._nodes), count, inputs, np.add)[comm.rank]
             for _ in range(3):

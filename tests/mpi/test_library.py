@@ -16,11 +16,11 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
+from hpccoll.runtime.arguments import check_arguments
+from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import Reduction
-from hpccoll.runtime.collective import Job
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, Library, Underway, means_the_same
-from hpccoll.runtime.shapes import shape
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
@@ -60,12 +60,14 @@ def library(comm, others) -> Iterator[Library]:
     own.Free()
 
 
-def asked(call: Call) -> Job:
+def asked(call: Call) -> CollectiveCall:
     """The job of a call, as the communicator makes it."""
     x, how = call.arguments()
     operation, root = call.case.operation, how.get("root", 0)
-    shaped = shape(operation, x, how.get("out"), call.rank, call.n, root)
-    return Job(operation, None, root, Reduction.parse(how.get("op", "sum")), shaped.source, shaped.result, shaped.count)
+    shaped = check_arguments(operation, x, how.get("out"), call.rank, call.n, root)
+    return CollectiveCall(
+        operation, None, root, Reduction.parse(how.get("op", "sum")), shaped.source, shaped.result, shaped.count
+    )
 
 
 def carried(library: Library, call: Call, form: str) -> list[Any]:
@@ -102,7 +104,7 @@ def rows() -> list[tuple[Operation, str, str]]:
         for operation, dtype, op in product(Operation, NAMES, ("none", *OPS))
         if legal(operation, dtype, op)
         and not op.startswith("premul")
-        and means_the_same(operation, dtype_named(dtype), Reduction.parse("sum" if op == "none" else op))
+        and means_the_same(operation, get_dtype(dtype), Reduction.parse("sum" if op == "none" else op))
     ]
 
 
@@ -128,11 +130,11 @@ def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
                     assert len(set(comm.allgather(bits(found)))) == 1, (case, "ranks differ")
 
 
-def sums(rank: int, n: int, count: int) -> tuple[Job, np.ndarray, list[int]]:
+def sums(rank: int, n: int, count: int) -> tuple[CollectiveCall, np.ndarray, list[int]]:
     """An all-reduce in place, its array and what must be in it after."""
     x = np.arange(count, dtype=np.int64) + rank
-    shaped = shape(Operation.ALL_REDUCE, x, None, rank, n, 0)
-    job = Job(Operation.ALL_REDUCE, None, 0, Reduction("sum"), shaped.source, shaped.result, count)
+    shaped = check_arguments(Operation.ALL_REDUCE, x, None, rank, n, 0)
+    job = CollectiveCall(Operation.ALL_REDUCE, None, 0, Reduction("sum"), shaped.source, shaped.result, count)
     return job, x, (n * np.arange(count) + n * (n - 1) // 2).tolist()
 
 
@@ -250,9 +252,9 @@ def test_what_is_bound_keeps_its_memory(comm, library):
 
 
 def test_counts_that_mpi_cannot_take_are_refused(library):
-    far = Job(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31)
+    far = CollectiveCall(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31)
     assert library.offers(far) == (MPI.Get_version()[0] >= 4)
-    assert library.offers(Job(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31 - 1))
+    assert library.offers(CollectiveCall(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31 - 1))
 
 
 def test_only_what_means_the_same_is_offered():

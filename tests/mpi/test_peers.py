@@ -44,7 +44,7 @@ def peer(request, comm):
     return MpiPeer(comm) if request.param == "mpi" else request.getfixturevalue("gloo")
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_from_numpy(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
@@ -89,7 +89,7 @@ def run(
     in_place: bool = False,
 ) -> None:
     """Run a collective twice (once in place) and compare what arrived with what should have, bit for bit."""
-    n, rank, kind = comm.size, comm.rank, dtype_of(dtype)
+    n, rank, kind = comm.size, comm.rank, dtype_from_numpy(dtype)
     want = expected(operation, (FUNCTIONS | BITWISE).get(redop), rank, n, count, kind, root)
     blocks = n * count if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL) else count
     source: Any = brought(rank, blocks, kind)
@@ -114,7 +114,7 @@ def run(
 
 def refused(peer: Peer, dtype: str, redop: str) -> None:
     """Ask for an all_reduce that must not be prepared."""
-    x: Any = np.ones(3, dtype_of(dtype))
+    x: Any = np.ones(3, dtype_from_numpy(dtype))
     peer.prepare(Operation.ALL_REDUCE, x, x, redop, 0)
 
 
@@ -203,12 +203,12 @@ def test_a_block_given_as_the_whole_is_in_place_too(peer, comm):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("redop", ["sum", "min", "max", "band", "avg"])
 def test_gloo_reduces_what_torch_offers(comm, gloo, dtype, redop):
-    whole = dtype_of(dtype).kind in "iu"
+    whole = dtype_from_numpy(dtype).kind in "iu"
     if (redop == "avg" and whole) or (redop == "band" and not whole):
         with pytest.raises(ReductionError, match=redop):
             refused(gloo, dtype, redop)
     elif redop == "avg":
-        x: Any = np.full(3, comm.rank * 2, dtype_of(dtype))
+        x: Any = np.full(3, comm.rank * 2, dtype_from_numpy(dtype))
         gloo.prepare(Operation.ALL_REDUCE, x, x, "avg", 0)()
         assert x.astype(float).tolist() == [comm.size - 1] * 3
     else:

@@ -23,7 +23,7 @@ from hpccoll.plan.replay import replay
 from hpccoll.runtime.arrays.dtypes import DTYPES
 from hpccoll.runtime.arrays.modules import Buffer, NumPyModule
 from hpccoll.runtime.arrays.reductions import Reduction
-from hpccoll.runtime.collective import Job
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_rounds
 from hpccoll.runtime.messages import point_to_point as messaging
@@ -52,30 +52,30 @@ class Stream(NumPyModule):
     def empty(self, count, dtype):
         return np.full(count, JUNK, dtype.numpy)
 
-    def combine(self, function, left, right, out):
-        return self.later("combine", super().combine(function, left, right, out))
+    def bind_reduce(self, function, left, right, out):
+        return self.later("combine", super().bind_reduce(function, left, right, out))
 
-    def copy(self, out, source):
-        return self.later("copy", super().copy(out, source))
+    def bind_copy(self, out, source):
+        return self.later("copy", super().bind_copy(out, source))
 
-    def scale(self, out, source, factor, shape):
-        return self.later("scale", super().scale(out, source, factor, shape))
+    def bind_scale(self, out, source, factor, shape):
+        return self.later("scale", super().bind_scale(out, source, factor, shape))
 
-    def divide(self, out, divisor):
-        return self.later("divide", super().divide(out, divisor))
+    def bind_divide(self, out, divisor):
+        return self.later("divide", super().bind_divide(out, divisor))
 
-    def fetch(self, host, flat):
-        return self.later("fetch", super().fetch(host, flat))
+    def bind_copy_to_host(self, host, flat):
+        return self.later("fetch", super().bind_copy_to_host(host, flat))
 
-    def deliver(self, flat, host):
-        return self.later("deliver", super().deliver(flat, host))
+    def bind_copy_from_host(self, flat, host):
+        return self.later("deliver", super().bind_copy_from_host(flat, host))
 
     def synchronize(self):
         self.log.append("synchronize")
         while self.queue:
             self.queue.popleft()()
 
-    def pinned(self, nbytes):
+    def empty_pinned(self, nbytes):
         return np.full(nbytes, 0x77, np.uint8)
 
 
@@ -116,9 +116,9 @@ def buffer(stream, flat) -> Buffer:
     return Buffer(flat, stream, FLOAT, flat.__array_interface__["data"][0], flat.shape)
 
 
-def job(stream, algorithm, root, op, x, out, count) -> Job:
+def job(stream, algorithm, root, op, x, out, count) -> CollectiveCall:
     ends = [None if flat is None else buffer(stream, flat) for flat in (x, out)]
-    return Job(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
+    return CollectiveCall(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
 
 
 def wanted(eng, made, inputs) -> list[Any]:
@@ -252,7 +252,7 @@ def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
         sizes.append(nbytes)
         return np.zeros(nbytes, np.uint8)
 
-    stream.pinned = noted
+    stream.empty_pinned = noted
     eng.run(made)
     message = -(-40_000 // eng.size) * 4
     assert max(sizes, default=0) <= (0 if takes else 2 * 4 * message)
@@ -260,7 +260,7 @@ def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypatch, count):
-    monkeypatch.setattr(messaging, "adopt", lambda flat, role, writable: buffer(stream, flat))
+    monkeypatch.setattr(messaging, "as_buffer", lambda flat, role, writable: buffer(stream, flat))
     monkeypatch.setattr(messaging, "MOST_BYTES", 1200)
     there, back = (eng.rank + 1) % eng.size, (eng.rank - 1) % eng.size
     for _ in range(3):

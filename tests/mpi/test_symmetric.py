@@ -17,7 +17,7 @@ import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.shared_memory import executable, node, staged
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
@@ -283,7 +283,7 @@ def test_a_symmetric_tensor_is_reached_where_it_is(hpc):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex128", "int8"])
 def test_large_sums_agree_in_all_kinds_of_memory(hpc, comm, monkeypatch, dtype):
     """Ordinary, symmetric and staged sums of one plan have the same bits, tile by tile."""
-    kind = dtype_named(dtype)
+    kind = get_dtype(dtype)
     count = 200_003
     mine = make_input(kind, 3, hpc.rank, count)
     shared, ordinary, small = hpc.empty(count, dtype), mine.copy(), mine.copy()

@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays.dtypes import DType, dtype_of
-from hpccoll.runtime.arrays.modules import ArrayModule, Borrowed, Buffer, Flat, Step, Timer, require_dense
+from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
+from hpccoll.runtime.arrays.modules import (
+    ArrayModule,
+    BoundCall,
+    Buffer,
+    ExternalMemory,
+    FlatArray,
+    StreamTimer,
+    require_contiguous,
+)
 
 _ALIGNED_BYTES = 4096
 
@@ -22,64 +30,64 @@ class CupyModule:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
 
-    def carving(self, window: Flat) -> CarvedCupyModule:
+    def carving(self, window: FlatArray) -> PreallocatedCupyModule:
         """Return a module whose new arrays are parts of `window`, which holds bytes."""
-        return CarvedCupyModule(self._cupy, window)
+        return PreallocatedCupyModule(self._cupy, window)
 
-    def empty(self, count: int, dtype: DType) -> Flat:
+    def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._cupy.empty(count, dtype.numpy)
 
-    def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         return partial(getattr(self._cupy, function), left, right, out)
 
-    def copy(self, out: Flat, source: Flat) -> Step:
+    def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         return partial(self._cupy.copyto, out, source)
 
-    def address(self, flat: Flat) -> int:
+    def get_address(self, flat: FlatArray) -> int:
         return int(flat.data.ptr)
 
-    def borrow(self, flat: Flat) -> Flat:
+    def as_unowned(self, flat: FlatArray) -> FlatArray:
         memory = self._cupy.cuda.UnownedMemory(flat.data.ptr, flat.nbytes, None)
         return self._cupy.ndarray(flat.shape, flat.dtype, self._cupy.cuda.MemoryPointer(memory, 0))
 
-    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
+    def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
         factor = self._cupy.asarray(factor, out.dtype)
         factor = self._cupy.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
         return partial(self._cupy.multiply, source, factor, out)
 
-    def divide(self, out: Flat, divisor: int) -> Step:
+    def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
         return partial(self._cupy.divide, out, out.dtype.type(divisor), out)
 
     def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
 
-    def stream(self) -> tuple[int, object]:
+    def current_stream(self) -> tuple[int, object]:
         current = self._cupy.cuda.get_current_stream()
         return int(current.ptr), current
 
-    def timer(self) -> Timer:
+    def make_stream_timer(self) -> StreamTimer:
         cuda = self._cupy.cuda
         begin, end = cuda.Event(), cuda.Event()
         return begin.record, end.record, partial(_between, begin, end, cuda.get_elapsed_time)
 
-    def message(self, flat: Flat) -> Any:
+    def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(np.uint8)
 
-    def pinned(self, nbytes: int) -> Any:
+    def empty_pinned(self, nbytes: int) -> Any:
         memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, nbytes)
 
-    def fetch(self, host: Any, flat: Flat) -> Step:
+    def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
         return partial(flat.view(np.uint8).get, out=host, blocking=False)
 
-    def deliver(self, flat: Flat, host: Any) -> Step:
+    def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
         return partial(flat.view(np.uint8).set, host)
 
 
-class CarvedCupyModule(CupyModule):
+class PreallocatedCupyModule(CupyModule):
     """CUDA memory out of one buffer, given out from its beginning again for each workload."""
 
-    def __init__(self, cupy: Any, window: Flat) -> None:
+    def __init__(self, cupy: Any, window: FlatArray) -> None:
         super().__init__(cupy)
         self._window, self._used = window, 0
 
@@ -87,7 +95,7 @@ class CarvedCupyModule(CupyModule):
         """Forget what was given out."""
         self._used = 0
 
-    def empty(self, count: int, dtype: DType) -> Flat:
+    def empty(self, count: int, dtype: DType) -> FlatArray:
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
         return self._window[begin : begin + nbytes].view(dtype.numpy)
@@ -101,54 +109,54 @@ class TorchCudaModule:
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self._device = torch, device
 
-    def empty(self, count: int, dtype: DType) -> Flat:
+    def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._torch.empty(count, dtype=getattr(self._torch, dtype.name), device=self._device)
 
-    def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         return partial(getattr(self._torch, function), left, right, out=out)
 
-    def copy(self, out: Flat, source: Flat) -> Step:
+    def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         return partial(out.copy_, source)
 
-    def address(self, flat: Flat) -> int:
+    def get_address(self, flat: FlatArray) -> int:
         return int(flat.data_ptr())
 
-    def borrow(self, flat: Flat) -> Flat:
+    def as_unowned(self, flat: FlatArray) -> FlatArray:
         if not flat.numel():  # there is no memory to point to
             return flat
-        memory = Borrowed("__cuda_array_interface__", flat.data_ptr(), flat.numel() * flat.element_size())
+        memory = ExternalMemory("__cuda_array_interface__", flat.data_ptr(), flat.numel() * flat.element_size())
         return self._torch.as_tensor(memory, device=self._device).view(flat.dtype)
 
-    def scale(self, out: Flat, source: Flat, factor: Any, shape: tuple[int, ...]) -> Step:
+    def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
         factor = self._torch.as_tensor(factor, dtype=out.dtype, device=self._device)
         factor = factor.expand(shape).reshape(-1) if factor.dim() else factor
         return partial(self._torch.multiply, source, factor, out=out)
 
-    def divide(self, out: Flat, divisor: int) -> Step:
+    def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
         return partial(out.div_, divisor)
 
     def synchronize(self) -> None:
         self._torch.cuda.current_stream(self._device).synchronize()
 
-    def stream(self) -> tuple[int, object]:
+    def current_stream(self) -> tuple[int, object]:
         current = self._torch.cuda.current_stream(self._device)
         return int(current.cuda_stream), current
 
-    def timer(self) -> Timer:
+    def make_stream_timer(self) -> StreamTimer:
         event = self._torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         return begin.record, end.record, partial(_between, begin, end, event.elapsed_time)
 
-    def message(self, flat: Flat) -> Any:
+    def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(self._torch.uint8)
 
-    def pinned(self, nbytes: int) -> Any:
+    def empty_pinned(self, nbytes: int) -> Any:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
 
-    def fetch(self, host: Any, flat: Flat) -> Step:
+    def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
         return partial(self._torch.from_numpy(host).copy_, flat.view(self._torch.uint8), non_blocking=True)
 
-    def deliver(self, flat: Flat, host: Any) -> Step:
+    def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
         return partial(flat.view(self._torch.uint8).copy_, self._torch.from_numpy(host), non_blocking=True)
 
 
@@ -158,7 +166,7 @@ def _between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> f
     return float(elapsed_ms(begin, end)) * 1e-3
 
 
-def cupy_module() -> ArrayModule | None:
+def find_cupy_module() -> ArrayModule | None:
     """Return the module for new CUDA memory; None without CuPy or without a device."""
     try:
         import cupy
@@ -170,23 +178,25 @@ def cupy_module() -> ArrayModule | None:
         return None
 
 
-def tensor_on_device(array: Any) -> Any:
+def cupy_as_torch_tensor(array: Any) -> Any:
     """Return a torch tensor on the memory of a CuPy array, of the same shape and element type; it keeps that alive."""
     import torch
 
     device = f"cuda:{array.device.id}"
     if not array.size:  # there is no memory to point to
-        return torch.empty(array.shape, dtype=getattr(torch, dtype_of(array.dtype).name), device=device)
+        return torch.empty(array.shape, dtype=getattr(torch, dtype_from_numpy(array.dtype).name), device=device)
     flat = torch.as_tensor(array.reshape(-1).view(np.uint8), device=device)
-    return flat.view(getattr(torch, dtype_of(array.dtype).name)).reshape(array.shape)
+    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)
 
 
-def adopt_cupy(array: Any, role: str, writable: bool) -> Buffer:
+def as_cupy_buffer(array: Any, role: str, writable: bool) -> Buffer:
     """Check a CuPy array (or what exports __cuda_array_interface__) and return it as a flat buffer."""
     import cupy
 
     array = cupy.asarray(array)
     if writable:
-        require_dense(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
+        require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
     flat = cupy.ascontiguousarray(array).reshape(-1)
-    return Buffer(flat, CupyModule(cupy), dtype_of(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape))
+    return Buffer(
+        flat, CupyModule(cupy), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape)
+    )

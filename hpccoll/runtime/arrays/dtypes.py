@@ -37,14 +37,14 @@ DTYPES = _table()
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
 
 
-def dtype_named(name: str) -> DType:
+def get_dtype(name: str) -> DType:
     """Return the element type of that name, or raise UnknownNameError with the valid ones."""
     if name not in DTYPES:
         raise UnknownNameError("dtype", name, list(DTYPES))
     return DTYPES[name]
 
 
-def dtype_of(numpy: np.dtype[Any]) -> DType:
+def dtype_from_numpy(numpy: np.dtype[Any]) -> DType:
     """Return the element type of a NumPy array, or raise UnknownNameError with the valid ones."""
     found = _BY_NUMPY.get(numpy)
     if found is None:

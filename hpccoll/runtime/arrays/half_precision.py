@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 
-Flat = Any  # a 1-D contiguous array of NumPy
-Step = Callable[[], Any]
+FlatArray = Any  # a 1-D contiguous array of NumPy
+BoundCall = Callable[[], Any]
 
-NAMES = {dtype_named(name).numpy: name for name in ("float16", "bfloat16")}
+NAMES = {get_dtype(name).numpy: name for name in ("float16", "bfloat16")}
 ARITHMETIC = {"add": "add", "multiply": "mul", "divide": "div"}  # NumPy's names and torch's
 KERNELS = ARITHMETIC | {"minimum": "minimum", "maximum": "maximum"}
 FEWEST = 2048  # elements: 4 us by ml_dtypes and 14 us by NumPy, 2 us by torch
@@ -56,7 +56,7 @@ class HalfPrecision:
         self._torch: Any = None if torch else False  # None: not looked for so far; False: not to be used
         self._bound = 0
 
-    def bind(self, function: str, left: Flat, right: Flat, out: Flat) -> Step | None:
+    def bind(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
         """Bind out = function(left, right) with the bits of NumPy's function, or return None where NumPy's is best.
 
         Args:
@@ -102,7 +102,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def _plain(out: Flat, *operands: Flat) -> bool:
+def _plain(out: FlatArray, *operands: FlatArray) -> bool:
     """Whether all are aligned, and each operand is the very memory of `out` or apart from it."""
     start = out.__array_interface__["data"][0]
     for each in operands:
@@ -112,7 +112,7 @@ def _plain(out: Flat, *operands: Flat) -> bool:
     return all(each.flags.aligned for each in (out, *operands))
 
 
-def _kernel(torch: Any, function: str, left: Flat, right: Flat, out: Flat) -> Step:
+def _kernel(torch: Any, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
     """Bind torch's kernel, piece by piece, on views that keep nothing alive but the arrays that they are given."""
     dtype = getattr(torch, NAMES[out.dtype])
     one, other, result = (torch.from_numpy(_writable(each).view(np.int16)).view(dtype) for each in (left, right, out))
@@ -126,12 +126,12 @@ def _kernel(torch: Any, function: str, left: Flat, right: Flat, out: Flat) -> St
     return step if function in ARITHMETIC else partial(_ordered, step, getattr(np, function), left, right, out)
 
 
-def _run(steps: Sequence[Step]) -> None:
+def _run(steps: Sequence[BoundCall]) -> None:
     for step in steps:
         step()
 
 
-def _writable(flat: Flat) -> Flat:
+def _writable(flat: FlatArray) -> FlatArray:
     """The same memory without the read-only flag, of which torch.from_numpy warns though it is only read."""
     return flat if flat.flags.writeable else np.asarray(_Alias(flat)).view(flat.dtype)
 
@@ -139,13 +139,15 @@ def _writable(flat: Flat) -> Flat:
 class _Alias:
     """An array's bytes as if they could be written; keeps the array alive."""
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: FlatArray) -> None:
         address = flat.__array_interface__["data"][0]
         self.__array_interface__ = {"data": (address, False), "shape": (flat.nbytes,), "typestr": "|u1", "version": 3}
         self.owner = flat
 
 
-def _ordered(kernel: Step, function: Callable[..., Flat], left: Flat, right: Flat, out: Flat) -> None:
+def _ordered(
+    kernel: BoundCall, function: Callable[..., FlatArray], left: FlatArray, right: FlatArray, out: FlatArray
+) -> None:
     """Run a minimum or maximum, and set right what it made of +0 beside -0."""
     one, other = left.view(np.int16), right.view(np.int16)
     if np.minimum.reduce(one) != _MINUS_ZERO and np.minimum.reduce(other) != _MINUS_ZERO:
@@ -157,7 +159,7 @@ def _ordered(kernel: Step, function: Callable[..., Flat], left: Flat, right: Fla
     out[zeros] = settled
 
 
-def _widened(function: Callable[..., Flat], left: Flat, right: Flat, out: Flat) -> None:
+def _widened(function: Callable[..., FlatArray], left: FlatArray, right: FlatArray, out: FlatArray) -> None:
     """Compute in float32 and round back, a block at a time; scratch of its own, since threads may run side by side."""
     wide = np.empty((2, min(BLOCK, len(out))), np.float32)
     number = None if right.ndim else right.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Scratch memory of a communicator: one growing piece per array module and element type.
+"""ScratchPool memory of a communicator: one growing piece per array module and element type.
 
 Blocking operations run one at a time, so all of them share one piece. It grows by doubling; what was bound to a
 smaller piece keeps that one alive until it is dropped, so nothing is ever moved under a persistent request, and all
@@ -8,16 +8,16 @@ pieces together are at most twice the largest.
 from __future__ import annotations
 
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat
+from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
 
 
-class Scratch:
+class ScratchPool:
     """Memory that is used within an operation and worthless after it."""
 
     def __init__(self) -> None:
-        self._pieces: dict[tuple[str, str], Flat] = {}
+        self._pieces: dict[tuple[str, str], FlatArray] = {}
 
-    def take(self, module: ArrayModule, dtype: DType, count: int) -> Flat:
+    def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:
         """Return `count` elements, shared with whoever takes next; uninitialised."""
         key = (module.name, dtype.name)
         piece = self._pieces.get(key)

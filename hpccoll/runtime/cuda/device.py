@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, UnavailableError
-from hpccoll.runtime.arrays.modules import Flat
+from hpccoll.runtime.arrays.modules import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, Closings, CupyDriver, Driver, limbo
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from hpccoll.runtime.shared_memory.segment import mapped, words
@@ -145,7 +145,7 @@ class Device:
         self._switch = self.driver.event(shared=False)
         self.fences = Fences(self.driver, gate, self._events, theirs)
 
-    def empty(self, symmetric: Symmetric, shape: int | tuple[int, ...], dtype: str) -> Flat:
+    def empty(self, symmetric: Symmetric, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's array of a new symmetric buffer on its device, uninitialised; collective.
 
         Raises:

@@ -18,12 +18,12 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.modules import Step
+from hpccoll.runtime.arrays.modules import BoundCall
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.cuda.fuse import Extent, Launch, launches, places_of
 from hpccoll.runtime.cuda.ipc import Driver
 from hpccoll.runtime.cuda.kernels import THREADS, Kernel, rows_for
-from hpccoll.runtime.lowering.program import OWN, Memory, Place, Program
+from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.executable import NodeExecutable, fingerprint, is_direct, where
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
@@ -70,7 +70,7 @@ class DeviceExecutable:
         return self._task.plan
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[BoundCall, ...]:
         """What a call does: the host only queues, and all of it at once."""
         return (self,)
 
@@ -94,7 +94,7 @@ class DeviceExecutable:
         self.live, self._steps, self._spare = False, [], None
 
     def _queue(self, device: Device) -> None:
-        stream, keeper = self._task.module.stream()
+        stream, keeper = self._task.module.current_stream()
         device.settle(stream, keeper)
         for step in self._task.before:
             step()
@@ -126,7 +126,7 @@ class DeviceExecutable:
         program = task.lowered(None)
         there = dict(zip(self._node.others, zip(places[::2], places[1::2], strict=True), strict=True))
         self._spare = task.scratch(program.work + program.landing)  # kept: kernels know only addresses
-        find, scratch = _extents(self._node, task, program, there, task.module.address(self._spare))
+        find, scratch = _extents(self._node, task, program, there, task.module.get_address(self._spare))
         phases = launches(local(program), find, scratch, task.function, task.dtype)
         steps: list[Callable[[int], object]] = [bound(each, device.driver) for each in phases[0]]
         for at, phase in enumerate(phases[1:]):
@@ -174,9 +174,9 @@ def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
     """Whether the others can touch what they need of this rank's buffers."""
     program = task.lowered(None)
     places = [place for step in local(program) for place in places_of(step)]
-    if any(place.memory is Memory.ARENA for place in places):  # there is none on the device
+    if any(place.memory is MemoryKind.ARENA for place in places):  # there is none on the device
         return False
-    for memory, buffer in ((Memory.SOURCE, task.source), (Memory.RESULT, task.result)):
+    for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
         if memory in program.touched and buffer is not None and buffer.nbytes and not is_token(own[memory]):
             return False
     return True
@@ -184,22 +184,22 @@ def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
 
 def _extents(
     node: Node, task: Task, program: Program, there: dict[int, tuple[int, int]], spare: int
-) -> tuple[Callable[[Place], Extent], Extent]:
+) -> tuple[Callable[[MemoryRange], Extent], Extent]:
     """Return where the places of a program are, and where its scratch is, which begins at `spare`."""
     itemsize = task.dtype.itemsize
     begins = {
-        (Memory.SOURCE, OWN): task.source.address if task.source else 0,
-        (Memory.RESULT, OWN): task.result.address if task.result else 0,
-        (Memory.WORK, OWN): spare,
-        (Memory.LANDING, OWN): spare + program.work * itemsize,
+        (MemoryKind.SOURCE, OWN): task.source.address if task.source else 0,
+        (MemoryKind.RESULT, OWN): task.result.address if task.result else 0,
+        (MemoryKind.WORK, OWN): spare,
+        (MemoryKind.LANDING, OWN): spare + program.work * itemsize,
     }
     for owner, tokens in there.items():
-        for memory in (Memory.SOURCE, Memory.RESULT):
+        for memory in (MemoryKind.SOURCE, MemoryKind.RESULT):
             if is_token(tokens[memory]):
                 number, offset = parsed(tokens[memory])
                 begins[memory, owner] = node.symmetric.numbered(number).pieces[owner].address + offset
 
-    def find(place: Place) -> Extent:
+    def find(place: MemoryRange) -> Extent:
         return Extent(begins[place.memory, place.owner] + place.start * itemsize, place.count * itemsize)
 
     return find, Extent(spare, (program.work + program.landing) * itemsize)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hpccoll.runtime.arrays.dtypes import DType
 from hpccoll.runtime.cuda.kernels import WIDEST, Chain
-from hpccoll.runtime.lowering.program import Copy, Join, Local, Meet, Place
+from hpccoll.runtime.lowering.program import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,11 @@ class _Group:
 
 
 def launches(
-    instructions: Sequence[Local], extent: Callable[[Place], Extent], scratch: Extent, function: str, dtype: DType
+    instructions: Sequence[LocalInstruction],
+    extent: Callable[[MemoryRange], Extent],
+    scratch: Extent,
+    function: str,
+    dtype: DType,
 ) -> list[list[Launch]]:
     """Return what to launch before the first meeting, between the first and the second, and so on.
 
@@ -108,7 +112,7 @@ def launches(
     """
     phases: list[list[_Group]] = [[]]
     for instruction in instructions:
-        if isinstance(instruction, Meet):
+        if isinstance(instruction, NodeFence):
             phases.append([])
             continue
         _place(phases[-1], instruction, extent, function)
@@ -121,14 +125,14 @@ def launches(
     return [list(_batched(groups, dtype)) for groups in phases]
 
 
-def places_of(step: Local) -> tuple[Place, ...]:
+def places_of(step: LocalInstruction) -> tuple[MemoryRange, ...]:
     """Return the places that an instruction touches, the one that it writes last."""
-    if isinstance(step, Join):
+    if isinstance(step, Reduce):
         return step.left, step.right, step.out
     return (step.source, step.out) if isinstance(step, Copy) else ()
 
 
-def _place(groups: list[_Group], each: Join | Copy, extent: Callable[[Place], Extent], function: str) -> None:
+def _place(groups: list[_Group], each: Reduce | Copy, extent: Callable[[MemoryRange], Extent], function: str) -> None:
     """Put an instruction into the latest group that takes it, unless one in between would be disturbed."""
     *operands, out = map(extent, places_of(each))
     for group in reversed(groups):

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays.modules import Flat
+from hpccoll.runtime.arrays.modules import FlatArray
 from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, Kernel, source
 
 BLOCK: Final = 2 * 2**20  # bytes
@@ -53,7 +53,7 @@ class Driver(Protocol):
     def close(self, address: int) -> None:
         """Unmap it."""
 
-    def array(self, address: int, nbytes: int, owner: object) -> Flat:
+    def array(self, address: int, nbytes: int, owner: object) -> FlatArray:
         """Return memory as an array of bytes that keeps `owner` alive."""
 
     def event(self, *, shared: bool) -> int:
@@ -131,7 +131,7 @@ class CupyDriver:
     def _open(self, handle: bytes) -> int:
         return int(self._runtime.ipcOpenMemHandle(handle, self._runtime.cudaIpcMemLazyEnablePeerAccess))
 
-    def array(self, address: int, nbytes: int, owner: object) -> Flat:
+    def array(self, address: int, nbytes: int, owner: object) -> FlatArray:
         cuda = self._cupy.cuda
         memory = cuda.UnownedMemory(address, nbytes, owner, self._device)
         return self._cupy.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(memory, 0))

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hpccoll.runtime.arrays.dtypes import dtype_named
+from hpccoll.runtime.arrays.dtypes import get_dtype
 
 THREADS: Final = 256  # of a block
 WIDEST: Final = 16  # bytes of an access
@@ -88,7 +88,7 @@ class Kernel:
     @property
     def block(self) -> int:
         """Bytes that a thread takes of a place at once: a word, or an element that is larger."""
-        return max(self.width, dtype_named(self.chain.dtype).itemsize)
+        return max(self.width, get_dtype(self.chain.dtype).itemsize)
 
     @property
     def unrolled(self) -> int:
@@ -108,7 +108,7 @@ def source(kernel: Kernel) -> str:
     that are loaded, those that are stored to, then elements before the first whole block, whole blocks, elements after.
     """
     chain = kernel.chain
-    small = min(kernel.width, dtype_named(chain.dtype).itemsize)
+    small = min(kernel.width, get_dtype(chain.dtype).itemsize)
     heads = {
         "T": _STORED_AS[chain.dtype],
         "Word": _WORDS[kernel.width],
@@ -143,7 +143,7 @@ def _body(chain: Chain) -> str:
 
 
 def _join(chain: Chain) -> str:
-    kind = dtype_named(chain.dtype).kind
+    kind = get_dtype(chain.dtype).kind
     if not chain.function:
         body = "return a;"
     elif kind == "b":
@@ -179,7 +179,7 @@ def _integer(chain: Chain) -> str:
         return f"return a {_ORDER[chain.function]} b ? a : b;"
     sign = _SIGNS.get(chain.function) or _BITS[chain.function]
     # Unsigned and at least as wide as int: what overflows wraps, and is no undefined behaviour.
-    wide = "unsigned long long" if dtype_named(chain.dtype).itemsize == 8 else "unsigned int"
+    wide = "unsigned long long" if get_dtype(chain.dtype).itemsize == 8 else "unsigned int"
     return f"return (T)(({wide})a {sign} ({wide})b);"
 
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpccoll.runtime import job, launcher
-from hpccoll.runtime.arrays.modules import adopt
+from hpccoll.runtime.arrays.modules import as_buffer
 
 OPERATIONS = ("send_recv", "all_reduce")
 _MODULES = ("cupy", "torch")
@@ -133,8 +133,8 @@ def _try(operation: str, module: str) -> str:
     where = {"device": "cuda"} if module == "torch" else {}
     for count in _COUNTS:
         source, result = (arrays.full((count,), value, dtype=arrays.float32, **where) for value in (3, 0))
-        given, taken = adopt(source, "source", False), adopt(result, "result", True)
-        specs = [(side.module.message(side.flat), count, mpi.FLOAT) for side in (given, taken)]
+        given, taken = as_buffer(source, "source", False), as_buffer(result, "result", True)
+        specs = [(side.module.as_bytes(side.flat), count, mpi.FLOAT) for side in (given, taken)]
         # Both arrays are filled by kernels on the current stream, of which MPI knows nothing: wait for them first.
         given.module.synchronize()
         if operation == "send_recv":

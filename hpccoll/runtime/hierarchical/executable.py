@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from mpi4py import MPI
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.modules import Step
+from hpccoll.runtime.arrays.modules import BoundCall
 from hpccoll.runtime.hierarchical.lanes import Lane
 from hpccoll.runtime.hierarchical.parts import PartGround, bounce_count, parts_of
 from hpccoll.runtime.hierarchical.strands import Action, Strand, actions_of
@@ -102,7 +102,7 @@ class MixedExecutable:
         return self._task.plan
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[BoundCall, ...]:
         """The call itself: its parts overlap, so that none of its steps can be done again by itself."""
         return (self,)
 
@@ -185,7 +185,7 @@ class Crossing:
     __slots__ = ("_actions", "_after", "_following", "_lanes", "_live", "_parts", "done")
 
     def __init__(
-        self, actions: Callable[[int], list[Action]], lanes: tuple[Lane, ...], parts: int, after: tuple[Step, ...]
+        self, actions: Callable[[int], list[Action]], lanes: tuple[Lane, ...], parts: int, after: tuple[BoundCall, ...]
     ) -> None:
         self._actions, self._lanes, self._parts, self._after = actions, lanes, parts, after
         self._live: dict[int, Strand] = {}

@@ -15,9 +15,9 @@ import numpy as np
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.errors import UnavailableError
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.arrays.modules import Flat
+from hpccoll.runtime.arrays.modules import FlatArray
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, Lane
-from hpccoll.runtime.lowering.program import OWN, Memory, Place, Program
+from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import REMOTE_TILE, Ground
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.symmetric import is_token, parsed
@@ -61,7 +61,7 @@ class _Window:
         self._counted = (np.cumsum(counts) - counts)[here].tolist()
         self._whole = (ends - sizes + part.low)[here].tolist()
 
-    def begin(self, place: Place) -> int:
+    def begin(self, place: MemoryRange) -> int:
         """The element at which a place, which lies within one chunk, begins."""
         if place.start == place.stop:
             return 0
@@ -90,20 +90,20 @@ class PartGround:
         program: Program,
         part: Part,
         lane: Lane,
-        spare: Flat,
+        spare: FlatArray,
         there: Mapping[int, tuple[int, int]],
     ) -> None:
         self._node, self._task, self._lane, self._there = node, task, lane, there
         landing = program.work + program.landing
-        self._scratch = {Memory.WORK: spare[: program.work], Memory.LANDING: spare[program.work : landing]}
+        self._scratch = {MemoryKind.WORK: spare[: program.work], MemoryKind.LANDING: spare[program.work : landing]}
         bounce = spare[landing : landing + bounce_count(task)] if there else None
         self.ground = Ground(
             self.view, self._address, task.module, task.function, task.dtype.itemsize, node.remote, bounce
         )
         sizes, operation, ranks = task.sizes(), task.plan.operation, node.ranks
         masks = (
-            (Memory.SOURCE, operation.held(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
-            (Memory.RESULT, operation.wanted(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
+            (MemoryKind.SOURCE, operation.held(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
+            (MemoryKind.RESULT, operation.wanted(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
         )
         known = [rank for rank in ranks if rank == node.rank or there]
         self._windows = {
@@ -112,9 +112,9 @@ class PartGround:
             for rank in known
         }
 
-    def view(self, place: Place) -> Flat | None:
+    def view(self, place: MemoryRange) -> FlatArray | None:
         """The elements of a place; None where they lie in another process's own memory."""
-        if place.memory is Memory.ARENA:
+        if place.memory is MemoryKind.ARENA:
             memory = self._lane.memory(self._node.rank if place.owner == OWN else place.owner)
             itemsize = self._task.dtype.itemsize
             return memory[place.start * itemsize : place.stop * itemsize].view(self._task.dtype.numpy)
@@ -126,11 +126,11 @@ class PartGround:
         begin = self._windows[place.memory, place.owner].begin(place)
         return flat[begin : begin + place.count]
 
-    def _own(self, memory: Memory) -> Flat:
-        buffer = self._task.source if memory is Memory.SOURCE else self._task.result
-        return buffer.flat if buffer else self._scratch[Memory.WORK][:0]
+    def _own(self, memory: MemoryKind) -> FlatArray:
+        buffer = self._task.source if memory is MemoryKind.SOURCE else self._task.result
+        return buffer.flat if buffer else self._scratch[MemoryKind.WORK][:0]
 
-    def _mapped(self, place: Place) -> Flat | None:
+    def _mapped(self, place: MemoryRange) -> FlatArray | None:
         word = self._there[place.owner][place.memory]
         if not is_token(word):
             return None
@@ -139,9 +139,9 @@ class PartGround:
         itemsize = self._task.dtype.itemsize
         return piece[: len(piece) // itemsize * itemsize].view(self._task.dtype.numpy)
 
-    def _address(self, place: Place) -> int:
+    def _address(self, place: MemoryRange) -> int:
         if place.owner == OWN:
-            return self._task.module.address(self.ground.local(place))
+            return self._task.module.get_address(self.ground.local(place))
         begin = self._windows[place.memory, place.owner].begin(place)
         return self._there[place.owner][place.memory] + begin * self._task.dtype.itemsize
 

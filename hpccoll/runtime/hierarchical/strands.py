@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
+from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
 from hpccoll.runtime.hierarchical.lanes import Lane
-from hpccoll.runtime.lowering.program import Copy, Join, Meet, Program, Receive, Send, Wait
+from hpccoll.runtime.lowering.program import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.shared_memory.bind import Ground, bound
 
 CALLS = 4  # tiles between two looks at the messages under way: about as long as a message of one tile takes
@@ -26,9 +26,9 @@ Action: TypeAlias = tuple[int, Any]
 def actions_of(program: Program, ground: Ground, comm: MPI.Intracomm, tag: int) -> list[Action]:
     """Return what a strand does, in order."""
     actions: list[Action] = []
-    group: list[Join | Copy] = []
+    group: list[Reduce | Copy] = []
     for index, step in enumerate(program.instructions):
-        if isinstance(step, Join | Copy):
+        if isinstance(step, Reduce | Copy):
             group.append(step)
             continue
         actions.extend(_calls(group, ground))
@@ -40,13 +40,13 @@ def actions_of(program: Program, ground: Ground, comm: MPI.Intracomm, tag: int) 
                 actions.append((_START, (index, partial(post, message, peer, tag))))
             case Wait(start):
                 actions.append((_WAIT, start))
-            case Meet():
+            case NodeFence():
                 actions.append((_MEET, None))
     actions.extend(_calls(group, ground))
     return actions
 
 
-def _calls(group: Sequence[Join | Copy], ground: Ground) -> Iterator[Action]:
+def _calls(group: Sequence[Reduce | Copy], ground: Ground) -> Iterator[Action]:
     return ((_CALL, call) for call in bound(group, ground, _never, None))
 
 
@@ -54,8 +54,8 @@ def _never() -> None:
     """Stands for meetings, of which a group of joins and copies has none."""
 
 
-def _message(module: ArrayModule, flat: Flat) -> Any:
-    return [module.message(flat), MPI.BYTE]
+def _message(module: ArrayModule, flat: FlatArray) -> Any:
+    return [module.as_bytes(flat), MPI.BYTE]
 
 
 class Strand:
@@ -109,6 +109,6 @@ class Strand:
         return True
 
 
-def calls_of(actions: Sequence[Action]) -> tuple[Step, ...]:
+def calls_of(actions: Sequence[Action]) -> tuple[BoundCall, ...]:
     """Return the calls among actions, for tests and pictures."""
     return tuple(what for kind, what in actions if kind == _CALL)

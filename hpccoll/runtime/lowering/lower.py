@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Load, Move, Step
-from hpccoll.runtime.lowering.message_rounds import MessageRounds, own, own_ids, own_move
-from hpccoll.runtime.lowering.placement import Placement
-from hpccoll.runtime.lowering.program import Instruction, Memory, Place, Program
-from hpccoll.runtime.lowering.shared_memory_rounds import Neighbours, NodeRounds
+from hpccoll.runtime.lowering.message_rounds import MessageLowering, own, own_ids, own_move
+from hpccoll.runtime.lowering.placement import ChunkLocations
+from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering.shared_memory_rounds import RemoteAccesses, SharedMemoryLowering
 
 
 def lower(
@@ -45,12 +45,12 @@ def lower(
     used = _used(rounds, len(sizes))
     steps: list[Instruction] = []
     scratch = _Scratch()
-    node: NodeRounds | None = None
+    node: SharedMemoryLowering | None = None
     if any(not isinstance(step, Move) for round_ in rounds for step in round_):
-        node = NodeRounds(plan, rank, sizes, staged, in_place, Neighbours(plan), steps, scratch.take)
-    places = Placement(plan, rank, sizes, used, in_place, node.arena(rank) if node else None, apart=apart)
+        node = SharedMemoryLowering(plan, rank, sizes, staged, in_place, RemoteAccesses(plan), steps, scratch.take)
+    places = ChunkLocations(plan, rank, sizes, used, in_place, node.arena(rank) if node else None, apart=apart)
     news = plan.operation is Operation.BARRIER
-    messages = MessageRounds(rank, itemsize, on_device, news, places, steps, scratch.take)
+    messages = MessageLowering(rank, itemsize, on_device, news, places, steps, scratch.take)
     _walk(rounds, messages, node, places, scratch)
     touched = node.touched() if node else frozenset()
     return Program(tuple(steps), places.work, scratch.most, plan, places.arena, touched)
@@ -58,9 +58,9 @@ def lower(
 
 def _walk(
     rounds: Sequence[Sequence[Step]],
-    messages: MessageRounds,
-    node: NodeRounds | None,
-    places: Placement,
+    messages: MessageLowering,
+    node: SharedMemoryLowering | None,
+    places: ChunkLocations,
     scratch: _Scratch,
 ) -> None:
     """Lower round after round; in the end copy what the rank wants to where it belongs."""
@@ -96,8 +96,8 @@ class _Scratch:
     def __init__(self) -> None:
         self.cursor = self.most = 0
 
-    def take(self, count: int) -> Place:
-        place = Place(Memory.LANDING, self.cursor, self.cursor + count)
+    def take(self, count: int) -> MemoryRange:
+        place = MemoryRange(MemoryKind.LANDING, self.cursor, self.cursor + count)
         self.cursor += count
         self.most = max(self.most, self.cursor)
         return place

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Region
-from hpccoll.runtime.lowering.placement import Placement, aligned
-from hpccoll.runtime.lowering.program import Copy, Instruction, Join, Memory, Place, Receive, Send, Wait
+from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 
 SEGMENT = 2**20  # bytes: what is joined is still in the cache; smaller ones gain nothing more (bench/README.md)
 MOST_SEGMENTS = 64
@@ -36,19 +36,19 @@ def segments(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 
 @dataclass(slots=True)
-class _Arrival:
+class IncomingMessage:
     """A message that this round receives: where it lands, and what happens to it then."""
 
     peer: int
     op: int
     chunks: IntArray
-    landing: list[Place]
-    home: list[Place]
+    landing: list[MemoryRange]
+    home: list[MemoryRange]
     starts: list[int] = field(default_factory=list)
     rolling: bool = False
 
 
-class MessageRounds:
+class MessageLowering:
     """Lowers one rank's messages.
 
     Args:
@@ -67,16 +67,16 @@ class MessageRounds:
         itemsize: int,
         on_device: bool,
         signals: bool,
-        places: Placement,
+        places: ChunkLocations,
         steps: list[Instruction],
-        scratch: Callable[[int], Place],
+        scratch: Callable[[int], MemoryRange],
     ) -> None:
         self.rank, self.itemsize, self.on_device, self.signals = rank, itemsize, on_device, signals
         self.places, self.steps, self.scratch = places, steps, scratch
 
     def copy_home(self, chunks: IntArray) -> None:
         """Copy chunks to where they belong."""
-        for source, out in aligned(self.places.now(chunks), self.places.home(chunks)):
+        for source, out in align_ranges(self.places.now(chunks), self.places.home(chunks)):
             self.steps.append(Copy(source, out))
         self.places.settle(chunks)
 
@@ -90,7 +90,7 @@ class MessageRounds:
         reads = [place for to, _, _, sent, _ in moves if to >= 0 for place in self.places.now(sent)]
         senders = [frm for _, frm, *_ in remote if frm >= 0]
         shared = _shared(moves)
-        arrivals: list[_Arrival] = []
+        arrivals: list[IncomingMessage] = []
         local: list[tuple[IntArray, IntArray]] = []
         for _, frm, op, sent, received in moves:
             mixes = not shared.isdisjoint(received.tolist())
@@ -110,7 +110,7 @@ class MessageRounds:
         for start in sends:
             self.steps.append(Wait(start))
         for staged, chunks in kept:
-            for source, out in aligned(staged, self.places.home(chunks)):
+            for source, out in align_ranges(staged, self.places.home(chunks)):
                 self.steps.append(Copy(source, out))
             self.places.settle(chunks)
         for arrival in arrivals:
@@ -122,11 +122,11 @@ class MessageRounds:
         if len(strays) and len(self.places.now(chunks)) > 1 and len(self.places.home(chunks)) == 1:
             self.copy_home(strays)
 
-    def expect(self, peer: int, op: int, chunks: IntArray, reads: list[Place], alone: bool) -> _Arrival:
+    def expect(self, peer: int, op: int, chunks: IntArray, reads: list[MemoryRange], alone: bool) -> IncomingMessage:
         """Start receiving a message, directly at home where nothing there is read or joined any more."""
         home = self.places.home(chunks)
         count = sum(place.count for place in home)
-        fresh = op == Op.COPY or all(place.memory is Memory.SOURCE for place in self.places.now(chunks))
+        fresh = op == Op.COPY or all(place.memory is MemoryKind.SOURCE for place in self.places.now(chunks))
         direct = len(home) == 1 and fresh and not any(home[0].overlaps(read) for read in reads)
         cuts = segments(count, self.itemsize)
         rolling = not direct and op != Op.COPY and alone and len(cuts) > WINDOW
@@ -139,27 +139,27 @@ class MessageRounds:
             landing = [ring[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
         else:
             landing = [self.scratch(stop - start) for start, stop in cuts]
-        arrival = _Arrival(peer, op, chunks, landing, home, rolling=rolling)
+        arrival = IncomingMessage(peer, op, chunks, landing, home, rolling=rolling)
         if count or (self.signals and not len(chunks)):
             for place in landing[:WINDOW] if rolling else landing:
                 self.start_receive(arrival, place)
         return arrival
 
-    def set_aside(self, op: int, sent: IntArray, received: IntArray) -> _Arrival:
+    def set_aside(self, op: int, sent: IntArray, received: IntArray) -> IncomingMessage:
         """A rank's own operand among those that arrive: as it stood before the first of them took its place."""
         now = self.places.now(sent)
-        if any(place.memory is not Memory.SOURCE for place in now):
+        if any(place.memory is not MemoryKind.SOURCE for place in now):
             staged = [self.scratch(sum(place.count for place in now))]
-            for source, out in aligned(now, staged):
+            for source, out in align_ranges(now, staged):
                 self.steps.append(Copy(source, out))
             now = staged
-        return _Arrival(self.rank, op, received, now, self.places.home(received))
+        return IncomingMessage(self.rank, op, received, now, self.places.home(received))
 
-    def start_receive(self, arrival: _Arrival, place: Place) -> None:
+    def start_receive(self, arrival: IncomingMessage, place: MemoryRange) -> None:
         arrival.starts.append(len(self.steps))
         self.steps.append(Receive(arrival.peer, place))
 
-    def send(self, peer: int, chunks: IntArray, written: list[Place]) -> list[int]:
+    def send(self, peer: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
         """Start sending chunks, packed where they are many pieces, or one that is about to be `written`."""
         pieces = self.places.now(chunks)
         count = sum(place.count for place in pieces)
@@ -167,7 +167,7 @@ class MessageRounds:
             return []
         if len(pieces) > 1 or self.private(count, pieces, written):
             packed = self.scratch(count)
-            for source, out in aligned(pieces, [packed]):
+            for source, out in align_ranges(pieces, [packed]):
                 self.steps.append(Copy(source, out))
         else:
             packed = pieces[0] if pieces else self.scratch(0)
@@ -177,28 +177,28 @@ class MessageRounds:
             self.steps.append(Send(peer, packed.part(start, stop)))
         return starts
 
-    def private(self, count: int, pieces: list[Place], written: list[Place]) -> bool:
+    def private(self, count: int, pieces: list[MemoryRange], written: list[MemoryRange]) -> bool:
         """Whether to send a copy, so that only this rank's core holds the places that are written next."""
         pays = not self.on_device and count * self.itemsize in PRIVATE
         return pays and any(piece.overlaps(place) for piece in pieces for place in written)
 
     def keep(
-        self, sent: IntArray, received: IntArray, reads: list[Place], arrivals: list[_Arrival]
-    ) -> tuple[list[Place], IntArray]:
+        self, sent: IntArray, received: IntArray, reads: list[MemoryRange], arrivals: list[IncomingMessage]
+    ) -> tuple[list[MemoryRange], IntArray]:
         """Carry out a rank's copy to itself: at once where nothing else touches the place, by way of scratch if not."""
         now, home = self.places.now(sent), self.places.home(received)
         landing = [place for arrival in arrivals for place in arrival.home]
         if any(out.overlaps(other) for out in home for other in (*reads, *landing)):
             staged = [self.scratch(sum(place.count for place in now))] if now else []
-            for source, out in aligned(now, staged):
+            for source, out in align_ranges(now, staged):
                 self.steps.append(Copy(source, out))
             return staged, received
-        for source, out in aligned(now, home):
+        for source, out in align_ranges(now, home):
             self.steps.append(Copy(source, out))
         self.places.settle(received)
         return [], received[:0]
 
-    def complete(self, arrival: _Arrival, sends: list[int]) -> None:
+    def complete(self, arrival: IncomingMessage, sends: list[int]) -> None:
         """Wait for a message segment by segment; join or copy it to where it belongs."""
         offset = 0
         for j, place in enumerate(arrival.landing):
@@ -212,22 +212,22 @@ class MessageRounds:
             if arrival.rolling and ahead < len(arrival.landing):
                 self.start_receive(arrival, arrival.landing[ahead])
 
-    def absorb(self, arrival: _Arrival, landed: Place, offset: int, sends: list[int]) -> None:
+    def absorb(self, arrival: IncomingMessage, landed: MemoryRange, offset: int, sends: list[int]) -> None:
         cut = [_within(side, offset, offset + landed.count) for side in (self.places.now(arrival.chunks), arrival.home)]
         if arrival.op == Op.COPY:
-            for source, out in aligned([landed], cut[1]):
+            for source, out in align_ranges([landed], cut[1]):
                 if source != out:
                     self.finish_readers(out, sends)
                     self.steps.append(Copy(source, out))
         else:
-            for incoming, own, out in aligned([landed], *cut):
+            for incoming, own, out in align_ranges([landed], *cut):
                 self.finish_readers(out, sends)
                 left, right = (own, incoming) if arrival.op == Op.OWN_FIRST else (incoming, own)
-                self.steps.append(Join(left, right, out))
+                self.steps.append(Reduce(left, right, out))
         if offset + landed.count == sum(place.count for place in arrival.home):
             self.places.settle(arrival.chunks)
 
-    def finish_readers(self, out: Place, sends: list[int]) -> None:
+    def finish_readers(self, out: MemoryRange, sends: list[int]) -> None:
         """Wait for the sends that still read a place before it is written."""
         for start in list(sends):
             step = self.steps[start]
@@ -261,7 +261,7 @@ def own_ids(region: Region) -> IntArray:
     return np.asarray(ids[ids != NOBODY], np.int64)
 
 
-def _within(side: list[Place], begin: int, end: int) -> list[Place]:
+def _within(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:
     """Return elements begin to end of a list of places."""
     found, offset = [], 0
     for place in side:

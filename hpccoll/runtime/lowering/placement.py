@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.lowering.program import Memory, Place
+from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
-class Placement:
+class ChunkLocations:
     """The places of one rank's chunks, changing as the plan goes on.
 
     Args:
@@ -45,26 +45,26 @@ class Placement:
         self.sizes = sizes
         self.work, self.arena = int(sizes[scratch].sum()), int(sizes[arena].sum())
         nothing = np.zeros_like(self.held)
-        masks = (self.held, self.wanted, scratch, nothing, arena)  # in the order of Memory
+        masks = (self.held, self.wanted, scratch, nothing, arena)  # in the order of MemoryKind
         self._start = np.stack([self._packed(mask) for mask in masks])
-        self._home = np.where(arena, Memory.ARENA, np.where(self.wanted, Memory.RESULT, Memory.WORK))
+        self._home = np.where(arena, MemoryKind.ARENA, np.where(self.wanted, MemoryKind.RESULT, MemoryKind.WORK))
         resident = self.held & self.wanted if in_place else np.zeros_like(self.held)
-        self._now = np.where(resident, Memory.RESULT, Memory.SOURCE)
+        self._now = np.where(resident, MemoryKind.RESULT, MemoryKind.SOURCE)
         self.apart = apart
 
     def _packed(self, mask: NDArray[np.bool_]) -> IntArray:
         ends = np.cumsum(np.where(mask, self.sizes, 0))
         return np.asarray(ends - self.sizes, np.int64)
 
-    def now(self, chunks: IntArray) -> list[Place]:
+    def now(self, chunks: IntArray) -> list[MemoryRange]:
         """Return where these chunks are, neighbours merged, empty ones left out."""
         return self.merged(chunks, self._now[chunks])
 
-    def home(self, chunks: IntArray) -> list[Place]:
+    def home(self, chunks: IntArray) -> list[MemoryRange]:
         """Return where these chunks will be once they have arrived, likewise."""
         return self.merged(chunks, self._home[chunks])
 
-    def at(self, chunks: IntArray, memory: Memory) -> list[Place]:
+    def at(self, chunks: IntArray, memory: MemoryKind) -> list[MemoryRange]:
         """Return where these chunks are in one of the memories, likewise."""
         return self.merged(chunks, np.full(len(chunks), memory))
 
@@ -74,7 +74,7 @@ class Placement:
 
     def rehome(self, chunks: IntArray) -> None:
         """Let those of the chunks that the rank wants live in its output from their next arrival on."""
-        self._home[chunks[self.wanted[chunks]]] = Memory.RESULT
+        self._home[chunks[self.wanted[chunks]]] = MemoryKind.RESULT
 
     def strays(self, chunks: IntArray) -> IntArray:
         """Return those of the chunks that are not at home."""
@@ -86,10 +86,10 @@ class Placement:
 
     def unsettled(self) -> IntArray:
         """Return the wanted chunks that never left the input, or that are in shared memory."""
-        elsewhere = (self.held & (self._now == Memory.SOURCE)) | (self._now == Memory.ARENA)
+        elsewhere = (self.held & (self._now == MemoryKind.SOURCE)) | (self._now == MemoryKind.ARENA)
         return np.nonzero(self.wanted & elsewhere)[0]
 
-    def merged(self, chunks: IntArray, memory: IntArray) -> list[Place]:
+    def merged(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
         """Return where chunks are, each in its own memory, neighbours merged, empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
@@ -102,13 +102,16 @@ class Placement:
         apart |= self.apart
         cuts = np.nonzero(apart)[0] + 1
         first, last = [0, *cuts.tolist()], [*(cuts - 1).tolist(), len(chunks) - 1]
-        return [Place(Memory(int(memory[a])), int(starts[a]), int(stops[b])) for a, b in zip(first, last, strict=True)]
+        return [
+            MemoryRange(MemoryKind(int(memory[a])), int(starts[a]), int(stops[b]))
+            for a, b in zip(first, last, strict=True)
+        ]
 
 
-def aligned(*sides: list[Place]) -> list[tuple[Place, ...]]:
+def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
     """Cut lists of places that hold equally many elements into pieces that correspond to each other."""
     cuts = sorted({edge for side in sides for edge in np.cumsum([place.count for place in side]).tolist() if edge})
-    pieces: list[tuple[Place, ...]] = []
+    pieces: list[tuple[MemoryRange, ...]] = []
     begin = 0
     for end in cuts:
         pieces.append(tuple(_piece(side, begin, end) for side in sides))
@@ -116,7 +119,7 @@ def aligned(*sides: list[Place]) -> list[tuple[Place, ...]]:
     return pieces
 
 
-def _piece(side: list[Place], begin: int, end: int) -> Place:
+def _piece(side: list[MemoryRange], begin: int, end: int) -> MemoryRange:
     offset = 0
     for place in side:
         if begin < offset + place.count:

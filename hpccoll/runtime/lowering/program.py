@@ -14,7 +14,7 @@ from hpccoll.plan.plan import Plan
 OWN = -1  # the owner of a place of this rank
 
 
-class Memory(IntEnum):
+class MemoryKind(IntEnum):
     """Where an element lives."""
 
     SOURCE = 0  # the user's input, only read
@@ -25,10 +25,10 @@ class Memory(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryRange:
     """Elements start to stop (exclusive) of one memory, of this rank or of the rank of this node that is `owner`."""
 
-    memory: Memory
+    memory: MemoryKind
     start: int
     stop: int
     owner: int = OWN
@@ -38,14 +38,14 @@ class Place:
         """Elements."""
         return self.stop - self.start
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: MemoryRange) -> bool:
         """Whether the two share elements."""
         same = self.memory is other.memory and self.owner == other.owner
         return same and self.start < other.stop and other.start < self.stop
 
-    def part(self, start: int, stop: int) -> Place:
+    def part(self, start: int, stop: int) -> MemoryRange:
         """Elements start to stop of this place."""
-        return Place(self.memory, self.start + start, self.start + stop, self.owner)
+        return MemoryRange(self.memory, self.start + start, self.start + stop, self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Receive:
     """Start receiving from `peer` into `place`."""
 
     peer: int
-    place: Place
+    place: MemoryRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Send:
     """Start sending `place` to `peer`."""
 
     peer: int
-    place: Place
+    place: MemoryRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Reduce:
     """out = left (+) right."""
 
-    left: Place
-    right: Place
-    out: Place
+    left: MemoryRange
+    right: MemoryRange
+    out: MemoryRange
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[MemoryRange, ...]:
         """What it touches."""
         return self.left, self.right, self.out
 
@@ -89,22 +89,22 @@ class Join:
 class Copy:
     """out = source."""
 
-    source: Place
-    out: Place
+    source: MemoryRange
+    out: MemoryRange
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[MemoryRange, ...]:
         """What it touches."""
         return self.source, self.out
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class NodeFence:
     """Wait until all ranks of the node are here."""
 
 
-Local: TypeAlias = Join | Copy | Meet
-Instruction: TypeAlias = Receive | Send | Wait | Local
+LocalInstruction: TypeAlias = Reduce | Copy | NodeFence
+Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ class Program:
     landing: int
     plan: Plan
     arena: int = 0
-    touched: frozenset[Memory] = frozenset()
+    touched: frozenset[MemoryKind] = frozenset()
 
     @property
     def uses_arena(self) -> bool:
         """Whether anything lies in the node's shared memory."""
-        places = (place for step in self.instructions if isinstance(step, Join | Copy) for place in step.places)
-        return any(place.memory is Memory.ARENA for place in places)
+        places = (place for step in self.instructions if isinstance(step, Reduce | Copy) for place in step.places)
+        return any(place.memory is MemoryKind.ARENA for place in places)
 
     @property
     def messages(self) -> int:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Region, Step, Store
 from hpccoll.runtime.lowering.message_rounds import own, own_ids
-from hpccoll.runtime.lowering.placement import Placement, aligned
-from hpccoll.runtime.lowering.program import Copy, Instruction, Join, Meet, Memory, Place
+from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
 
 
-class Neighbours:
+class RemoteAccesses:
     """What the ranks of a plan do to each other's chunks, for all of them at once.
 
     Shapes: n ranks, C chunks, T rounds. `contact` (n, C): chunks that another rank touches; `published` (n, C): those
@@ -121,7 +121,7 @@ class Neighbours:
         return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
 
 
-class NodeRounds:
+class SharedMemoryLowering:
     """Lowers one rank's loads, stores and fences.
 
     Args:
@@ -142,14 +142,14 @@ class NodeRounds:
         sizes: IntArray,
         staged: bool,
         in_place: bool,
-        neighbours: Neighbours,
+        neighbours: RemoteAccesses,
         steps: list[Instruction],
-        scratch: Callable[[int], Place],
+        scratch: Callable[[int], MemoryRange],
     ) -> None:
         self.plan, self.rank, self.sizes, self.staged, self.in_place = plan, rank, sizes, staged, in_place
         self.facts, self.steps, self.scratch = neighbours, steps, scratch
-        self.deferred: list[tuple[list[Place], IntArray]] = []
-        self._others: dict[int, Placement] = {}
+        self.deferred: list[tuple[list[MemoryRange], IntArray]] = []
+        self._others: dict[int, ChunkLocations] = {}
 
     def arena(self, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of a rank live in the arena, shape (C,)."""
@@ -157,27 +157,27 @@ class NodeRounds:
         contact = self.facts.contact[rank]
         return np.asarray(contact if self.staged else contact & ~wanted)
 
-    def touched(self) -> frozenset[Memory]:
+    def touched(self) -> frozenset[MemoryKind]:
         """Return which of this rank's own memories others touch when they reach its chunks directly."""
         wanted = self.plan.operation.wanted(np.array([self.rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
         full = self.sizes > 0
         source = (self.facts.published[self.rank] & full).any()
         result = ((self.facts.stored[self.rank] | self.facts.fetched[self.rank]) & wanted & full).any()
-        return frozenset({Memory.SOURCE} if source else ()) | frozenset({Memory.RESULT} if result else ())
+        return frozenset({MemoryKind.SOURCE} if source else ()) | frozenset({MemoryKind.RESULT} if result else ())
 
-    def begin(self, places: Placement) -> None:
+    def begin(self, places: ChunkLocations) -> None:
         """Copy into the arena what others load before this rank has written it."""
         self.places = places
         if self.staged:
             chunks = np.nonzero(self.facts.published[self.rank])[0]
-            self.copy(places.now(chunks), places.at(chunks, Memory.ARENA))
+            self.copy(places.now(chunks), places.at(chunks, MemoryKind.ARENA))
             places.settle(chunks)
 
     def round(self, t: int, steps: Sequence[Step]) -> None:
         """Lower the steps of this rank in round `t`, and take note of what all ranks write in it."""
         if any(isinstance(step, Fence) and own(step.leader) != NOBODY for step in steps):
             self.fence(t)
-        chains: dict[tuple[int, ...], list[tuple[int, list[Place]]]] = {}
+        chains: dict[tuple[int, ...], list[tuple[int, list[MemoryRange]]]] = {}
         for step in steps:
             if isinstance(step, Load) and (frm := own(step.frm)) != NOBODY:
                 src, dst = own_ids(step.src), own_ids(step.dst)
@@ -193,48 +193,48 @@ class NodeRounds:
                 self.places.settle(np.unique(ids[ids != NOBODY]))
         self.facts.end(t)
 
-    def copy(self, sources: list[Place], outs: list[Place]) -> None:
+    def copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
         """Copy where that moves anything."""
-        self.steps.extend(Copy(source, out) for source, out in aligned(sources, outs) if source != out)
+        self.steps.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
     def fence(self, t: int) -> None:
-        """Meet the others; then let land what they were still loading over.
+        """Wait for the others; then let land what they were still loading over.
 
         A last fence that only waits for readers of the arena is left out: its halves are used in turn.
         """
         if self.staged and t == len(self.facts.rounds) - 1 and not self.facts.stores_last():
             return
-        self.steps.append(Meet())
+        self.steps.append(NodeFence())
         for landed, chunks in self.deferred:
             self.copy(landed, self.places.home(chunks))
             self.places.settle(chunks)
         self.deferred.clear()
         if self.facts.crowded(t):
-            self.steps.append(Meet())  # what has just landed is read by others from here on
+            self.steps.append(NodeFence())  # what has just landed is read by others from here on
 
-    def there(self, rank: int, chunks: IntArray) -> list[Place]:
+    def there(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
         """Return where another rank's chunks are now."""
         other = self.other(rank)
         written = self.facts.written[rank, chunks]
-        memory = np.where(written, other.homes(chunks), Memory.ARENA if self.staged else Memory.SOURCE)
+        memory = np.where(written, other.homes(chunks), MemoryKind.ARENA if self.staged else MemoryKind.SOURCE)
         return [replace(place, owner=rank) for place in other.merged(chunks, memory)]
 
-    def stored(self, rank: int, chunks: IntArray) -> list[Place]:
+    def stored(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
         """Return where chunks that are stored to a rank go."""
         if rank == self.rank:
             return self.places.home(chunks)
         return [replace(place, owner=rank) for place in self.other(rank).home(chunks)]
 
-    def other(self, rank: int) -> Placement:
+    def other(self, rank: int) -> ChunkLocations:
         """Return the places of another rank's chunks, as they are at its start."""
         if rank not in self._others:
             used = np.zeros(len(self.sizes), np.bool_)
-            self._others[rank] = Placement(
+            self._others[rank] = ChunkLocations(
                 self.plan, rank, self.sizes, used, in_place=False, arena=self.arena(rank), apart=self.places.apart
             )
         return self._others[rank]
 
-    def land(self, t: int, chunks: IntArray, operands: list[tuple[int, list[Place]]]) -> None:
+    def land(self, t: int, chunks: IntArray, operands: list[tuple[int, list[MemoryRange]]]) -> None:
         """Combine operands in their order with what is there, into the chunks' home."""
         now = self.places.now(chunks)
         if self.staged:
@@ -246,13 +246,13 @@ class NodeRounds:
         later = [place for _, operand in operands[1:] for place in operand]
         if still_read or any(place.overlaps(out) for place in later for out in home):
             target = [self.scratch(sum(place.count for place in home))] if home else []
-        found: list[Place] | None = None
+        found: list[MemoryRange] | None = None
         for op, operand in operands:
             if op == Op.COPY:
                 found = operand
                 continue
             left, right = (found or now, operand) if op == Op.OWN_FIRST else (operand, found or now)
-            self.steps.extend(Join(*sides) for sides in aligned(left, right, target))
+            self.steps.extend(Reduce(*sides) for sides in align_ranges(left, right, target))
             found = target
         if found is not None and found is not target:
             self.copy(found, target)
@@ -263,12 +263,12 @@ class NodeRounds:
             self.copy(target, home)
         self.places.settle(chunks)
 
-    def read_by_others(self, chunks: IntArray) -> list[Place]:
+    def read_by_others(self, chunks: IntArray) -> list[MemoryRange]:
         """Return where others find chunks of this rank now."""
         if self.staged:
-            return self.places.at(chunks, Memory.ARENA)
+            return self.places.at(chunks, MemoryKind.ARENA)
         written = self.facts.written[self.rank, chunks]
         return [
-            *self.places.at(chunks[written], Memory.RESULT),
-            *self.places.at(chunks[~written], Memory.RESULT if self.in_place else Memory.SOURCE),
+            *self.places.at(chunks[written], MemoryKind.RESULT),
+            *self.places.at(chunks[~written], MemoryKind.RESULT if self.in_place else MemoryKind.SOURCE),
         ]

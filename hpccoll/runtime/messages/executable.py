@@ -19,15 +19,15 @@ from typing import Any, NoReturn, Protocol
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
-from hpccoll.runtime.lowering.program import Copy, Join, Place, Program, Receive, Send, Wait
+from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.lowering.program import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a program runs on: four memories (in the order of `Memory`), how to combine, and the wire."""
+    """What a program runs on: four memories (in the order of `MemoryKind`), how to combine, and the wire."""
 
-    memories: tuple[Flat, Flat, Flat, Flat]
+    memories: tuple[FlatArray, FlatArray, FlatArray, FlatArray]
     module: ArrayModule
     function: str
     itemsize: int
@@ -35,7 +35,7 @@ class Setting:
     tag: int
     staged: bool  # device memory goes through pinned host memory
 
-    def view(self, place: Place) -> Flat:
+    def view(self, place: MemoryRange) -> FlatArray:
         """The elements of a place."""
         return self.memories[place.memory][place.start : place.stop]
 
@@ -43,10 +43,10 @@ class Setting:
 class Posting(Protocol):
     """How a message is started: prepared for later, or at once."""
 
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         """Return the request and what starts it; None when it has started."""
 
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         """Return the request and what starts it; None when it has started."""
 
 
@@ -57,11 +57,11 @@ class Persistent:
     comm: MPI.Intracomm
     tag: int
 
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         request = self.comm.Recv_init([message, MPI.BYTE], peer, self.tag)
         return request, request.Start
 
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         request = self.comm.Send_init([message, MPI.BYTE], peer, self.tag)
         return request, request.Start
 
@@ -73,10 +73,10 @@ class Immediate:
     comm: MPI.Intracomm
     tag: int
 
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         return self.comm.Irecv([message, MPI.BYTE], peer, self.tag), None
 
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, Step | None]:
+    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
         return self.comm.Isend([message, MPI.BYTE], peer, self.tag), None
 
 
@@ -84,12 +84,12 @@ class _Pinned:
     """Pinned host memory for the messages in flight; from its beginning again whenever none is."""
 
     def __init__(self, module: ArrayModule) -> None:
-        self._module, self._memory, self._used, self._flying = module, module.pinned(0), 0, 0
+        self._module, self._memory, self._used, self._flying = module, module.empty_pinned(0), 0, 0
 
     def take(self, nbytes: int) -> Any:
         if self._used + nbytes > len(self._memory):
             # Messages in flight keep the old memory alive.
-            self._memory, self._used = self._module.pinned(max(nbytes, 2 * len(self._memory))), 0
+            self._memory, self._used = self._module.empty_pinned(max(nbytes, 2 * len(self._memory))), 0
         self._flying += 1
         self._used += nbytes
         return self._memory[self._used - nbytes : self._used]
@@ -100,23 +100,23 @@ class _Pinned:
             self._used = 0
 
 
-def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tuple[Step, MPI.Request | None]]:
+def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
     """Yield what to call, in order; with a wait comes its request, so that it can be tested instead."""
     module, pinned = setting.module, _Pinned(setting.module) if setting.staged else None
     queued = module.on_device  # the user's own kernels may still be writing the input
-    flying: dict[int, tuple[MPI.Request, Any, Flat | None]] = {}
+    flying: dict[int, tuple[MPI.Request, Any, FlatArray | None]] = {}
     for index, step in enumerate(program.instructions):
         match step:
             case Receive(peer, place) | Send(peer, place):
                 view, sends = setting.view(place), isinstance(step, Send)
                 host = pinned.take(place.count * setting.itemsize) if pinned else None
                 if sends and host is not None and place.count:
-                    yield module.fetch(host, view), None
+                    yield module.bind_copy_to_host(host, view), None
                     queued = module.on_device
                 if queued:
                     yield module.synchronize, None
                     queued = False
-                message = module.message(view) if host is None else host
+                message = module.as_bytes(view) if host is None else host
                 request, start = (posting.send if sends else posting.receive)(message, peer)
                 flying[index] = request, host, None if sends or host is None else view
                 if start is not None:
@@ -125,15 +125,15 @@ def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tupl
                 request, host, view = flying.pop(start_index)
                 yield request.Wait, request
                 if view is not None and len(view):
-                    yield module.deliver(view, host), None
+                    yield module.bind_copy_from_host(view, host), None
                     queued = module.on_device
                 if pinned:
                     pinned.release()
-            case Join(left, right, out):
-                yield module.combine(setting.function, *map(setting.view, (left, right, out))), None
+            case Reduce(left, right, out):
+                yield module.bind_reduce(setting.function, *map(setting.view, (left, right, out))), None
                 queued = module.on_device
             case Copy(source, out):
-                yield module.copy(setting.view(out), setting.view(source)), None
+                yield module.bind_copy(setting.view(out), setting.view(source)), None
                 queued = module.on_device
 
 
@@ -150,15 +150,15 @@ class Executable:
         self,
         program: Program,
         setting: Setting,
-        before: tuple[Step, ...],
-        after: tuple[Step, ...],
+        before: tuple[BoundCall, ...],
+        after: tuple[BoundCall, ...],
         others: Sized,
-        progress: Step,
+        progress: BoundCall,
     ) -> None:
         bound = list(steps(program, setting, Persistent(setting.comm, setting.tag)))
         self.steps = (*before, *(step for step, _ in bound), *after)
         self._waits = {i: request for i, (_, request) in enumerate(bound, len(before)) if request is not None}
-        self._memories: tuple[Flat, ...] = setting.memories  # kept alive: requests know only addresses
+        self._memories: tuple[FlatArray, ...] = setting.memories  # kept alive: requests know only addresses
         self._others, self._progress = others, progress
         self.plan = program.plan
         self.live = True
@@ -197,7 +197,9 @@ class Run:
 
     __slots__ = ("_after", "_pending", "_steps", "done")
 
-    def __init__(self, program: Program, setting: Setting, before: tuple[Step, ...], after: tuple[Step, ...]) -> None:
+    def __init__(
+        self, program: Program, setting: Setting, before: tuple[BoundCall, ...], after: tuple[BoundCall, ...]
+    ) -> None:
         for step in before:
             step()
         self._steps = steps(program, setting, Immediate(setting.comm, setting.tag))

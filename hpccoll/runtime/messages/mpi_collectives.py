@@ -23,9 +23,9 @@ from mpi4py import MPI
 
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import Buffer, Flat, Step
+from hpccoll.runtime.arrays.modules import BoundCall, Buffer, FlatArray
 from hpccoll.runtime.arrays.reductions import Reduction
-from hpccoll.runtime.collective import Job, afterwards, rewritten
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.messages.executable import freed
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
@@ -88,9 +88,9 @@ class LibraryExecutable(partial[object]):
 
     plan = None
     live = True
-    beside: Step  # the form to take from the first asynchronous operation on
+    beside: BoundCall  # the form to take from the first asynchronous operation on
     request: MPI.Prequest | None = None
-    memories: tuple[Flat, ...] = ()  # kept alive: specifications know only addresses
+    memories: tuple[FlatArray, ...] = ()  # kept alive: specifications know only addresses
 
     def free(self) -> None:
         """Give what is held back to MPI; the executable cannot run after."""
@@ -101,7 +101,7 @@ class LibraryExecutable(partial[object]):
             self.request.Free()
             self.request = None
 
-    def call_instead(self, call: Step) -> None:
+    def call_instead(self, call: BoundCall) -> None:
         """Call something else from now on."""
         state: Any = self  # whose type stubs lack what copying a partial goes through
         state.__setstate__((call, (), {}, self.__dict__))
@@ -112,8 +112,8 @@ class Underway:
     """A non-blocking collective under way; `advance` looks whether it is done, and then does what comes after."""
 
     request: MPI.Request
-    after: tuple[Step, ...]
-    memories: tuple[Flat, ...]  # kept alive: MPI still reads or writes them
+    after: tuple[BoundCall, ...]
+    memories: tuple[FlatArray, ...]  # kept alive: MPI still reads or writes them
     done: bool = False
 
     def advance(self) -> bool:
@@ -131,11 +131,11 @@ class _Call:
 
     name: str
     arguments: tuple[Any, ...]
-    before: tuple[Step, ...]
-    after: tuple[Step, ...]
-    memories: tuple[Flat, ...]
+    before: tuple[BoundCall, ...]
+    after: tuple[BoundCall, ...]
+    memories: tuple[FlatArray, ...]
 
-    def around(self, step: Step) -> Step:
+    def around(self, step: BoundCall) -> BoundCall:
         """Return the step with what is done before and after it."""
         return partial(_in_turn, (*self.before, step, *self.after)) if self.before or self.after else step
 
@@ -151,7 +151,7 @@ class Library:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, others: Sized, progress: Step, takes_device_memory: Callable[[], bool]
+        self, comm: MPI.Intracomm, others: Sized, progress: BoundCall, takes_device_memory: Callable[[], bool]
     ) -> None:
         self._comm, self._others, self._progress = comm, others, progress
         self._takes_device_memory = takes_device_memory
@@ -160,7 +160,7 @@ class Library:
         self._beside = False
         self._bound: WeakSet[LibraryExecutable] = WeakSet()
 
-    def offers(self, job: Job) -> bool:
+    def offers(self, job: CollectiveCall) -> bool:
         """Return whether the library carries out a job with the result that hpccoll promises; alike on every rank."""
         if not means_the_same(job.operation, job.dtype, job.reduction):
             return False
@@ -168,7 +168,7 @@ class Library:
             return False
         return not job.module.on_device or self._takes_device_memory()
 
-    def bind(self, job: Job, *, together: bool = False) -> LibraryExecutable:
+    def bind(self, job: CollectiveCall, *, together: bool = False) -> LibraryExecutable:
         """Return what carries out a job, to be called many times.
 
         Args:
@@ -186,12 +186,12 @@ class Library:
         self._bound.add(bound)
         return bound
 
-    def run(self, job: Job) -> None:
+    def run(self, job: CollectiveCall) -> None:
         """Carry out a job once, without binding; see `bind`."""
         call = self._call(job)
         call.around(partial(self._carry, self._non_blocking(call)) if self._beside else self._blocking(call))()
 
-    def start(self, job: Job) -> Underway:
+    def start(self, job: CollectiveCall) -> Underway:
         """Begin a job and return at once; see `bind`."""
         self.asynchronous()
         call = self._call(job)
@@ -214,20 +214,20 @@ class Library:
         while not request.Test():
             self._progress()
 
-    def _blocking(self, call: _Call) -> Step:
+    def _blocking(self, call: _Call) -> BoundCall:
         return partial(getattr(self._comm, call.name), *call.arguments)
 
     def _non_blocking(self, call: _Call) -> Callable[[], MPI.Request]:
         return partial(getattr(self._comm, f"I{call.name.lower()}"), *call.arguments)
 
-    def _call(self, job: Job) -> _Call:
-        job, before, in_place = rewritten(job, self._comm.rank)
-        module, source, result, after = job.module, job.source, job.result, afterwards(job, self._comm.size)
+    def _call(self, job: CollectiveCall) -> _Call:
+        job, before, in_place = bind_prologue(job, self._comm.rank)
+        module, source, result, after = job.module, job.source, job.result, bind_epilogue(job, self._comm.size)
         if job.operation is Operation.REDUCE_SCATTER and in_place and source and result:
             # MPI would take the whole at the result's place and leave every rank's block at the front of it.
             own = module.empty(result.count, job.dtype)
-            after = (module.copy(result.flat, own), *after)
-            result, in_place = replace(result, flat=own, address=module.address(own)), False
+            after = (module.bind_copy(result.flat, own), *after)
+            result, in_place = replace(result, flat=own, address=module.get_address(own)), False
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         if module.on_device:
             before = (*before, module.synchronize)
@@ -235,7 +235,7 @@ class Library:
         return _Call(NAMES[job.operation], arguments, before, after, memories)
 
 
-def _specification(job: Job, buffer: Buffer | None) -> Any:
+def _specification(job: CollectiveCall, buffer: Buffer | None) -> Any:
     """The memory, how many elements of a block or of the vector, and their MPI datatype: never parsed again."""
     if buffer is None:
         return None
@@ -243,7 +243,7 @@ def _specification(job: Job, buffer: Buffer | None) -> Any:
     return MPI.buffer.fromaddress(buffer.address, buffer.nbytes), job.count, getattr(MPI, name)
 
 
-def _arguments(job: Job, source: Any, result: Any, in_place: bool) -> tuple[Any, ...]:
+def _arguments(job: CollectiveCall, source: Any, result: Any, in_place: bool) -> tuple[Any, ...]:
     operation, given = job.operation, MPI.IN_PLACE if in_place else source
     if operation is Operation.BARRIER:
         return ()
@@ -258,7 +258,7 @@ def _arguments(job: Job, source: Any, result: Any, in_place: bool) -> tuple[Any,
     return (given, result, op, job.root) if operation.rooted else (given, result, op)
 
 
-def _both(first: Step, second: Step) -> Step:
+def _both(first: BoundCall, second: BoundCall) -> BoundCall:
     def call() -> None:
         first()
         second()
@@ -266,7 +266,7 @@ def _both(first: Step, second: Step) -> Step:
     return call
 
 
-def _in_turn(steps: tuple[Step, ...]) -> None:
+def _in_turn(steps: tuple[BoundCall, ...]) -> None:
     for step in steps:
         step()
 

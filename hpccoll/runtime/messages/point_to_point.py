@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import Buffer, Step, adopt
+from hpccoll.runtime.arrays.modules import BoundCall, Buffer, as_buffer
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.work import Transfer, Work, cut
 
@@ -17,12 +17,12 @@ MOST_BYTES = 2**30  # a message; MPI counts in 32 bits
 def isend(engine: Engine, comm: MPI.Intracomm, x: Any, dest: int, tag: int) -> Work:
     """Start sending `x` to rank `dest`."""
     _require(engine, "dest", dest, tag)
-    buffer = adopt(x, "x", writable=False)
+    buffer = as_buffer(x, "x", writable=False)
     host = _bytes(engine, buffer)
     if host is not None:
-        buffer.module.fetch(host, buffer.flat)()
+        buffer.module.bind_copy_to_host(host, buffer.flat)()
     buffer.module.synchronize()  # the stream may still be writing x, or copying it to the host
-    payload = buffer.module.message(buffer.flat) if host is None else host
+    payload = buffer.module.as_bytes(buffer.flat) if host is None else host
     requests = [comm.Isend([part, MPI.BYTE], dest, tag) for part in _parts(buffer, payload)]
     transfer = Transfer(f"rank {engine.rank}: sending to rank {dest}", requests, [], [])
     return Work(engine, transfer.advance, None, (x, payload))
@@ -31,13 +31,13 @@ def isend(engine: Engine, comm: MPI.Intracomm, x: Any, dest: int, tag: int) -> W
 def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) -> Work:
     """Start receiving into `x` from rank `source`."""
     _require(engine, "source", source, tag)
-    buffer = adopt(x, "x", writable=True)
+    buffer = as_buffer(x, "x", writable=True)
     host = _bytes(engine, buffer)
     buffer.module.synchronize()  # a queued kernel may still read x
-    payload = buffer.module.message(buffer.flat) if host is None else host
+    payload = buffer.module.as_bytes(buffer.flat) if host is None else host
     parts = _parts(buffer, payload)
     requests = [comm.Irecv([part, MPI.BYTE], source, tag) for part in parts]
-    last: list[Step] = [] if host is None else [buffer.module.deliver(buffer.flat, host)]
+    last: list[BoundCall] = [] if host is None else [buffer.module.bind_copy_from_host(buffer.flat, host)]
     sizes = [part.nbytes for part in parts]
     transfer = Transfer(f"rank {engine.rank}: receiving from rank {source}", requests, last, sizes)
     return Work(engine, transfer.advance, x, (x, payload))
@@ -45,7 +45,7 @@ def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) ->
 
 def _bytes(engine: Engine, buffer: Buffer) -> Any:
     """Pinned host memory where MPI cannot take the buffer's own, else None."""
-    return buffer.module.pinned(buffer.nbytes) if engine.stages(buffer.module) else None
+    return buffer.module.empty_pinned(buffer.nbytes) if engine.stages(buffer.module) else None
 
 
 def _parts(buffer: Buffer, payload: Any) -> list[Any]:

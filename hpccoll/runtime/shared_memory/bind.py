@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hpccoll.runtime.arrays.modules import ArrayModule, Flat, Step
-from hpccoll.runtime.lowering.program import OWN, Copy, Join, Local, Meet, Place
+from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.lowering.program import OWN, Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.shared_memory.cross_memory import Remote
 
 TILE = 128 * 2**10  # bytes: with its operands it fits into the second-level cache, and its calls cost little beside it
@@ -27,15 +27,15 @@ class Ground:
     REMOTE_TILE bytes where any place may be remote.
     """
 
-    view: Callable[[Place], Flat | None]
-    address: Callable[[Place], int]
+    view: Callable[[MemoryRange], FlatArray | None]
+    address: Callable[[MemoryRange], int]
     module: ArrayModule
     function: str
     itemsize: int
     remote: Remote | None
-    bounce: Flat | None
+    bounce: FlatArray | None
 
-    def local(self, place: Place) -> Flat:
+    def local(self, place: MemoryRange) -> FlatArray:
         """The elements of a place that this process can address."""
         flat = self.view(place)
         if flat is None:
@@ -43,7 +43,9 @@ class Ground:
         return flat
 
 
-def bound(instructions: Sequence[Local], ground: Ground, meet: Step, enter: Step | None) -> list[Step]:
+def bound(
+    instructions: Sequence[LocalInstruction], ground: Ground, meet: BoundCall, enter: BoundCall | None
+) -> list[BoundCall]:
     """Return the calls that carry out local instructions.
 
     Args:
@@ -52,15 +54,15 @@ def bound(instructions: Sequence[Local], ground: Ground, meet: Step, enter: Step
         meet: waits for the ranks of the node.
         enter: the same, for the first meeting; None where there is none left to bind.
     """
-    steps: list[Step] = []
-    group: list[Join | Copy] = []
-    for instruction in (*instructions, Meet()):
-        if not isinstance(instruction, Meet) and (not group or _together(group, instruction)):
+    steps: list[BoundCall] = []
+    group: list[Reduce | Copy] = []
+    for instruction in (*instructions, NodeFence()):
+        if not isinstance(instruction, NodeFence) and (not group or _together(group, instruction)):
             group.append(instruction)
             continue
         steps.extend(_tiles(group, ground))
         group = []
-        if isinstance(instruction, Meet):
+        if isinstance(instruction, NodeFence):
             steps.append(enter or meet)
             enter = None
         else:
@@ -68,7 +70,7 @@ def bound(instructions: Sequence[Local], ground: Ground, meet: Step, enter: Step
     return steps[:-1]
 
 
-def _together(group: Sequence[Join | Copy], more: Join | Copy) -> bool:
+def _together(group: Sequence[Reduce | Copy], more: Reduce | Copy) -> bool:
     """Whether an instruction can be carried out tile by tile with others: what they share, they share in step."""
     for other in group:
         if other.out.count != more.out.count:
@@ -79,13 +81,13 @@ def _together(group: Sequence[Join | Copy], more: Join | Copy) -> bool:
     return True
 
 
-def _tiles(group: Sequence[Join | Copy], ground: Ground) -> Iterator[Step]:
+def _tiles(group: Sequence[Reduce | Copy], ground: Ground) -> Iterator[BoundCall]:
     if not group:
         return
     far = any(place.owner != OWN and ground.view(place) is None for each in group for place in each.places)
     count = group[0].out.count
     whole = REMOTE_COPY if far else count * ground.itemsize
-    tile = (REMOTE_TILE if far else TILE) if any(isinstance(each, Join) for each in group) else whole
+    tile = (REMOTE_TILE if far else TILE) if any(isinstance(each, Reduce) for each in group) else whole
     step = max(tile // ground.itemsize, 1)
     for start in range(0, count, step):
         stop = min(start + step, count)
@@ -93,7 +95,7 @@ def _tiles(group: Sequence[Join | Copy], ground: Ground) -> Iterator[Step]:
             yield from _calls(each, start, stop, ground)
 
 
-def _calls(each: Join | Copy, start: int, stop: int, ground: Ground) -> Iterator[Step]:
+def _calls(each: Reduce | Copy, start: int, stop: int, ground: Ground) -> Iterator[BoundCall]:
     places = [place.part(start, stop) for place in each.places]
     views = [ground.view(place) for place in places]
     if isinstance(each, Copy):
@@ -105,18 +107,18 @@ def _calls(each: Join | Copy, start: int, stop: int, ground: Ground) -> Iterator
                 places[1].owner, ground.address(places[1]), ground.address(places[0]), source.nbytes
             )
         else:
-            yield ground.module.copy(out, source)
+            yield ground.module.bind_copy(out, source)
         return
     for at, place in enumerate(places[:2]):
         if views[at] is None and ground.bounce is not None:
             half = len(ground.bounce) // 2  # both operands may be remote
             bounce = ground.bounce[at * half : at * half + stop - start]
-            yield _read(ground, place, ground.module.address(bounce))
+            yield _read(ground, place, ground.module.get_address(bounce))
             views[at] = bounce
-    yield ground.module.combine(ground.function, *views)
+    yield ground.module.bind_reduce(ground.function, *views)
 
 
-def _read(ground: Ground, place: Place, here: int) -> Step:
+def _read(ground: Ground, place: MemoryRange, here: int) -> BoundCall:
     if ground.remote is None:
         raise LookupError(f"{place} lies in another process, which cannot be read")
     return ground.remote.read(place.owner, ground.address(place), here, place.count * ground.itemsize)

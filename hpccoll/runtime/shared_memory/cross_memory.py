@@ -15,7 +15,7 @@ from functools import partial
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.arrays.modules import Step
+from hpccoll.runtime.arrays.modules import BoundCall
 
 
 class _Vector(ctypes.Structure):
@@ -45,15 +45,15 @@ class Remote:
         self._processes = processes
         self._read, self._write = _call("process_vm_readv"), _call("process_vm_writev")
 
-    def read(self, rank: int, there: int, here: int, nbytes: int) -> Step:
+    def read(self, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
         """Bind a copy of `nbytes` bytes at address `there` of `rank` to address `here` of this process."""
         return self._bind(self._read, rank, there, here, nbytes)
 
-    def write(self, rank: int, there: int, here: int, nbytes: int) -> Step:
+    def write(self, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
         """Bind a copy of `nbytes` bytes at address `here` of this process to address `there` of `rank`."""
         return self._bind(self._write, rank, there, here, nbytes)
 
-    def _bind(self, call: Callable[..., int] | None, rank: int, there: int, here: int, nbytes: int) -> Step:
+    def _bind(self, call: Callable[..., int] | None, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
         if call is None:
             raise CommunicationError("this C library has no process_vm_readv; cross-memory attach is Linux only")
         ours, theirs = _Vector(here, nbytes), _Vector(there, nbytes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpccoll.runtime.arrays.modules import Flat
-from hpccoll.runtime.lowering.program import OWN, Memory, Place, Program
+from hpccoll.runtime.arrays.modules import FlatArray
+from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import REMOTE_TILE, Ground
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.symmetric import is_token, parsed
@@ -25,16 +25,16 @@ class Direct:
         landing, bounce = program.work + program.landing, 2 * (REMOTE_TILE // task.dtype.itemsize)
         spare = task.scratch(landing + bounce)
         self._own = {
-            Memory.SOURCE: task.source.flat if task.source else spare[:0],
-            Memory.RESULT: task.result.flat if task.result else spare[:0],
-            Memory.WORK: spare[: program.work],
-            Memory.LANDING: spare[program.work : landing],
+            MemoryKind.SOURCE: task.source.flat if task.source else spare[:0],
+            MemoryKind.RESULT: task.result.flat if task.result else spare[:0],
+            MemoryKind.WORK: spare[: program.work],
+            MemoryKind.LANDING: spare[program.work : landing],
         }
         self._bounce = spare[landing:]
         self._windows = {
             (memory, owner): self._window(owner, words[memory])
             for owner, words in there.items()
-            for memory in (Memory.SOURCE, Memory.RESULT)
+            for memory in (MemoryKind.SOURCE, MemoryKind.RESULT)
         }
 
     def ground(self) -> Ground:
@@ -44,7 +44,7 @@ class Direct:
             self._view, self._address, task.module, task.function, task.dtype.itemsize, self._node.remote, self._bounce
         )
 
-    def _window(self, owner: int, word: int) -> Flat | None:
+    def _window(self, owner: int, word: int) -> FlatArray | None:
         if not is_token(word):
             return None
         number, offset = parsed(word)
@@ -52,13 +52,13 @@ class Direct:
         itemsize = self._task.dtype.itemsize
         return piece[: len(piece) // itemsize * itemsize].view(self._task.dtype.numpy)
 
-    def _view(self, place: Place) -> Flat | None:
+    def _view(self, place: MemoryRange) -> FlatArray | None:
         flat = self._own[place.memory] if place.owner == OWN else self._windows[place.memory, place.owner]
         return None if flat is None else flat[place.start : place.stop]
 
-    def _address(self, place: Place) -> int:
+    def _address(self, place: MemoryRange) -> int:
         if place.owner == OWN:
-            begin = self._task.module.address(self._own[place.memory])
+            begin = self._task.module.get_address(self._own[place.memory])
         else:
             begin = self._there[place.owner][place.memory]
         return begin + place.start * self._task.dtype.itemsize

@@ -13,8 +13,8 @@ from functools import partial
 from typing import NoReturn
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.modules import Step
-from hpccoll.runtime.lowering.program import Memory
+from hpccoll.runtime.arrays.modules import BoundCall
+from hpccoll.runtime.lowering.program import MemoryKind
 from hpccoll.runtime.messages.executable import freed
 from hpccoll.runtime.shared_memory.bind import bound
 from hpccoll.runtime.shared_memory.direct import Direct
@@ -70,8 +70,8 @@ class NodeExecutable:
         self.direct, self.live = direct, True
         self._own = where(node, task)
         self._places: tuple[int, ...] | None = None
-        self._steps: list[Step] = []
-        self._variants: dict[int, tuple[list[Step], int]] = {}
+        self._steps: list[BoundCall] = []
+        self._variants: dict[int, tuple[list[BoundCall], int]] = {}
 
     @property
     def plan(self) -> Plan:
@@ -79,7 +79,7 @@ class NodeExecutable:
         return self._task.plan
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[BoundCall, ...]:
         """What the latest call did, in order, to be done again step by step."""
         gate = self._node.gate
         if self.direct and self._places is not None:
@@ -167,7 +167,7 @@ def is_direct(node: Node, task: Task) -> bool:
     if program.uses_arena:  # what others touch of it is in no user's memory
         return False
     touched = program.touched
-    for memory, buffer in ((Memory.SOURCE, task.source), (Memory.RESULT, task.result)):
+    for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
         if memory not in touched or buffer is None or not buffer.nbytes:
             continue
         if node.symmetric.find(buffer.address, buffer.nbytes) is None and (

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.runtime.arrays.modules import Flat
+from hpccoll.runtime.arrays.modules import FlatArray
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, LANES, Lane
 from hpccoll.runtime.job import Layout
@@ -103,7 +103,7 @@ class Node:
     def _piece(self, rank: int) -> Mapped | bytearray:
         return bytearray(_WORDS_BYTES) if self.problem else self._pieces[rank]
 
-    def device_empty(self, shape: int | tuple[int, ...], dtype: str) -> Flat:
+    def device_empty(self, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's CuPy array of a new symmetric buffer of device memory, uninitialised; collective.
 
         All of a communicator's are on the device of each rank that was current at the first; ranks may share one.

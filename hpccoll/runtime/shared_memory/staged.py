@@ -11,20 +11,20 @@ from bisect import bisect_right
 import numpy as np
 
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.arrays.modules import Flat, Step
-from hpccoll.runtime.lowering.program import OWN, Memory, Place, Program
+from hpccoll.runtime.arrays.modules import BoundCall, FlatArray
+from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import Ground, bound
 from hpccoll.runtime.shared_memory.node import HALF, Node
 from hpccoll.runtime.shared_memory.task import Task, local
 
 
-def staged_steps(node: Node, task: Task, half: int, enter: Step) -> tuple[list[Step], int]:
+def staged_steps(node: Node, task: Task, half: int, enter: BoundCall) -> tuple[list[BoundCall], int]:
     """Return the calls that carry a collective through the arena, and the half of it that comes next."""
     sizes = task.sizes()
     most = HALF // task.dtype.itemsize - len(sizes)  # parts of a chunk differ by an element
     parts = max(-(-int(sizes.sum()) // most), 1)
-    steps: list[Step] = []
-    first: Step | None = enter
+    steps: list[BoundCall] = []
+    first: BoundCall | None = enter
     for part in range(parts):
         low, high = sizes * part // parts, sizes * (part + 1) // parts
         program = task.lowered(tuple((high - low).tolist()))
@@ -37,7 +37,7 @@ def staged_steps(node: Node, task: Task, half: int, enter: Step) -> tuple[list[S
 class _Window:
     """Where parts of chunks, counted without gaps, lie in memory that holds the whole chunks."""
 
-    def __init__(self, flat: Flat, mask: IntArray, sizes: IntArray, low: IntArray, high: IntArray) -> None:
+    def __init__(self, flat: FlatArray, mask: IntArray, sizes: IntArray, low: IntArray, high: IntArray) -> None:
         ends = np.cumsum(np.where(mask, sizes, 0))
         parts = np.where(mask, high - low, 0)
         here = np.nonzero(parts)[0]
@@ -45,7 +45,7 @@ class _Window:
         self._counted = (np.cumsum(parts) - parts)[here].tolist()
         self._whole = (ends - sizes + low)[here].tolist()
 
-    def view(self, place: Place) -> Flat:
+    def view(self, place: MemoryRange) -> FlatArray:
         """The elements of a place, which lies within one chunk."""
         at = bisect_right(self._counted, place.start) - 1
         begin = self._whole[at] + place.start - self._counted[at]
@@ -56,21 +56,21 @@ def staged_ground(node: Node, task: Task, program: Program, half: int, low: IntA
     """Return the memories of a program for elements `low` to `high` of every chunk, shape (C,) each."""
     itemsize, numpy = task.dtype.itemsize, task.dtype.numpy
     spare = task.scratch(program.work + program.landing)
-    own = {Memory.WORK: spare[: program.work], Memory.LANDING: spare[program.work :]}
+    own = {MemoryKind.WORK: spare[: program.work], MemoryKind.LANDING: spare[program.work :]}
     sizes, operation, n = task.sizes(), task.plan.operation, task.plan.ranks
     of = (np.array([node.rank]), n, len(sizes), task.plan.root)
     users = {
         memory: _Window(buffer.flat, mask[0], sizes, low, high)
         for memory, buffer, mask in (
-            (Memory.SOURCE, task.source, operation.held(*of)),
-            (Memory.RESULT, task.result, operation.wanted(*of)),
+            (MemoryKind.SOURCE, task.source, operation.held(*of)),
+            (MemoryKind.RESULT, task.result, operation.wanted(*of)),
         )
         if buffer is not None
     }
     arenas = {rank: node.arena(rank, half)[: HALF // itemsize * itemsize].view(numpy) for rank in node.ranks}
 
-    def view(place: Place) -> Flat:
-        if place.memory is Memory.ARENA:
+    def view(place: MemoryRange) -> FlatArray:
+        if place.memory is MemoryKind.ARENA:
             return arenas[node.rank if place.owner == OWN else place.owner][place.start : place.stop]
         if place.memory in users:
             return users[place.memory].view(place)

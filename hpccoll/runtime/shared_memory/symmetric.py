@@ -18,7 +18,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.arrays.dtypes import DType, dtype_named, dtype_of
+from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.modules import Buffer
 from hpccoll.runtime.shared_memory.segment import mapped
 
@@ -126,9 +126,9 @@ class Symmetric:
         """Return the extents and the element type, once all ranks have asked for the same; see `empty`."""
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         wrong: UsageError | None = None
-        kind = dtype_named("uint8")
+        kind = get_dtype("uint8")
         try:
-            kind = dtype_named(dtype)
+            kind = get_dtype(dtype)
         except UsageError as error:
             wrong = error
         if any(extent < 0 for extent in extents):
@@ -243,10 +243,10 @@ def parsed(word: int) -> tuple[int, int]:
 def tensor_on(array: Any) -> Any:
     """Return a torch tensor on the memory of a NumPy or CuPy array, of the same shape and element type."""
     if not isinstance(array, np.ndarray):
-        from hpccoll.runtime.arrays.cuda import tensor_on_device
+        from hpccoll.runtime.arrays.cuda import cupy_as_torch_tensor
 
-        return tensor_on_device(array)
+        return cupy_as_torch_tensor(array)
     import torch
 
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return flat.view(getattr(torch, dtype_of(array.dtype).name)).reshape(array.shape)
+    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)

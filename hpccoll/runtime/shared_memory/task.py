@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, Buffer, Flat, Step
-from hpccoll.runtime.lowering.program import Local, Program
+from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, Buffer, FlatArray
+from hpccoll.runtime.lowering.program import LocalInstruction, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Task:
     module: ArrayModule
     function: str
     lowered: Callable[[tuple[int, ...] | None], Program]
-    scratch: Callable[[int], Flat]
-    before: tuple[Step, ...]
-    after: tuple[Step, ...]
+    scratch: Callable[[int], FlatArray]
+    before: tuple[BoundCall, ...]
+    after: tuple[BoundCall, ...]
     facts: tuple[object, ...]
 
     def sizes(self) -> IntArray:
@@ -40,6 +40,6 @@ class Task:
         return self.plan.operation.sizes(self.count, self.plan.ranks, chunks)
 
 
-def local(program: Program) -> list[Local]:
+def local(program: Program) -> list[LocalInstruction]:
     """Return the instructions that send no message: all, in a plan of loads and stores."""
-    return [step for step in program.instructions if isinstance(step, Local)]
+    return [step for step in program.instructions if isinstance(step, LocalInstruction)]

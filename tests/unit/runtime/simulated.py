@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpccoll.runtime.lowering.program import Copy, Join, Place, Program, Receive, Send, Wait
+from hpccoll.runtime.lowering.program import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
 
 Array = NDArray[Any]
 JUNK = -0x0DDB1A5E5BAD5EED
@@ -57,7 +57,7 @@ def rank_steps(
 ) -> Iterator[Message | None]:
     """Run one rank's program; yields what it waits for, or None between two instructions."""
 
-    def view(place: Place) -> Array:
+    def view(place: MemoryRange) -> Array:
         return memories[place.memory][place.start : place.stop]
 
     flying: dict[int, Message] = {}
@@ -72,7 +72,7 @@ def rank_steps(
                 wire.sends.setdefault((rank, peer), deque()).append(flying[index])
             case Wait(start):
                 yield flying.pop(start)
-            case Join(left, right, out):
+            case Reduce(left, right, out):
                 view(out)[:] = combine(view(left), view(right))
             case Copy(source, out):
                 view(out)[:] = view(source)

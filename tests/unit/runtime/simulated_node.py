@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
 from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.program import OWN, Copy, Join, Meet, Memory, Place, Program
+from hpccoll.runtime.lowering.program import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce
 from tests.unit.runtime.simulated import JUNK
 
 Array = NDArray[Any]
@@ -135,20 +135,20 @@ def _rank(
 ) -> Iterator[bool]:
     for each in legs:
         program, (source, result) = each.programs[rank], each.memories[rank]
-        private = {Memory.WORK: np.full(program.work, JUNK), Memory.LANDING: np.full(program.landing, JUNK)}
+        private = {MemoryKind.WORK: np.full(program.work, JUNK), MemoryKind.LANDING: np.full(program.landing, JUNK)}
         if each.half is not None:
             arena[each.half][rank][:] = JUNK  # a rank that begins may fill its half
         result[:] = JUNK
         source[:] = each.inputs[rank]
         yield False
         for step in program.instructions:
-            if isinstance(step, Meet):
+            if isinstance(step, NodeFence):
                 yield True
                 continue
-            assert isinstance(step, Join | Copy)
+            assert isinstance(step, Reduce | Copy)
             for begin, end in _cuts(step.out.count, chance):
                 parts = [_view(rank, place.part(begin, end), each, arena, private) for place in _places(step)]
-                parts[-1][:] = combine(parts[0], parts[1]) if isinstance(step, Join) else parts[0]
+                parts[-1][:] = combine(parts[0], parts[1]) if isinstance(step, Reduce) else parts[0]
                 yield False
         each.outputs[rank] = result.copy()
         if not shares(each.plan, rank, len(each.sizes), each.in_place):
@@ -156,8 +156,8 @@ def _rank(
         source[:] = result[:] = JUNK  # whatever its user does next
 
 
-def _places(step: Join | Copy) -> tuple[Place, ...]:
-    return (step.left, step.right, step.out) if isinstance(step, Join) else (step.source, step.out)
+def _places(step: Reduce | Copy) -> tuple[MemoryRange, ...]:
+    return (step.left, step.right, step.out) if isinstance(step, Reduce) else (step.source, step.out)
 
 
 def _cuts(count: int, chance: random.Random) -> Iterator[tuple[int, int]]:
@@ -168,12 +168,14 @@ def _cuts(count: int, chance: random.Random) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _view(rank: int, place: Place, each: Leg, arena: dict[int, list[Array]], private: dict[Memory, Array]) -> Array:
+def _view(
+    rank: int, place: MemoryRange, each: Leg, arena: dict[int, list[Array]], private: dict[MemoryKind, Array]
+) -> Array:
     owner = rank if place.owner == OWN else place.owner
     if place.memory in private:
         assert owner == rank, f"rank {rank} touches private memory of rank {owner}"
         memory = private[place.memory]
-    elif place.memory is Memory.ARENA:
+    elif place.memory is MemoryKind.ARENA:
         assert each.half is not None, f"rank {rank} uses the arena where every buffer is touched where it is"
         memory = arena[each.half][owner]
     else:

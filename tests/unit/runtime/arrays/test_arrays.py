@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError, UnavailableError
-from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
-from hpccoll.runtime.arrays.modules import NUMPY, Buffer, adopt, module_named
-from hpccoll.runtime.arrays.scratch import Scratch
+from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
+from hpccoll.runtime.arrays.modules import NUMPY, Buffer, as_buffer, get_array_module
+from hpccoll.runtime.arrays.scratch import ScratchPool
 from hpccoll.runtime.cuda.probe import devices
 
 
@@ -19,7 +19,7 @@ from hpccoll.runtime.cuda.probe import devices
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (4, 0, 2)])
 def test_a_contiguous_array_is_adopted_as_it_lies(name, shape):
     x = np.zeros(shape, DTYPES[name].numpy)
-    buffer = adopt(x, "x", writable=True)
+    buffer = as_buffer(x, "x", writable=True)
     assert (buffer.count, buffer.nbytes, buffer.shape, buffer.dtype.name) == (x.size, x.nbytes, shape, name)
     assert buffer.flat.shape == (x.size,)
     assert buffer.address == x.__array_interface__["data"][0]
@@ -30,32 +30,32 @@ def test_a_contiguous_array_is_adopted_as_it_lies(name, shape):
 def test_a_strided_input_is_copied_and_a_strided_output_refused():
     x = np.arange(12).reshape(3, 4)
     for view in (x.T, x[:, 1:], x[::-1]):
-        buffer = adopt(view, "x", writable=False)
+        buffer = as_buffer(view, "x", writable=False)
         assert buffer.flat.tolist() == view.reshape(-1).tolist()
         assert buffer.shape == view.shape
         with pytest.raises(BufferError, match=r"out of shape \(\d, \d\) is not C-contiguous.*numpy.ascontiguousarray"):
-            adopt(view, "out", writable=True)
+            as_buffer(view, "out", writable=True)
 
 
 def test_a_read_only_output_is_refused():
     x = np.ones((2, 2))
     x.flags.writeable = False
-    adopt(x, "x", writable=False)
+    as_buffer(x, "x", writable=False)
     with pytest.raises(BufferError, match=r"out of shape \(2, 2\) is read-only") as caught:
-        adopt(x, "out", writable=True)
+        as_buffer(x, "out", writable=True)
     assert caught.value.exit_status == 2
 
 
 def test_subclasses_are_seen_as_plain_memory():
     x = np.ma.masked_array(np.ones(3), mask=[False, True, False])
-    assert adopt(x, "x", writable=True).count == 3
-    assert type(adopt(x, "x", writable=True).flat) is np.ndarray
+    assert as_buffer(x, "x", writable=True).count == 3
+    assert type(as_buffer(x, "x", writable=True).flat) is np.ndarray
 
 
 @pytest.mark.parametrize("thing", [None, 1, 1.0, "x", [1], (1,), b"x", object()])
 def test_what_is_no_array_is_refused_by_its_type(thing):
     with pytest.raises(BufferError, match=rf"out is a {type(thing).__name__}; pass a NumPy"):
-        adopt(thing, "out", writable=True)
+        as_buffer(thing, "out", writable=True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_no_array_is_refused_by_its_type(thing):
 )
 def test_overlap(a, b, shared):
     x = np.zeros(10)
-    one, other = (adopt(x[start:stop], "x", writable=True) for start, stop in (a, b))
+    one, other = (as_buffer(x[start:stop], "x", writable=True) for start, stop in (a, b))
     assert one.overlaps(other) is shared
 
 
@@ -77,7 +77,7 @@ def test_overlap(a, b, shared):
 @pytest.mark.parametrize("count", [0, 1, 6])
 def test_borrowed_memory_is_the_same_and_not_kept_alive(name, count):
     x = np.zeros(count, DTYPES[name].numpy)
-    borrowed = NUMPY.borrow(x)
+    borrowed = NUMPY.as_unowned(x)
     assert (borrowed.dtype, len(borrowed)) == (x.dtype, count)
     borrowed[:] = 1
     assert (x == 1).all()
@@ -89,15 +89,18 @@ def test_borrowed_memory_is_the_same_and_not_kept_alive(name, count):
 
 def test_messages_are_the_bytes_of_the_very_memory():
     x = np.arange(3, dtype=np.int16)
-    NUMPY.message(x)[:] = 1
+    NUMPY.as_bytes(x)[:] = 1
     assert x.tolist() == [257] * 3
 
 
 def test_steps_are_bound_not_run():
     out, a, b = np.zeros(2), np.ones(2), np.full(2, 5.0)
     steps = [
-        NUMPY.combine("add", a, b, out), NUMPY.copy(out, b), NUMPY.scale(out, a, 3, (2,)), NUMPY.divide(out, 2),
-    ]  # fmt: skip
+        NUMPY.bind_reduce("add", a, b, out),
+        NUMPY.bind_copy(out, b),
+        NUMPY.bind_scale(out, a, 3, (2,)),
+        NUMPY.bind_divide(out, 2),
+    ]
     assert out.tolist() == [0, 0]
     found = []
     for step in steps:
@@ -114,7 +117,7 @@ def test_a_step_neither_warns_nor_raises_whatever_numpy_was_told(function, name,
     most = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}[name]
     out, left, right = np.zeros(count, dtype), np.full(count, most).astype(dtype), np.full(count, most).astype(dtype)
     left[1], right[1] = np.inf, -np.inf
-    step = NUMPY.combine(function, left, right, out)
+    step = NUMPY.bind_reduce(function, left, right, out)
     step()
     with np.errstate(all="raise"):
         step()
@@ -125,18 +128,18 @@ def test_a_step_neither_warns_nor_raises_whatever_numpy_was_told(function, name,
 def test_a_factor_that_the_dtype_cannot_hold_neither_warns_nor_raises():
     out, x = np.zeros(2, np.float16), np.ones(2, np.float16)
     with np.errstate(all="raise"):
-        NUMPY.scale(out, x, np.array([1e300, 1e-300]), (2,))()
+        NUMPY.bind_scale(out, x, np.array([1e300, 1e-300]), (2,))()
     assert out.tolist() == [np.inf, 0]
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_steps_on_borrowed_memory_keep_nothing_alive(name):
     x = np.ones(4096, DTYPES[name].numpy)
-    borrowed, own = NUMPY.borrow(x), np.zeros_like(x)
+    borrowed, own = NUMPY.as_unowned(x), np.zeros_like(x)
     steps = [
-        *(NUMPY.combine(function, borrowed, own, borrowed) for function in ("add", "minimum")),
-        NUMPY.scale(borrowed, borrowed, 2, x.shape),
-        NUMPY.divide(borrowed, 2),
+        *(NUMPY.bind_reduce(function, borrowed, own, borrowed) for function in ("add", "minimum")),
+        NUMPY.bind_scale(borrowed, borrowed, 2, x.shape),
+        NUMPY.bind_divide(borrowed, 2),
     ]
     for step in steps:
         step()
@@ -149,7 +152,7 @@ def test_steps_on_borrowed_memory_keep_nothing_alive(name):
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_steps_on_own_memory_keep_it(name):
     out, x = (np.zeros(4096, DTYPES[name].numpy) for _ in range(2))
-    step, gone = NUMPY.combine("add", x, x, out), weakref.ref(x)
+    step, gone = NUMPY.bind_reduce("add", x, x, out), weakref.ref(x)
     del x
     gc.collect()
     assert gone() is not None
@@ -158,26 +161,26 @@ def test_steps_on_own_memory_keep_it(name):
 
 def test_host_memory_stages_nothing():
     assert not NUMPY.on_device
-    assert module_named("host") is NUMPY
+    assert get_array_module("host") is NUMPY
 
 
 def test_device_memory_without_a_device_is_unavailable():
     if devices():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError, match="--buffer host") as caught:
-        module_named("cuda")
+        get_array_module("cuda")
     assert caught.value.exit_status == 3
 
 
 def test_scratch_grows_by_doubling_and_is_shared():
-    scratch, dtype = Scratch(), dtype_named("float64")
+    scratch, dtype = ScratchPool(), get_dtype("float64")
     first = scratch.take(NUMPY, dtype, 10)
     assert np.shares_memory(first, scratch.take(NUMPY, dtype, 4))
     second = scratch.take(NUMPY, dtype, 11)
     assert not np.shares_memory(first, second)
     assert np.shares_memory(second, scratch.take(NUMPY, dtype, 20))
     assert len(scratch.take(NUMPY, dtype, 0)) == 0
-    assert not np.shares_memory(second, scratch.take(NUMPY, dtype_named("float32"), 10))
+    assert not np.shares_memory(second, scratch.take(NUMPY, get_dtype("float32"), 10))
 
 
 class TestTorch:
@@ -191,7 +194,7 @@ class TestTorch:
     @pytest.mark.parametrize("shape", [(), (1,), (0, 2), (2, 3)])
     def test_a_tensor_is_adopted_as_it_lies(self, torch, name, shape):
         x = torch.zeros(shape, dtype=getattr(torch, name))
-        buffer = adopt(x, "x", writable=True)
+        buffer = as_buffer(x, "x", writable=True)
         assert (buffer.module, buffer.dtype.name, buffer.shape) == (NUMPY, name, shape)
         assert buffer.address == x.data_ptr()
         buffer.flat[:] = 1
@@ -199,11 +202,11 @@ class TestTorch:
 
     def test_one_element_of_any_stride_is_contiguous(self, torch):
         x = torch.ones(1, dtype=torch.bfloat16).as_strided((1,), (0,))
-        assert adopt(x, "x", writable=True).flat.tolist() == [1]
+        assert as_buffer(x, "x", writable=True).flat.tolist() == [1]
 
     def test_a_buffer_keeps_its_tensor_and_leaves_it_resizable(self, torch):
         x = torch.full((5,), 3.0)
-        buffer: Buffer = adopt(x, "x", writable=True)
+        buffer: Buffer = as_buffer(x, "x", writable=True)
         x.resize_(2)
         x.resize_(5)
         del x
@@ -212,6 +215,6 @@ class TestTorch:
 
     def test_a_conjugate_is_resolved_to_be_read(self, torch):
         x = torch.tensor([1 + 2j]).conj()
-        assert adopt(x, "x", writable=False).flat.tolist() == [1 - 2j]
+        assert as_buffer(x, "x", writable=False).flat.tolist() == [1 - 2j]
         with pytest.raises(BufferError, match="lazily conjugated"):
-            adopt(x, "x", writable=True)
+            as_buffer(x, "x", writable=True)

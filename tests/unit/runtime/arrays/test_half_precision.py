@@ -141,15 +141,15 @@ def test_the_array_module_combines_scales_and_divides(torch, dtype):
     factor = np.linspace(-2, 2, len(left))
     with np.errstate(all="raise"):  # which no step heeds
         for function in ("add", "multiply", *ORDER):
-            module.combine(function, left, right, out)()
+            module.bind_reduce(function, left, right, out)()
             assert_same_bits(out, reference(function, left, right))
         for each in (0.3, factor):
-            module.scale(out, left, each, left.shape)()
+            module.bind_scale(out, left, each, left.shape)()
             with np.errstate(all="ignore"):
                 rounded = np.asarray(each).astype(dtype)
             assert_same_bits(out, reference("multiply", left, rounded))
         np.copyto(out, left)
-        module.divide(out, 6)()
+        module.bind_divide(out, 6)()
         assert_same_bits(out, reference("divide", left, dtype.type(6)))
 
 
@@ -226,11 +226,11 @@ import numpy as np
 from hpccoll.runtime.arrays.modules import NUMPY
 def after(count, dtype):
     x = np.zeros(count, dtype)
-    NUMPY.combine("add", x, x, x)()
+    NUMPY.bind_reduce("add", x, x, x)()
     print("torch" in sys.modules)
 after({4 * WORTH_IMPORTING}, "float32")
 for _ in range({WORTH_IMPORTING}):
-    NUMPY.combine("add", *[np.zeros(2, "float16")] * 3)
+    NUMPY.bind_reduce("add", *[np.zeros(2, "float16")] * 3)
 after({WORTH_IMPORTING - 1}, "float16")
 after({FEWEST}, "float16")
 """) == ["False", "False", "True"]
@@ -248,9 +248,9 @@ from hpccoll.runtime.arrays.modules import NUMPY
 x = np.zeros({16 * PIECE}, "float16")
 before = len(os.listdir("/proc/self/task"))
 for function in ("add", "multiply", "minimum", "maximum"):
-    NUMPY.combine(function, x, x, x)()
-NUMPY.scale(x, x, 0.5, x.shape)()
-NUMPY.divide(x, 3)()
+    NUMPY.bind_reduce(function, x, x, x)()
+NUMPY.bind_scale(x, x, 0.5, x.shape)()
+NUMPY.bind_divide(x, 3)()
 print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
 y = torch.zeros({16 * PIECE}, dtype=torch.float16)
 torch.add(y, y, out=y)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import hpccoll
 from hpccoll.errors import ReductionError, UnknownNameError
-from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named, dtype_of
+from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.modules import NUMPY
 from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction, premul_sum
 
@@ -34,10 +34,10 @@ def test_every_dtype_is_in_the_table():
 def test_a_reduction_is_defined_or_refused_with_a_remedy(name, op):
     reduction = Reduction(op, 2 if op == "premul_sum" else None)
     if op in DEFINED[name].split():
-        reduction.require(dtype_named(name))
+        reduction.require(get_dtype(name))
         return
     with pytest.raises(ReductionError, match=rf"reduction '{op}' is not defined for dtype {name}: \w+") as caught:
-        reduction.require(dtype_named(name))
+        reduction.require(get_dtype(name))
     assert caught.value.exit_status == 2
 
 
@@ -45,9 +45,9 @@ def test_unknown_names_list_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"unknown reduction 'average'; choose one of: avg, band"):
         Reduction.parse("average")
     with pytest.raises(UnknownNameError, match=r"unknown dtype 'float8'; choose one of: bfloat16"):
-        dtype_named("float8")
+        get_dtype("float8")
     with pytest.raises(UnknownNameError, match=r"unknown dtype '<U3'"):
-        dtype_of(np.dtype("<U3"))
+        dtype_from_numpy(np.dtype("<U3"))
 
 
 def test_a_reduction_is_taken_as_it_is():
@@ -60,8 +60,8 @@ def test_a_reduction_is_taken_as_it_is():
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_names_and_numpy_types_match(name):
-    dtype = dtype_named(name)
-    assert dtype_of(dtype.numpy) is dtype
+    dtype = get_dtype(name)
+    assert dtype_from_numpy(dtype.numpy) is dtype
     assert dtype.itemsize == np.zeros(1, dtype.numpy).nbytes
 
 
@@ -76,10 +76,10 @@ def test_names_and_numpy_types_match(name):
 )  # fmt: skip
 def test_a_factor_must_not_lose_what_it_is(dtype, factor, fits):
     if fits:
-        premul_sum(factor).require(dtype_named(dtype), (2,))
+        premul_sum(factor).require(get_dtype(dtype), (2,))
     else:
         with pytest.raises(ReductionError, match=rf"does not fit dtype {dtype}"):
-            premul_sum(factor).require(dtype_named(dtype), (2,))
+            premul_sum(factor).require(get_dtype(dtype), (2,))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_factor_must_not_lose_what_it_is(dtype, factor, fits):
 )  # fmt: skip
 def test_a_factor_must_broadcast_against_the_array(factor, shape, fits):
     if fits:
-        premul_sum(np.ones(factor)).require(dtype_named("float64"), shape)
+        premul_sum(np.ones(factor)).require(get_dtype("float64"), shape)
     else:
         with pytest.raises(ReductionError, match="does not broadcast against x of shape"):
-            premul_sum(np.ones(factor)).require(dtype_named("float64"), shape)
+            premul_sum(np.ones(factor)).require(get_dtype("float64"), shape)
 
 
 def bits(values):
@@ -124,7 +124,7 @@ def test_an_element_has_the_same_bits_wherever_it_lies_and_wherever_it_goes(name
     """Bit-equality with replay rests on this: vector loops, their remainders and in-place loops must agree."""
     if op not in DEFINED[name]:
         return
-    dtype, count = dtype_named(name), data.draw(st.integers(1, 70))
+    dtype, count = get_dtype(name), data.draw(st.integers(1, 70))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     left, right = (some(rng, dtype, count, data.draw(st.booleans())) for _ in range(2))
     with np.errstate(all="ignore"):
@@ -134,7 +134,7 @@ def test_an_element_has_the_same_bits_wherever_it_lies_and_wherever_it_goes(name
         memory = [np.zeros(count + 9, dtype.numpy)[shift : shift + count] for _ in range(3)]
         memory[0][:], memory[1][:] = left, right
         out = {"new": memory[2], "left": memory[0], "right": memory[1]}[target]
-        NUMPY.combine(FUNCTIONS[op], memory[0], memory[1], out)()
+        NUMPY.bind_reduce(FUNCTIONS[op], memory[0], memory[1], out)()
         assert bits(out) == bits(alone), target
 
 
@@ -147,6 +147,6 @@ def test_scaling_in_place_has_the_bits_of_scaling_elsewhere(name, count):
         x = x.astype(name)
         factor = rng.uniform(-2, 2, count).astype(name) * (1 if name == "float32" else 0.2 - 1.3j)
         elsewhere = np.empty_like(x)
-        NUMPY.scale(elsewhere, x, factor, x.shape)()
-        NUMPY.scale(x, x, factor, x.shape)()
+        NUMPY.bind_scale(elsewhere, x, factor, x.shape)()
+        NUMPY.bind_scale(x, x, factor, x.shape)()
         assert x.tobytes() == elsewhere.tobytes()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_named
+from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bound
 from hpccoll.runtime.cuda.fuse import Extent, launches
 from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, Chain, Kernel, rows_for
-from hpccoll.runtime.lowering.program import OWN, Copy, Join, Meet, Memory, Place
+from hpccoll.runtime.lowering.program import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from tests.mpi.cases import bits, sprinkled
 from tests.unit.runtime.cuda import host_kernels
 from tests.unit.runtime.cuda.host_kernels import COMPILER, HostKernels, together
@@ -54,7 +54,7 @@ class Field:
     """Memory of many places of one element type, `SOURCE` of several owners; beside them lies what must stay."""
 
     def __init__(self, dtype, count, offsets):
-        self.kind, self.count = dtype_named(dtype), count
+        self.kind, self.count = get_dtype(dtype), count
         nbytes = count * self.kind.itemsize
         self.memory = np.full((len(offsets), nbytes + 128), 0xA5, np.uint8)
         self.starts = [
@@ -70,7 +70,7 @@ class Field:
         return Extent(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
 
     def places(self):
-        return [Place(Memory.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
+        return [MemoryRange(MemoryKind.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
 
     def intact(self):
         outside = np.ones(self.memory.shape, np.bool_)
@@ -91,7 +91,7 @@ def steps_of(field, pattern):
     steps: list[Any] = []
     found = sources[0]
     for source, own_first in zip(sources[1:], pattern, strict=True):
-        steps.append(Join(found, source, target) if own_first else Join(source, found, target))
+        steps.append(Reduce(found, source, target) if own_first else Reduce(source, found, target))
         found = target
     return [*steps, Copy(target, other)]
 
@@ -123,7 +123,7 @@ WAYS = ((PATTERNS[0], ALIGNED), (PATTERNS[1], ALIKE), (PATTERNS[1], ASKEW))
 
 def kernels_of(dtype, function):
     for pattern, offsets in WAYS:
-        field = Field(dtype, 333, [offset * dtype_named(dtype).itemsize for offset in offsets])
+        field = Field(dtype, 333, [offset * get_dtype(dtype).itemsize for offset in offsets])
         phases = launches(steps_of(field, pattern), field.extent, NOWHERE, function, field.kind)
         for launch in phases[0]:
             yield Kernel(launch.chain, launch.width, rows_for(launch.chain, 1))
@@ -135,7 +135,7 @@ def test_chains_are_numpy_bit_for_bit(driver, dtype):
     """Every function, in both orders, wide words and narrow, infinities, NaN and signed zeros among them."""
     driver.compile([kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)])
     for function, (pattern, offsets), count in itertools.product(functions(dtype), WAYS, COUNTS):
-        field = Field(dtype, count, [offset * dtype_named(dtype).itemsize for offset in offsets])
+        field = Field(dtype, count, [offset * get_dtype(dtype).itemsize for offset in offsets])
         fill(field, function, seed=count)
         steps = steps_of(field, pattern)
         right = carried_out(steps, field, function)
@@ -174,7 +174,7 @@ def test_a_place_may_be_both_operand_and_result(driver):
     field = Field("float32", 500, (0,) * 4)
     fill(field, "add", seed=1)
     a, b, landing, home = field.places()
-    steps = [Join(a, b, landing), Join(landing, home, landing), Copy(landing, home)]
+    steps = [Reduce(a, b, landing), Reduce(landing, home, landing), Copy(landing, home)]
     right, untouched = carried_out(steps, field, "add"), field.array(2).copy()
     (launch,) = launched(steps, field, "add", driver, scratch=field.extent(landing))
     assert launch.chain == Chain("add", "float32", 3, ((0, 1), (3, 2)), (4,))
@@ -187,8 +187,8 @@ def test_scratch_that_is_read_after_a_meeting_is_written(driver):
     field = Field("float32", 50, (0,) * 4)
     fill(field, "add", seed=1)
     a, b, landing, home = field.places()
-    steps = [Join(a, b, landing), Meet(), Copy(landing, home)]
-    right = carried_out([step for step in steps if not isinstance(step, Meet)], field, "add")
+    steps = [Reduce(a, b, landing), NodeFence(), Copy(landing, home)]
+    right = carried_out([step for step in steps if not isinstance(step, NodeFence)], field, "add")
     first, second = launched(steps, field, "add", driver, scratch=field.extent(landing))
     assert (first.chain.function, second.chain.function) == ("add", "")
     assert bits(field.array(3)) == bits(right[home])
@@ -202,8 +202,8 @@ def test_one_launch_for_all_blocks_that_are_alike():
     assert len(launch.rows) == 2
     a, b, c, out = field.places()[:4]
     halves = [(0, 200), (200, 600)]
-    steps = [Join(a.part(*cut), b.part(*cut), out.part(*cut)) for cut in halves]
-    steps += [Join(out.part(*cut), c.part(*cut), out.part(*cut)) for cut in halves]
+    steps = [Reduce(a.part(*cut), b.part(*cut), out.part(*cut)) for cut in halves]
+    steps += [Reduce(out.part(*cut), c.part(*cut), out.part(*cut)) for cut in halves]
     ((launch,),) = launches(steps, field.extent, NOWHERE, "add", field.kind)
     assert len(launch.rows) == 2
     assert launch.chain.loads == 3
@@ -221,7 +221,7 @@ def test_what_depends_on_each_other_is_not_put_together():
 def test_memory_under_two_names_is_seen_as_one():
     """Input and output in place are one memory: addresses decide, not names."""
     field = Field("float32", 100, (0,) * 2)
-    inner, outer = Place(Memory.SOURCE, 0, 100, 0), Place(Memory.RESULT, 0, 100, 0)
+    inner, outer = MemoryRange(MemoryKind.SOURCE, 0, 100, 0), MemoryRange(MemoryKind.RESULT, 0, 100, 0)
     assert field.extent(inner) == field.extent(outer)
     steps = [Copy(inner, field.places()[1]), Copy(outer.part(10, 60), inner.part(0, 50))]
     (phase,) = launches(steps, field.extent, NOWHERE, "add", field.kind)

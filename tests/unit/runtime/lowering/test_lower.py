@@ -20,8 +20,8 @@ from hpccoll.plan.step import Move, Op, Span
 from hpccoll.runtime.lowering import message_rounds as lowering
 from hpccoll.runtime.lowering.lower import lower
 from hpccoll.runtime.lowering.message_rounds import segments
-from hpccoll.runtime.lowering.placement import aligned
-from hpccoll.runtime.lowering.program import Copy, Join, Memory, Place, Program, Receive, Send, Wait
+from hpccoll.runtime.lowering.placement import align_ranges
+from hpccoll.runtime.lowering.program import Copy, MemoryKind, MemoryRange, Program, Receive, Reduce, Send, Wait
 from tests.unit.runtime.simulated import simulate
 
 ITEMSIZE = 8
@@ -157,14 +157,14 @@ def test_no_place_is_read_or_written_while_a_message_owns_it(algorithm, n, in_pl
                 del flying[step.start]
 
 
-def touched(step) -> tuple[list[Place], list[Place]]:
+def touched(step) -> tuple[list[MemoryRange], list[MemoryRange]]:
     """The places that an instruction reads, and those that it writes."""
     match step:
         case Send(_, place):
             return [place], []
         case Receive(_, place):
             return [], [place]
-        case Join(left, right, out):
+        case Reduce(left, right, out):
             return [left, right], [out]
         case Copy(source, out):
             return [source], [out]
@@ -181,7 +181,7 @@ def test_the_input_is_only_read_and_places_lie_within_their_memories(algorithm, 
         extent = [len(source), len(result), program.work, program.landing]
         for step in program.instructions:
             reads, writes = touched(step)
-            assert not any(place.memory is Memory.SOURCE for place in writes)
+            assert not any(place.memory is MemoryKind.SOURCE for place in writes)
             assert all(0 <= place.start <= place.stop <= extent[place.memory] for place in (*reads, *writes))
 
 
@@ -207,7 +207,7 @@ def test_messages_of_a_ring_are_those_of_the_formula():
 def test_recursive_doubling_in_place_waits_for_a_send_before_it_reduces_into_what_is_sent():
     program = lower(get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(2), 0, 4, ITEMSIZE, in_place=True)
     kinds = [type(step).__name__ for step in program.instructions]
-    sent, joined = kinds.index("Send"), kinds.index("Join")
+    sent, joined = kinds.index("Send"), kinds.index("Reduce")
     assert Wait(sent) in program.instructions[:joined]
 
 
@@ -254,7 +254,7 @@ def test_a_ranks_own_operand_takes_its_turn_among_those_that_arrive(in_place, fi
 
 
 def test_pieces_that_correspond_are_cut_at_every_edge_of_either_side():
-    left = [Place(Memory.SOURCE, 0, 3), Place(Memory.SOURCE, 10, 12)]
-    right = [Place(Memory.RESULT, 5, 6), Place(Memory.RESULT, 8, 12)]
-    pieces = aligned(left, right)
+    left = [MemoryRange(MemoryKind.SOURCE, 0, 3), MemoryRange(MemoryKind.SOURCE, 10, 12)]
+    right = [MemoryRange(MemoryKind.RESULT, 5, 6), MemoryRange(MemoryKind.RESULT, 8, 12)]
+    pieces = align_ranges(left, right)
     assert [(a.start, a.stop, b.start, b.stop) for a, b in pieces] == [(0, 1, 5, 6), (1, 3, 8, 10), (10, 12, 10, 12)]

@@ -12,7 +12,7 @@ from hpccoll.plan.operation import Operation
 from hpccoll.runtime.lowering import message_rounds as lowering
 from hpccoll.runtime.lowering.lower import lower
 from hpccoll.runtime.lowering.message_rounds import PRIVATE
-from hpccoll.runtime.lowering.program import Copy, Join, Memory, Program, Send, Wait
+from hpccoll.runtime.lowering.program import Copy, MemoryKind, Program, Reduce, Send, Wait
 from tests.unit.runtime.lowering.test_lower import ALGORITHMS, CASES, ITEMSIZE, drawn, run
 
 
@@ -26,7 +26,7 @@ def copied(program: Program) -> bool:
     sends = [(i, step) for i, step in enumerate(program.instructions) if isinstance(step, Send)]
     made = [
         isinstance(before := program.instructions[i - 1], Copy) and before.out == send.place and
-        send.place.memory is Memory.LANDING
+        send.place.memory is MemoryKind.LANDING
         for i, send in sends
     ]  # fmt: skip
     assert len(set(made)) == 1
@@ -38,7 +38,7 @@ def test_what_is_sent_and_then_summed_into_is_sent_as_a_copy(n):
     program = doubling(64 * 1024, n)
     assert copied(program)
     kinds = [type(step) for step in program.instructions]
-    sent, joined = kinds.index(Send), kinds.index(Join)
+    sent, joined = kinds.index(Send), kinds.index(Reduce)
     assert Wait(sent) not in program.instructions[:joined], "a copy can be on its way while its original changes"
 
 
@@ -54,7 +54,7 @@ def test_device_memory_is_sent_from_where_it_is():
 def test_out_of_place_the_first_message_is_the_input_itself_and_the_others_copies():
     program = doubling(64 * 1024, 4, in_place=False)
     memories = [step.place.memory for step in program.instructions if isinstance(step, Send)]
-    assert memories == [Memory.SOURCE, Memory.LANDING]
+    assert memories == [MemoryKind.SOURCE, MemoryKind.LANDING]
 
 
 def test_a_ring_overwrites_nothing_in_the_round_that_sends_it_and_copies_nothing():

@@ -20,7 +20,7 @@ from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Picks, Region, Step, Store
 from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.program import OWN, Meet, Memory
+from hpccoll.runtime.lowering.program import OWN, MemoryKind, NodeFence
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, leg, mixed, simulate, users
 
@@ -135,7 +135,9 @@ def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_withou
         for rank in range(n):
             direct = lower(plan, rank, 8, ITEMSIZE, in_place=False).instructions
             through = lower(plan, rank, 8, ITEMSIZE, in_place=False, staged=True).instructions
-            meetings = [[at for at, step in enumerate(steps) if isinstance(step, Meet)] for steps in (direct, through)]
+            meetings = [
+                [at for at, step in enumerate(steps) if isinstance(step, NodeFence)] for steps in (direct, through)
+            ]
             after = direct[meetings[0][-1] + 1 :]
             assert all(place.owner == OWN for step in after for place in places_of(step))
             assert 1 <= len(meetings[1]) <= len(meetings[0])
@@ -207,9 +209,9 @@ def test_what_lands_where_others_still_load_is_there_after_the_next_fence(n, hal
         hold(plan, 7, True, half, seed)
 
 
-def touched_by_others(plan: Plan, count: int) -> list[set[Memory]]:
+def touched_by_others(plan: Plan, count: int) -> list[set[MemoryKind]]:
     """Return which memories of each rank others touch where they are."""
-    seen: list[set[Memory]] = [set() for _ in range(plan.ranks)]
+    seen: list[set[MemoryKind]] = [set() for _ in range(plan.ranks)]
     for rank in range(plan.ranks):
         for step in lower(plan, rank, count, ITEMSIZE, in_place=False).instructions:
             for place in places_of(step):
@@ -229,13 +231,13 @@ def test_what_others_touch_is_what_the_program_says(n):
         seen = touched_by_others(plan, 2 * n + 1)
         for rank in range(n):
             program = lower(plan, rank, 2 * n + 1, ITEMSIZE, in_place=False)
-            assert seen[rank] - {Memory.ARENA} == program.touched, f"{plan.name}, rank {rank}"
+            assert seen[rank] - {MemoryKind.ARENA} == program.touched, f"{plan.name}, rank {rank}"
 
 
 def test_no_registered_plan_needs_shared_memory_of_its_own_where_buffers_are_touched_where_they_are():
     for algorithm in SHARED:
         for n in (2, 3, 5):
-            assert not any(Memory.ARENA in seen for seen in touched_by_others(drawn(algorithm, n, 1), 11))
+            assert not any(MemoryKind.ARENA in seen for seen in touched_by_others(drawn(algorithm, n, 1), 11))
 
 
 def places_of(step: Any) -> tuple[Any, ...]:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.dtypes import dtype_named
-from hpccoll.runtime.arrays.modules import Flat, NumPyModule, Step, adopt
+from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays.modules import BoundCall, FlatArray, NumPyModule, as_buffer
 from hpccoll.runtime.lowering.lower import lower
 from hpccoll.runtime.shared_memory import bind, staged
 from hpccoll.runtime.shared_memory.task import Task
@@ -27,7 +27,7 @@ from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, shares, ta
 class Mixing(NumPyModule):
     """NumPy with a reduction whose order shows."""
 
-    def combine(self, function: str, left: Flat, right: Flat, out: Flat) -> Step:  # noqa: ARG002 - there is one
+    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:  # noqa: ARG002 - there is one
         return lambda: np.copyto(out, mixed(left, right))
 
 
@@ -59,10 +59,10 @@ def bound_rank(
     chunks = plan.column(0).chunks
     sharing = shares(plan, node.rank, chunks, in_place)
     source, result = users(plan, node.rank, plan.operation.sizes(count, plan.ranks, chunks), in_place)
-    dtype, module, half = dtype_named("int64"), Mixing(), 0
+    dtype, module, half = get_dtype("int64"), Mixing(), 0
     through = partial(lower, plan, node.rank, count, ITEMSIZE, sharing, staged=True)
     task = Task(
-        plan, adopt(source, "x", True), adopt(result, "out", True), count, dtype, module, "mixed",
+        plan, as_buffer(source, "x", True), as_buffer(result, "out", True), count, dtype, module, "mixed",
         lambda sizes: through(sizes=np.array(sizes)), lambda length: np.full(length, JUNK), (), (), (),
     )  # fmt: skip
     for _ in range(calls):

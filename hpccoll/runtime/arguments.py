@@ -12,11 +12,11 @@ import numpy as np
 
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import Buffer, adopt, is_torch
+from hpccoll.runtime.arrays.modules import Buffer, as_buffer, is_torch_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class CheckedArguments:
     """The checked arguments of one collective on this rank.
 
     `value` is what the user gets back; `given` says whether the output is memory that the user passed.
@@ -42,24 +42,24 @@ class Shaped:
         return buffer.dtype.name if buffer else "none"
 
 
-def shape(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> Shaped:
+def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
     """Check and sort the arguments of a collective.
 
     Raises:
         BufferError: an array is missing, too many, or does not fit the other one.
     """
     if operation is Operation.BARRIER:
-        return Shaped(None, None, None, 0, given=False)
+        return CheckedArguments(None, None, None, 0, given=False)
     if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
         return _vector(operation, x, out, rank, root)
     if operation is Operation.SCATTER:
         return _scatter(x, out, rank, n, root)
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; every rank brings x")
-    source = adopt(x, "x", writable=False)
+    source = as_buffer(x, "x", writable=False)
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         if operation is Operation.GATHER and rank != root:
-            return Shaped(source, None, None, source.count, given=False)
+            return CheckedArguments(source, None, None, source.count, given=False)
         return _into(operation, x, source, out, (n, *source.shape), source.count, source.count * n)
     count = _block(operation, source, n)
     rows = source.shape[0]
@@ -69,33 +69,33 @@ def shape(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) 
     return _into(operation, x, source, out, block, count, count)
 
 
-def _vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> Shaped:
+def _vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArguments:
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; every rank brings x")
     everywhere = operation is not Operation.REDUCE or rank == root
     if operation is Operation.BROADCAST:
         if out is not None:
             raise BufferError("broadcast works in place: pass one array, which holds the data at the root")
-        buffer = adopt(x, "x", writable=rank != root)
-        return Shaped(buffer if rank == root else None, buffer, x, buffer.count, given=True)
-    source = adopt(x, "x", writable=out is None and everywhere)
+        buffer = as_buffer(x, "x", writable=rank != root)
+        return CheckedArguments(buffer if rank == root else None, buffer, x, buffer.count, given=True)
+    source = as_buffer(x, "x", writable=out is None and everywhere)
     if not everywhere:
-        return Shaped(source, None, x if out is None else out, source.count, given=False)
+        return CheckedArguments(source, None, x if out is None else out, source.count, given=False)
     if out is None:
-        return Shaped(source, source, x, source.count, given=True)
-    result = _matching(operation, adopt(out, "out", writable=True), source, source.count)
-    return Shaped(source, result, out, source.count, given=True)
+        return CheckedArguments(source, source, x, source.count, given=True)
+    result = _matching(operation, as_buffer(out, "out", writable=True), source, source.count)
+    return CheckedArguments(source, result, out, source.count, given=True)
 
 
-def _scatter(x: Any, out: Any, rank: int, n: int, root: int) -> Shaped:
+def _scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
     if rank != root:
         if out is None:
             raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
-        result = adopt(out, "out", writable=True)
-        return Shaped(None, result, out, result.count, given=False, rooted_input=True)
+        result = as_buffer(out, "out", writable=True)
+        return CheckedArguments(None, result, out, result.count, given=False, rooted_input=True)
     if x is None:
         raise BufferError(f"scatter: the root, rank {rank}, passed no x; it brings one block for each rank")
-    source = adopt(x, "x", writable=False)
+    source = as_buffer(x, "x", writable=False)
     count = _block(Operation.SCATTER, source, n)
     block = source.shape[1:] if source.shape[0] == n else (source.shape[0] // n, *source.shape[1:])
     return replace(_into(Operation.SCATTER, x, source, out, block, count, count), rooted_input=True)
@@ -112,11 +112,11 @@ def _block(operation: Operation, source: Buffer, n: int) -> int:
 
 def _into(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
-) -> Shaped:
+) -> CheckedArguments:
     given = out is not None
     value = out if given else like(x, new)
-    result = _matching(operation, adopt(value, "out", writable=True), source, total)
-    return Shaped(source, result, value, count, given)
+    result = _matching(operation, as_buffer(value, "out", writable=True), source, total)
+    return CheckedArguments(source, result, value, count, given)
 
 
 def _matching(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
@@ -135,6 +135,6 @@ def _matching(operation: Operation, result: Buffer, source: Buffer, total: int) 
 
 def like(x: Any, new: tuple[int, ...]) -> Any:
     """Return an uninitialised array of the kind, dtype and device of `x`, of another shape."""
-    if is_torch(x):
+    if is_torch_tensor(x):
         return x.new_empty(new)
     return np.empty_like(x, shape=new, order="C", subok=False)

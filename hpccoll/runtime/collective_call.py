@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType, dtype_named
-from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, Buffer, Flat, Step
+from hpccoll.runtime.arrays.dtypes import DType, get_dtype
+from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, BoundCall, Buffer, FlatArray
 from hpccoll.runtime.arrays.reductions import Reduction
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CollectiveCall:
     """One collective as this rank sees it.
 
     `count` is the elements of the vector, or of one block; `source` and `result` are None where the operation gives
@@ -33,7 +33,7 @@ class Job:
     def dtype(self) -> DType:
         """The element type; bytes where there is no buffer at all (barrier)."""
         buffer = self.result or self.source
-        return buffer.dtype if buffer else dtype_named("uint8")
+        return buffer.dtype if buffer else get_dtype("uint8")
 
     @property
     def module(self) -> ArrayModule:
@@ -42,9 +42,9 @@ class Job:
         return buffer.module if buffer else NUMPY
 
 
-def rewritten(job: Job, rank: int) -> tuple[Job, tuple[Step, ...], bool]:
+def bind_prologue(job: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
     """Return the job as its plan sees it, what must be done before, and whether it works in place."""
-    in_place = shares_memory(job, rank)
+    in_place = is_in_place(job, rank)
     if job.reduction.name == "premul_sum" and job.source is not None:
         return _scaled(job, job.source)
     if job.operation is Operation.ALL_TO_ALL and in_place and job.source is not None:
@@ -52,42 +52,42 @@ def rewritten(job: Job, rank: int) -> tuple[Job, tuple[Step, ...], bool]:
     return job, (), in_place
 
 
-def afterwards(job: Job, ranks: int) -> tuple[Step, ...]:
+def bind_epilogue(job: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
     """Return what must be done after the plan: `avg` divides."""
     averages = job.reduction.name == "avg" and job.result is not None
-    return (job.module.divide(job.result.flat, ranks),) if averages and job.result else ()
+    return (job.module.bind_divide(job.result.flat, ranks),) if averages and job.result else ()
 
 
-def _scaled(job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...], bool]:
+def _scaled(job: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
     """premul_sum: scale into the output where it holds the whole vector, else into memory of its own."""
     whole = job.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and job.result is not None
     target = job.result.flat if whole and job.result else job.module.empty(source.count, job.dtype)
-    step = job.module.scale(target, source.flat, job.reduction.factor, source.shape)
+    step = job.module.bind_scale(target, source.flat, job.reduction.factor, source.shape)
     return replace(job, source=_moved(source, target)), (step,), whole
 
 
-def _snapshot(job: Job, source: Buffer) -> tuple[Job, tuple[Step, ...]]:
+def _snapshot(job: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...]]:
     target = job.module.empty(source.count, job.dtype)
-    return replace(job, source=_moved(source, target)), (job.module.copy(target, source.flat),)
+    return replace(job, source=_moved(source, target)), (job.module.bind_copy(target, source.flat),)
 
 
-def _moved(source: Buffer, target: Flat) -> Buffer:
-    return replace(source, flat=target, address=source.module.address(target))
+def _moved(source: Buffer, target: FlatArray) -> Buffer:
+    return replace(source, flat=target, address=source.module.get_address(target))
 
 
-def borrowed(job: Job) -> Job:
+def as_unowned(job: CollectiveCall) -> CollectiveCall:
     """Return the job on the same memory without keeping it alive.
 
     What is cached must not hold on to buffers that their owner has let go of. It is run only for buffers that lie
     where these lay, so the memory is there whenever it runs.
     """
     source, result = (
-        buffer and replace(buffer, flat=buffer.module.borrow(buffer.flat)) for buffer in (job.source, job.result)
+        buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (job.source, job.result)
     )
     return replace(job, source=source, result=result)
 
 
-def shares_memory(job: Job, rank: int) -> bool:
+def is_in_place(job: CollectiveCall, rank: int) -> bool:
     """Return whether input and output are the same memory where a chunk is both brought and wanted.
 
     Raises:
