@@ -89,10 +89,10 @@ def _sent(level: Algorithm, n: int, chunks: int) -> list[Fraction]:
     for steps in rounds:
         for step in steps:
             if isinstance(step, Load):
-                sent += np.where((step.frm >= 0) & (step.frm != rank), step.dst.size, 0)
+                sent += np.where((step.source >= 0) & (step.source != rank), step.local.size, 0)
             elif not isinstance(step, Fence):
-                size = step.send.size if isinstance(step, Move) else step.src.size
-                sent += np.where((step.to >= 0) & (step.to != rank), size, 0)
+                size = step.send.size if isinstance(step, Move) else step.local.size
+                sent += np.where((step.dest >= 0) & (step.dest != rank), size, 0)
     return [Fraction(int(of), rounds.chunks) for of in sent]
 
 

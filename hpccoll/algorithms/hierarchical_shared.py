@@ -92,7 +92,7 @@ def _sent(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Frac
     for steps in rounds:
         for step in steps:
             if isinstance(step, Move):
-                sent += np.where((step.to >= 0) & (step.to != rank), step.send.size, 0)
+                sent += np.where((step.dest >= 0) & (step.dest != rank), step.send.size, 0)
     return tuple(Fraction(int(each), max(rounds.chunks, 1)) for each in sent)
 
 

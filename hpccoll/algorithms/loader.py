@@ -193,13 +193,13 @@ def _part(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
         if isinstance(step, Fence):
             return _at(step.leader, at, ranks)
         if isinstance(step, Store):
-            to = _at(step.to, at, ranks)
-            return to, chunks(to, step.src), chunks(to, step.dst)
-        frm = _at(step.frm, at, ranks)
+            to = _at(step.dest, at, ranks)
+            return to, chunks(to, step.local), chunks(to, step.remote)
+        frm = _at(step.source, at, ranks)
         op = _at(step.op, at, ranks) if frm != NOBODY else None
         if isinstance(step, Load):
-            return frm, chunks(frm, step.src), chunks(frm, step.dst), op
-        to = _at(step.to, at, ranks)
+            return frm, chunks(frm, step.remote), chunks(frm, step.local), op
+        to = _at(step.dest, at, ranks)
         return to, frm, chunks(to, step.send), chunks(frm, step.recv), op
 
     return [(type(step).__name__, part(step)) for step in steps]

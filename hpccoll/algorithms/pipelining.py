@@ -33,8 +33,8 @@ def _longest(plan: Plan, sizes: IntArray) -> int:
     longest = 0
     for steps in plan.column(0):
         for step in steps:
-            if isinstance(step, Move) and int(step.to[0]) != 0:
-                for peer, region in ((step.to, step.send), (step.frm, step.recv)):
+            if isinstance(step, Move) and int(step.dest[0]) != 0:
+                for peer, region in ((step.dest, step.send), (step.source, step.recv)):
                     ids = region.ids(1)[0]
                     longest = max(longest, int(sizes[ids[ids >= 0]].sum()) if int(peer[0]) >= 0 else 0)
     return longest

@@ -44,8 +44,8 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
         for move in moves:
             out, into = move.send.ids(n), move.recv.ids(n)
             ops = np.broadcast_to(np.asarray(move.op), (n,))
-            for rank in np.nonzero(move.frm != NOBODY)[0].tolist():
-                source = int(move.frm[rank])
+            for rank in np.nonzero(move.source != NOBODY)[0].tolist():
+                source = int(move.source[rank])
                 arrivals.append(
                     (int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)])
                 )

@@ -58,9 +58,9 @@ def moves_of(step: Step, n: int) -> list[Move]:
     if isinstance(step, Fence):
         return []
     if isinstance(step, Load):
-        pairs = _permutations(step.frm, n)
-        return [Move(to, frm, _seen(step.src, to, n), step.dst, step.op) for frm, to in pairs]
-    return [Move(to, frm, step.src, _seen(step.dst, frm, n), Op.COPY) for to, frm in _permutations(step.to, n)]
+        pairs = _permutations(step.source, n)
+        return [Move(to, frm, _seen(step.remote, to, n), step.local, step.op) for frm, to in pairs]
+    return [Move(to, frm, step.local, _seen(step.remote, frm, n), Op.COPY) for to, frm in _permutations(step.dest, n)]
 
 
 def told(heard: NDArray[np.bool_], fences: Sequence[Step]) -> NDArray[np.bool_]:

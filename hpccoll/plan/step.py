@@ -113,81 +113,81 @@ SIGNAL = Span(0, 0, 1)  # no chunk at all: the message itself is the news (barri
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Every rank sends `send` to `to` and receives `recv` from `frm`: a partial permutation of the ranks.
+    """Every rank sends `send` to `dest` and receives `recv` from `source`: a partial permutation of the ranks.
 
     A message is a stream of elements: the sender's chunks in order become the receiver's chunks in order.
-    Where `to == frm ==` the rank itself, it is a local copy. `op` may differ by rank.
+    Where `dest == source ==` the rank itself, it is a local copy. `op` may differ by rank.
     """
 
-    to: IntArray
-    frm: IntArray
+    dest: IntArray
+    source: IntArray
     send: Region
     recv: Region
     op: Ints = Op.COPY
 
     def turned(self, op: Ints) -> Move:
         """Return the move that runs backwards: who received sends, who sent receives (by `op`)."""
-        return Move(self.frm, self.to, self.recv, self.send, op)
+        return Move(self.source, self.dest, self.recv, self.send, op)
 
     def renamed(self, name: Naming) -> Move:
         """Return the same move among other ranks."""
-        return Move(name(self.to), name(self.frm), self.send, self.recv, self.op)
+        return Move(name(self.dest), name(self.source), self.send, self.recv, self.op)
 
     def regions(self, change: Change) -> Move:
         """Return the same move of other chunks."""
-        return Move(self.to, self.frm, change(self.send), change(self.recv), self.op)
+        return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Every rank reads chunks `src` of rank `frm` into its own chunks `dst`, where memory is shared.
+    """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, where memory is shared.
 
-    Only the reader acts. What it reads is what stood there at the last fence; what lands in `dst` is for others to
+    Only the reader acts. What it reads is what stood there at the last fence; what lands in `local` is for others to
     read after the next one. `op` may differ by rank.
     """
 
-    frm: IntArray
-    src: Region
-    dst: Region
+    source: IntArray
+    remote: Region
+    local: Region
     op: Ints = Op.COPY
 
     def turned(self, op: Ints) -> Store:
         """Return the store that gives back what this loads or reduces; raise PlanError where `op` is not COPY."""
         if np.any(np.asarray(op) != Op.COPY):
             raise PlanError("a load backwards is a store, which cannot reduce; reverse it with op=Op.COPY")
-        return Store(self.frm, self.dst, self.src)
+        return Store(self.source, self.local, self.remote)
 
     def renamed(self, name: Naming) -> Load:
         """Return the same load among other ranks."""
-        return Load(name(self.frm), self.src, self.dst, self.op)
+        return Load(name(self.source), self.remote, self.local, self.op)
 
     def regions(self, change: Change) -> Load:
         """Return the same load of other chunks."""
-        return Load(self.frm, change(self.src), change(self.dst), self.op)
+        return Load(self.source, change(self.remote), change(self.local), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Every rank writes its chunks `src` into chunks `dst` of rank `to`, where memory is shared; the writer alone acts.
+    """Every rank writes its chunks `local` into chunks `remote` of rank `dest`, where memory is shared.
 
-    What it wrote is there for others, the owner of the place among them, after the next fence.
+    Only the writer acts. What it wrote is there for others, the owner of the place among them, after the next fence.
     """
 
-    to: IntArray
-    src: Region
-    dst: Region
+    dest: IntArray
+    local: Region
+    remote: Region
 
     def turned(self, op: Ints) -> Load:
         """Return the load that fetches back what this stores (by `op`)."""
-        return Load(self.to, self.dst, self.src, op)
+        return Load(self.dest, self.remote, self.local, op)
 
     def renamed(self, name: Naming) -> Store:
         """Return the same store among other ranks."""
-        return Store(name(self.to), self.src, self.dst)
+        return Store(name(self.dest), self.local, self.remote)
 
     def regions(self, change: Change) -> Store:
         """Return the same store of other chunks."""
-        return Store(self.to, change(self.src), change(self.dst))
+        return Store(self.dest, change(self.local), change(self.remote))
 
 
 @dataclass(frozen=True, slots=True)

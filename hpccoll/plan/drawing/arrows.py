@@ -25,7 +25,7 @@ EN_DASH = "\u2013"
 
 def arrows_height(story: Story, messages: Sequence[Message]) -> float:
     """Return the height from the top of the discs to the arrows' ends; more where arrows go far and would lie flat."""
-    far = max(abs(message.to - message.frm) for message in messages)
+    far = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL if story.chunks > 1 else 0) + 40 + min(4.0 * far, 36.0)
 
 
@@ -52,7 +52,7 @@ def draw_arrows(layout: Grid, frame: Frame, at: Point, bottom: float) -> list[Sh
     heads: dict[Point, list[Shape]] = {}  # where many arrows land at one point they share one head
     for message, out, into in zip(frame.messages, leaves, lands, strict=True):
         foot, tip = (left + out, start + (LABEL if message.out and labelled else 0)), (left + into, end)
-        lines.append(Line(foot, tip, line_colour(message.frm), width))
+        lines.append(Line(foot, tip, line_colour(message.source), width))
         shared = tip in heads
         if not shared or message.reduces:
             heads[tip] = head((tip[0], start) if shared else foot, tip, plus=message.reduces)
@@ -64,7 +64,7 @@ def _slots(layout: Grid, messages: Sequence[Message], *, leaving: bool) -> list[
     """Return for each message where it leaves (or lands), from the grid's left edge."""
     ends: dict[int, list[tuple[int, int]]] = {}
     for index, message in enumerate(messages):
-        here, other = (message.frm, message.to) if leaving else (message.to, message.frm)
+        here, other = (message.source, message.dest) if leaving else (message.dest, message.source)
         ends.setdefault(here, []).append((other, index))
     slots = [0.0] * len(messages)
     for rank, mine in ends.items():
@@ -96,7 +96,7 @@ class _Label:
 def _labels(layout: Grid, messages: Sequence[Message], leaves: Sequence[float]) -> Iterator[_Label]:
     """One label a message; one for all of a rank's messages where they carry the same, or are too many."""
     for rank in range(layout.story.ranks):
-        mine = [(message, at) for message, at in zip(messages, leaves, strict=True) if message.frm == rank]
+        mine = [(message, at) for message, at in zip(messages, leaves, strict=True) if message.source == rank]
         mine = [(message, at) for message, at in mine if message.out]
         room = (layout.pitch - 4) / max(len(mine), 1)
         told = {message.out: _told(layout, message.out, room) for message, _ in mine}

@@ -27,8 +27,8 @@ Counts = NDArray[np.int16]
 class Message:
     """`frm` sends its chunks `out`, which arrive at `to` as its chunks `into` (none of them: a mere signal)."""
 
-    frm: int
-    to: int
+    source: int
+    dest: int
     out: tuple[int, ...]
     into: tuple[int, ...]
     reduces: bool
@@ -121,8 +121,8 @@ def _messages(step: Step, n: int) -> list[Message]:
     for move in moves_of(step, n):
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.frm != NOBODY)[0].tolist():
-            frm = int(move.frm[to])
+        for to in np.nonzero(move.source != NOBODY)[0].tolist():
+            frm = int(move.source[to])
             sent, taken = (tuple(ids[ids >= 0].tolist()) for ids in (out[frm], into[to]))
             found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY), via(step)))
     return found
@@ -161,7 +161,7 @@ class _State:
         counts, source = self.counts.copy(), self.source.copy()
         for message in messages:
             out, into = (0, 0) if self.barrier else (list(message.out), list(message.into))
-            place, origin = (message.to, into), (message.frm, out)
+            place, origin = (message.dest, into), (message.source, out)
             if self.barrier:
                 counts[place] |= self.counts[origin]
             elif message.reduces:

@@ -36,7 +36,7 @@ def draw_panel(layout: Grid, frame: Frame, at: Point) -> list[Shape]:
     shapes += _names(layout, frame, (x, y), top)
     if frame.messages:
         shapes += draw_arrows(layout, frame, (left, y), top - _heading(layout))
-    senders = {message.frm for message in frame.messages}
+    senders = {message.source for message in frame.messages}
     for rank in range(layout.story.ranks):
         shapes += badge(rank, (left + layout.middle(rank), y + RADIUS + 1), idle=bool(senders) and rank not in senders)
     return shapes + draw_grid(layout, frame, (left, top))

@@ -42,7 +42,7 @@ def _frame(story: Story, frame: Frame) -> Iterator[str]:
     title = f"round {frame.number}" if frame.number else "start"
     yield f"{title}, {frame.phase}" if frame.phase else title
     yield from _flowed([f"{ranges(group)} wait for each other" for group in frame.fences])
-    yield from _flowed([_message(story, m) for m in sorted(frame.messages, key=lambda m: (m.frm, m.to))])
+    yield from _flowed([_message(story, m) for m in sorted(frame.messages, key=lambda m: (m.source, m.dest))])
     cells = [[_cell(story, frame, r, c) for c in range(frame.done.shape[1])] for r in range(story.ranks)]
     wide = max(len(cell) for row in cells for cell in row)
     names = [_name(story, c) for c in range(frame.done.shape[1])]
@@ -69,7 +69,9 @@ def _name(story: Story, chunk: int) -> str:
 def _message(story: Story, message: Message) -> str:
     chunks = f"{'+' if message.reduces else ''}c{ranges(message.out)}" if message.out and story.chunks > 1 else ""
     by = "" if message.via is Via.MESSAGE else f"({message.via.value})"
-    return " ".join(part for part in (f"{message.frm} -> {message.to}", chunks or "+" * message.reduces, by) if part)
+    return " ".join(
+        part for part in (f"{message.source} -> {message.dest}", chunks or "+" * message.reduces, by) if part
+    )
 
 
 def _flowed(items: Sequence[str]) -> Iterator[str]:

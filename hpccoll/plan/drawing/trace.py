@@ -49,6 +49,6 @@ def _flow(number: int, arrow: Arrow) -> list[dict[str, Any]]:
     taken = arrow.taken_us - 0.01 * (arrow.taken_us - arrow.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [
-        {**both, "ph": "s", "tid": arrow.frm, "ts": round(arrow.sent_us, _DIGITS)},
-        {**both, "ph": "f", "bp": "e", "tid": arrow.to, "ts": round(taken, _DIGITS)},
+        {**both, "ph": "s", "tid": arrow.source, "ts": round(arrow.sent_us, _DIGITS)},
+        {**both, "ph": "f", "bp": "e", "tid": arrow.dest, "ts": round(taken, _DIGITS)},
     ]

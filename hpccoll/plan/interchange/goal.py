@@ -47,8 +47,8 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
     programs = [_Program() for _ in range(plan.ranks)]
     for t, each in enumerate(messages(plan)):
         for tag, message, nbytes in _sent(plan, t, each, sizes, itemsize):
-            programs[message.frm].add(t, f"send {nbytes}b to {message.to} tag {tag}")
-            programs[message.to].add(t, f"recv {nbytes}b from {message.frm} tag {tag}")
+            programs[message.source].add(t, f"send {nbytes}b to {message.dest} tag {tag}")
+            programs[message.dest].add(t, f"recv {nbytes}b from {message.source} tag {tag}")
     bodies = [f"rank {rank} {{\n{''.join(program.lines)}}}\n" for rank, program in enumerate(programs)]
     return f"num_ranks {plan.ranks}\n\n" + "\n".join(bodies)
 
@@ -60,7 +60,7 @@ def _sent(
     for message in listed:
         nbytes = sum(sizes[chunk] for chunk in message.send) * itemsize
         signal = plan.operation is Operation.BARRIER and not message.send
-        if message.frm != message.to and (nbytes or signal):
+        if message.source != message.dest and (nbytes or signal):
             yield t, message, max(nbytes, SIGNAL_BYTES)
 
 

@@ -190,13 +190,13 @@ def _packed(messages: Sequence[Message]) -> list[Packed]:
     sent: dict[int, int] = {}
     received: dict[int, int] = {}
     for message in listed:
-        first = max(sent.get(message.frm, 0), received.get(message.to, 0))
+        first = max(sent.get(message.source, 0), received.get(message.dest, 0))
         size = len(message.send)
         at = next((m for m in range(first, len(moves)) if len(moves[m][0].send) == size), len(moves))
         if at == len(moves):
             moves.append([])
         moves[at].append(message)
-        sent[message.frm] = received[message.to] = at + 1
+        sent[message.source] = received[message.dest] = at + 1
     return [partial(_move, move) for move in moves]
 
 
@@ -209,8 +209,8 @@ def _move(move: Sequence[Message], rank: IntArray, n: int) -> Move:
     peers, ops = np.full((2, n), NOBODY, np.int64), np.zeros(n, np.int64)
     regions = np.zeros((2, n, size), np.int64)
     for message in move:
-        peers[0, message.frm], peers[1, message.to] = message.to, message.frm
-        regions[0, message.frm], regions[1, message.to] = message.send, message.recv
-        ops[message.to] = message.op
+        peers[0, message.source], peers[1, message.dest] = message.dest, message.source
+        regions[0, message.source], regions[1, message.dest] = message.send, message.recv
+        ops[message.dest] = message.op
     send, recv = regions[0, rank], regions[1, rank]
     return Move(peers[0, rank], peers[1, rank], Picks(size, lambda: send), Picks(size, lambda: recv), ops[rank])

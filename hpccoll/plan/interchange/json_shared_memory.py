@@ -24,7 +24,7 @@ Packed: TypeAlias = Callable[[IntArray, int], Step]  # of a column of ranks, and
 def record(message: Message) -> dict[str, Any]:
     """Return a message, a load or a store as it stands in the file."""
     op = message.op.name.lower()
-    found = {"from": message.frm, "to": message.to, "send": message.send, "recv": message.recv, "op": op}
+    found = {"from": message.source, "to": message.dest, "send": message.send, "recv": message.recv, "op": op}
     return found if message.via is Via.MESSAGE else {**found, "via": message.via.value}
 
 
@@ -45,14 +45,14 @@ def _transfers(step: Step, n: int) -> Iterator[Message]:
     for move in moves_of(step, n):
         out, into = move.send.ids(n).tolist(), move.recv.ids(n).tolist()
         ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
-        for to, frm in enumerate(move.frm.tolist()):
+        for to, frm in enumerate(move.source.tolist()):
             if frm != NOBODY:
                 sent, taken = (tuple(chunk for chunk in row if chunk != NOBODY) for row in (out[frm], into[to]))
                 yield Message(frm, to, sent, taken, Op(ops[to]), via(step))
 
 
 def _actor(message: Message) -> int:
-    return message.to if message.via is Via.LOAD else message.frm
+    return message.dest if message.via is Via.LOAD else message.source
 
 
 def _groups(fence: Fence) -> Groups:
@@ -83,7 +83,7 @@ def _step(step: Sequence[Message], rank: IntArray, n: int) -> Load | Store:
     regions = np.zeros((2, n, size), np.int64)
     for message in step:
         actor = _actor(message)
-        peers[actor], ops[actor] = message.frm if loads else message.to, message.op
+        peers[actor], ops[actor] = message.source if loads else message.dest, message.op
         regions[:, actor] = message.send, message.recv
     src, dst = (Picks(size, partial(_rows, each, rank)) for each in regions)
     return Load(peers[rank], src, dst, ops[rank]) if loads else Store(peers[rank], src, dst)

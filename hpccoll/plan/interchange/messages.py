@@ -25,8 +25,8 @@ class Message:
     `via` says who carries it out: both ends, `to` alone (a load) or `frm` alone (a store).
     """
 
-    frm: int
-    to: int
+    source: int
+    dest: int
     send: tuple[int, ...]
     recv: tuple[int, ...]
     op: Op
@@ -45,7 +45,7 @@ def messages(plan: Plan) -> Iterator[list[Message]]:
         for move, by in ((move, via(step)) for step in steps for move in moves_of(step, n)):
             ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
             sent, received = _named(move.send.ids(n)), _named(move.recv.ids(n))
-            for rank, frm in enumerate(move.frm.tolist()):
+            for rank, frm in enumerate(move.source.tolist()):
                 if frm != NOBODY:
                     landing[rank].append(Message(frm, rank, sent[frm], received[rank], Op(ops[rank]), by))
         yield [message for rank in ranks for message in landing[rank]]

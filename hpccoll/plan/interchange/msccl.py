@@ -76,21 +76,21 @@ def _round(gpus: list[_Gpu], listed: list[Message]) -> None:
     pieces = [(message, piece) for message in listed for piece in _pieces(gpus, message)]
     sent = []
     for message, (out, _, count) in pieces:
-        local = message.frm == message.to
-        sent.append(None if local else gpus[message.frm].add("s", message.to, out, None, count))
-        gpus[message.frm].reading |= set(_cells(out, count))
+        local = message.source == message.dest
+        sent.append(None if local else gpus[message.source].add("s", message.dest, out, None, count))
+        gpus[message.source].reading |= set(_cells(out, count))
     late = []
     for (message, (out, into, count)), send in zip(pieces, sent, strict=True):
-        gpu = gpus[message.to]
+        gpu = gpus[message.dest]
         kind = "cpy" if message.op is Op.COPY else "re"
-        landing, local = set(_cells(into, count)), message.frm == message.to
+        landing, local = set(_cells(into, count)), message.source == message.dest
         if gpu.reading.isdisjoint(landing):
             arrives = "cpy" if local else "r" if message.op is Op.COPY else "rrc"
-            landed = gpu.add(arrives, message.frm, out if local else into, into, count)
+            landed = gpu.add(arrives, message.source, out if local else into, into, count)
             gpu.reading |= landing  # a second message for the same chunks lands after the first
         else:
             staged = gpu.stage(count)
-            landed = gpu.add("cpy" if local else "r", message.frm, out if local else staged, staged, count)
+            landed = gpu.add("cpy" if local else "r", message.source, out if local else staged, staged, count)
             late.append((gpu, kind, staged, into, count))
         if send is not None:
             send.far, landed.far = landed.target, out
@@ -102,8 +102,8 @@ def _round(gpus: list[_Gpu], listed: list[Message]) -> None:
 
 def _pieces(gpus: list[_Gpu], message: Message) -> Iterator[tuple[Cell, Cell, int]]:
     """Cut a message where either end is not in one piece, or is longer than a step may be."""
-    out = [gpus[message.frm].cell(chunk) for chunk in message.send]
-    into = [gpus[message.to].cell(chunk) for chunk in message.recv]
+    out = [gpus[message.source].cell(chunk) for chunk in message.send]
+    into = [gpus[message.dest].cell(chunk) for chunk in message.recv]
     first = 0
     for at in range(1, len(out) + 1):
         goes_on = at < len(out) and at - first < MOST_COUNT

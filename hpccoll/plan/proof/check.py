@@ -114,16 +114,16 @@ class _Walk:
         """Return what moves in a step; its peers must be ranks."""
         self.shared |= not isinstance(step, Move)
         if isinstance(step, Load):
-            step = replace(step, frm=self.peers(step.frm))
+            step = replace(step, source=self.peers(step.source))
         elif isinstance(step, Store):
-            step = replace(step, to=self.peers(step.to))
+            step = replace(step, dest=self.peers(step.dest))
         elif isinstance(step, Fence):
             step = replace(step, leader=self.peers(step.leader))
         return moves_of(step, self.n)
 
     def meet(self, move: Move, by: Via, heard: NDArray[np.bool_] | None) -> _Arrival | None:
         """Hold both ends of every message of a move against each other; return what arrives."""
-        to, frm = self.peers(move.to), self.peers(move.frm)
+        to, frm = self.peers(move.dest), self.peers(move.source)
         senders, receivers = np.nonzero(to != NOBODY)[0], np.nonzero(frm != NOBODY)[0]
         targets, sources = to[senders], frm[receivers]
         lost = senders[frm[targets] != senders]

@@ -32,7 +32,7 @@ NO_DATA = -1  # in place of a chunk: the message itself is the news
 class Send:
     """Send a chunk to rank `to`; `synchronous` waits until the receive is reached."""
 
-    to: int
+    dest: int
     chunk: int
     synchronous: bool = True
 
@@ -41,7 +41,7 @@ class Send:
 class Recv:
     """Receive a chunk from rank `frm`; `op` says what it does to the chunk that is there."""
 
-    frm: int
+    source: int
     chunk: int
     op: Op = Op.COPY
 
@@ -105,7 +105,7 @@ def flattened(plan: Plan) -> list[list[Action]]:
         for move in moves:
             ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
             out, into = _named(move.send.ids(n)), _named(move.recv.ids(n))
-            for rank, (to, frm) in enumerate(zip(move.to.tolist(), move.frm.tolist(), strict=True)):
+            for rank, (to, frm) in enumerate(zip(move.dest.tolist(), move.source.tolist(), strict=True)):
                 if to != NOBODY:
                     program[rank] += [Send(to, chunk, synchronous=False) for chunk in out[rank]]
                 if frm != NOBODY:
@@ -122,7 +122,7 @@ def _named(ids: NDArray[np.int64]) -> list[list[int]]:
 def _refuse_wild(program: Program, chunks: int) -> None:
     for rank, actions in enumerate(program):
         for step, action in enumerate(actions):
-            peer = action.to if isinstance(action, Send) else action.frm
+            peer = action.dest if isinstance(action, Send) else action.source
             if not 0 <= peer < len(program) or not NO_DATA <= action.chunk < chunks:
                 limits = f"there are {len(program)} ranks and {chunks} chunks"
                 raise PlanError(f"rank {rank} step {step} ({_say(action)}): {limits}")
@@ -131,8 +131,8 @@ def _refuse_wild(program: Program, chunks: int) -> None:
 def _say(action: Action) -> str:
     chunk = "no data" if action.chunk == NO_DATA else f"chunk {action.chunk}"
     if isinstance(action, Recv):
-        return f"receive {chunk} from rank {action.frm}"
-    return f"{'send' if action.synchronous else 'send buffered'} {chunk} to rank {action.to}"
+        return f"receive {chunk} from rank {action.source}"
+    return f"{'send' if action.synchronous else 'send buffered'} {chunk} to rank {action.dest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +192,17 @@ class _Machine:
                 raise self.fail(rank, "the chunk is read before it was written")
             values = None if self.ledger is None else self.ledger.read(*_place(rank, action.chunk))
         heard = None if self.ledger is None or self.ledger.heard is None else self.ledger.heard[rank].copy()
-        channel = self.channels.setdefault((rank, action.to), deque())
+        channel = self.channels.setdefault((rank, action.dest), deque())
         channel.append(_Message(self.at[rank], action, values, heard))
         if action.synchronous:
             self.posted[rank] = True
         else:
             self.at[rank] += 1
-        return action.to
+        return action.dest
 
     def receive(self, rank: int, action: Recv) -> int | None:
         """Take a message; return whom to wake, None where there is none yet."""
-        channel = self.channels.get((action.frm, rank))
+        channel = self.channels.get((action.source, rank))
         if not channel:
             return None
         message = channel.popleft()
@@ -216,13 +216,13 @@ class _Machine:
             self.valid[rank, action.chunk] = True
         self.at[rank] += 1
         if message.send.synchronous:
-            self.posted[action.frm] = False
-            self.at[action.frm] += 1
-        return action.frm
+            self.posted[action.source] = False
+            self.at[action.source] += 1
+        return action.source
 
     def fit(self, rank: int, action: Recv, message: _Message) -> None:
         out, into = message.send.chunk, action.chunk
-        there = f"rank {action.frm} step {message.step} ({_say(message.send)})"
+        there = f"rank {action.source} step {message.step} ({_say(message.send)})"
         if (out == NO_DATA) != (into == NO_DATA):
             raise self.fail(rank, f"the message is that of {there}")
         if into == NO_DATA:
@@ -238,7 +238,7 @@ class _Machine:
         waits = {rank: action for rank in range(len(self.program)) if (action := self.action(rank)) is not None}
         if not waits:
             return
-        peers = {rank: action.to if isinstance(action, Send) else action.frm for rank, action in waits.items()}
+        peers = {rank: action.dest if isinstance(action, Send) else action.source for rank, action in waits.items()}
         stuck = {}
         for rank, action in waits.items():
             peer = peers[rank]

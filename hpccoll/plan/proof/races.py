@@ -112,11 +112,11 @@ class _Proof:
         """Return what a step reads and what it writes, each as rows of actor, place, kind and round."""
         ranks = np.arange(self.n)
         if isinstance(step, Load):
-            read, wrote = (step.frm, step.src, step.frm), (step.frm, step.dst, ranks)
+            read, wrote = (step.source, step.remote, step.source), (step.source, step.local, ranks)
         elif isinstance(step, Store):
-            read, wrote = (step.to, step.src, ranks), (step.to, step.dst, step.to)
+            read, wrote = (step.dest, step.local, ranks), (step.dest, step.remote, step.dest)
         else:
-            read, wrote = (step.to, step.send, ranks), (step.frm, step.recv, ranks)
+            read, wrote = (step.dest, step.send, ranks), (step.source, step.recv, ranks)
         reads, writes = (
             self.places(t, *read, _READ),
             self.places(t, *wrote, _LAND if isinstance(step, Load) else _WRITE),

@@ -25,16 +25,17 @@ _KEPT = 32  # pairs of arrays
 class Peers:
     """Who sends to whom and by which link, each shape (P,).
 
-    `target` and `source` are representatives (the rank itself where there is no peer), `frm` is the plan's own array.
+    `dest` and `source` are the plan's own arrays; `dest_index` and `source_index` are their representatives (the rank
+    itself where there is no peer), which index arrays of shape (P,).
     `far` is None where no message leaves its node, `local` where no rank copies to itself. `bends` are (bytes, by how
     much beta changes from there on). `flight` is how long a message is under way while it keeps no port busy, NEVER
     where none comes.
     """
 
-    to: IntArray
-    frm: IntArray
-    target: IntArray
+    dest: IntArray
     source: IntArray
+    dest_index: IntArray
+    source_index: IntArray
     sends: Mask
     receives: Mask
     all_send: bool
@@ -76,25 +77,25 @@ class Directory:
 
     def of(self, move: Move) -> Peers:
         """Return what holds for the peers of a move."""
-        key = (id(move.to), id(move.frm))
+        key = (id(move.dest), id(move.source))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            found = self._known[key] = self._fix(move.to, move.frm)
+            found = self._known[key] = self._fix(move.dest, move.source)
         return found
 
-    def _fix(self, to: IntArray, frm: IntArray) -> Peers:
-        local = to == self.rank
-        sends, receives = (to != NOBODY) & ~local, (frm != NOBODY) & (frm != self.rank)
-        target, source = np.where(sends, to, self.rank), np.where(receives, frm, self.rank)
-        far, from_far = self.node[target] != self.here, self.node[source] != self.here
+    def _fix(self, dest: IntArray, source: IntArray) -> Peers:
+        local = dest == self.rank
+        sends, receives = (dest != NOBODY) & ~local, (source != NOBODY) & (source != self.rank)
+        dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
+        far, from_far = self.node[dest_or_self] != self.here, self.node[source_or_self] != self.here
         near, wide = self.machine.within, self.machine.between
         return Peers(
-            to=to,
-            frm=frm,
-            target=self._representative(target),
-            source=self._representative(source),
+            dest=dest,
+            source=source,
+            dest_index=self._index(dest_or_self),
+            source_index=self._index(source_or_self),
             sends=sends,
             receives=receives,
             all_send=bool(sends.all()),
@@ -110,7 +111,7 @@ class Directory:
             flight=_by_link(receives, from_far, _flight(near), _flight(wide), NEVER),
         )
 
-    def _representative(self, ranks: IntArray) -> IntArray:
+    def _index(self, ranks: IntArray) -> IntArray:
         return ranks if self.n == self.size else ranks % self.size
 
     def shares(self, peers: Sequence[Peers], going: Sequence[Mask]) -> Sequence[IntArray | None]:
@@ -129,7 +130,7 @@ class Directory:
         if counts is None:
             return alone
         leaving, entering = counts
-        return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.target]]), 1) for each in peers]
+        return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
     def _never_meet(self, peers: Sequence[Peers]) -> bool:
         """Whether no NIC is shared even when every message of the round is sent."""
@@ -149,7 +150,7 @@ class Directory:
             if each.far is not None:
                 crosses = each.far & goes
                 out |= crosses
-                into[each.target[crosses]] = True
+                into[each.dest_index[crosses]] = True
         nics = int(self.nic[-1]) + 1
         leaving, entering = (np.bincount(self.nic[each], minlength=nics) for each in (out, into))
         return (leaving, entering) if max(leaving.max(), entering.max()) > 1 else None

@@ -27,15 +27,15 @@ _KEPT = 2**18  # ranks times rounds
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A move's messages, each shape (P,): a rank's own sending, and its receiving from `source` (a representative).
+    """The messages of one move, arrays of shape (P,): what each rank sends, and what it receives from `source_index`.
 
     `busy` is how long its message keeps the sender's port, `taking` how long the incoming one keeps its own after
-    `flight` (NEVER where nothing comes), `joining` what reducing it takes. `nbytes` is what is sent, `frm` whose
+    `flight` (NEVER where nothing comes), `joining` what reducing it takes. `nbytes` is what is sent, `source` whose
     message comes, before it is represented.
     """
 
+    source_index: IntArray
     source: IntArray
-    frm: IntArray
     busy: Floats
     flight: Floats
     taking: Floats
@@ -128,7 +128,7 @@ class Pricer:
                 return None
             else:
                 held = nbytes.tobytes()
-            parts += (id(move.to), id(move.frm), held, int(move.op) if isinstance(move.op, int) else id(move.op))
+            parts += (id(move.dest), id(move.source), held, int(move.op) if isinstance(move.op, int) else id(move.op))
         return tuple(parts)
 
     def _worked_out(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> RoundCosts:
@@ -162,18 +162,20 @@ class Pricer:
         flight, comes = peers.flight, peers.receives
         if goes is not peers.sends:
             busy *= goes
-            comes = comes & goes[peers.source]
+            comes = comes & goes[peers.source_index]
             flight = np.where(comes, flight, NEVER)
-        taking = busy[peers.source]
+        taking = busy[peers.source_index]
         if not peers.all_receive:
             taking *= peers.receives
-        return Leg(peers.source, peers.frm, busy, flight, taking, self._joining(move, peers, nbytes, comes), nbytes)
+        return Leg(
+            peers.source_index, peers.source, busy, flight, taking, self._joining(move, peers, nbytes, comes), nbytes
+        )
 
     def _joining(self, move: Move, peers: Peers, nbytes: Floats, comes: Mask) -> Floats | None:
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None
-        joining = nbytes[peers.source]
+        joining = nbytes[peers.source_index]
         joining *= gamma
         if isinstance(move.op, np.ndarray):
             joining *= move.op != Op.COPY

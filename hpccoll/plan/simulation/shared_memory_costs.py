@@ -78,7 +78,7 @@ class SharedPricer:
             if not isinstance(step, Load | Store):
                 continue
             loads = isinstance(step, Load)
-            peers, region = (step.frm, step.dst) if isinstance(step, Load) else (step.to, step.src)
+            peers, region = (step.source, step.local) if isinstance(step, Load) else (step.dest, step.local)
             self._refuse_far(peers, "loads from" if loads else "stores to")
             moved = np.where(peers != NOBODY, self.chunks.of(region), 0.0)
             local = peers == self.directory.rank

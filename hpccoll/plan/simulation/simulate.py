@@ -151,7 +151,7 @@ class _Run:
         """Move the clocks on, and keep what they were and which message each rank waited for."""
         came = np.zeros(len(state.clocks), np.int8)
         after = advance(state, costs, came)
-        messages = [(leg.frm, leg.nbytes) for leg in costs.legs]
+        messages = [(leg.source, leg.nbytes) for leg in costs.legs]
         if costs.meeting is not None:
             messages = [(costs.meeting.leave(state.clocks)[1], np.zeros(len(came)))]
         self.last.append(Traced(t, messages, state.clocks, came))
@@ -195,7 +195,7 @@ def advance(state: State, costs: RoundCosts, came: Marks | None = None) -> State
     out = done = state.clocks
     port = state.port
     for number, leg in enumerate(costs.legs, 1):
-        begin = out[leg.source]
+        begin = out[leg.source_index]
         begin += leg.flight
         free = None if came is None else begin >= port  # else it waits for messages that came before
         np.maximum(begin, port, out=begin)

@@ -76,8 +76,8 @@ def _turned(here: Sequence[Step], there: Sequence[Step], shift: int, n: int, ran
 def _out(step: Move | Load | Store) -> tuple[IntArray, Region]:
     """Return whom a rank sends or stores to, or loads from, and the chunks that go out."""
     if isinstance(step, Load):
-        return step.frm, step.src
-    return step.to, step.send if isinstance(step, Move) else step.src
+        return step.source, step.remote
+    return step.dest, step.send if isinstance(step, Move) else step.local
 
 
 def _sample(count: int, draw: np.random.Generator) -> list[int]:
@@ -106,21 +106,21 @@ def _pairs(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, In
         return {"whom it waits for": (np.where(a.leader == b.leader, a.leader, _moved(a.leader, shift, n)), b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):
         return {
-            "whom it loads from": (_moved(a.frm, shift, n), b.frm),
-            "how much it loads": (_sent(a.frm, a.dst), _sent(b.frm, b.dst)),
-            "how it reduces": (_spread(a.op, a.frm), _spread(b.op, b.frm)),
+            "whom it loads from": (_moved(a.source, shift, n), b.source),
+            "how much it loads": (_sent(a.source, a.local), _sent(b.source, b.local)),
+            "how it reduces": (_spread(a.op, a.source), _spread(b.op, b.source)),
         }
     if isinstance(a, Store) and isinstance(b, Store):
         return {
-            "whom it stores to": (_moved(a.to, shift, n), b.to),
-            "how much it stores": (_sent(a.to, a.src), _sent(b.to, b.src)),
+            "whom it stores to": (_moved(a.dest, shift, n), b.dest),
+            "how much it stores": (_sent(a.dest, a.local), _sent(b.dest, b.local)),
         }
     if isinstance(a, Move) and isinstance(b, Move):
         return {
-            "whom it sends to": (_moved(a.to, shift, n), np.asarray(b.to)),
-            "whom it receives from": (_moved(a.frm, shift, n), np.asarray(b.frm)),
-            "how much it sends": (_sent(a.to, a.send), _sent(b.to, b.send)),
-            "how it reduces": (_spread(a.op, a.frm), _spread(b.op, b.frm)),
+            "whom it sends to": (_moved(a.dest, shift, n), np.asarray(b.dest)),
+            "whom it receives from": (_moved(a.source, shift, n), np.asarray(b.source)),
+            "how much it sends": (_sent(a.dest, a.send), _sent(b.dest, b.send)),
+            "how it reduces": (_spread(a.op, a.source), _spread(b.op, b.source)),
         }
     raise TypeError(f"{type(a).__name__} and {type(b).__name__} are no pair")
 

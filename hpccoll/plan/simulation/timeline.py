@@ -38,8 +38,8 @@ class Slice:
 class Arrow:
     """A message: left `frm` no earlier than `sent_us`, and was all there at `to` by `taken_us`."""
 
-    frm: int
-    to: int
+    source: int
+    dest: int
     sent_us: float
     taken_us: float
 
@@ -117,8 +117,8 @@ class _Built:
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.frm != NOBODY)[0].tolist():
-            frm = int(move.frm[to])
+        for to in np.nonzero(move.source != NOBODY)[0].tolist():
+            frm = int(move.source[to])
             sent, taken = _chunks(out[frm]), _chunks(into[to])
             if frm == to:
                 does.setdefault(to, []).append(f"copies {sent} to {taken}")

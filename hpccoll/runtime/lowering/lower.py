@@ -85,8 +85,8 @@ def _used(rounds: Sequence[Sequence[Step]], chunks: int) -> NDArray[np.bool_]:
             if isinstance(step, Move):
                 _, _, _, sent, received = own_move(step)
                 used[sent] = used[received] = True
-            elif isinstance(step, Load) and own(step.frm) >= 0:
-                used[own_ids(step.dst)] = True
+            elif isinstance(step, Load) and own(step.source) >= 0:
+                used[own_ids(step.local)] = True
     return used
 
 

@@ -243,7 +243,7 @@ def own(value: Ints) -> int:
 
 def own_move(move: Move) -> OwnMove:
     """Return the to, from, op, and chunks sent and received of a column of one rank."""
-    to, frm, op = own(move.to), own(move.frm), own(move.op)
+    to, frm, op = own(move.dest), own(move.source), own(move.op)
     sent = own_ids(move.send) if to >= 0 else np.empty(0, np.int64)
     received = own_ids(move.recv) if frm >= 0 else np.empty(0, np.int64)
     return to, frm, op, sent, received

@@ -48,12 +48,12 @@ class RemoteAccesses:
 
     def _touch(self, t: int, step: Step) -> None:
         if isinstance(step, Load):
-            who, chunks = self._pairs(step.src, step.frm)
+            who, chunks = self._pairs(step.remote, step.source)
             self.published[who, chunks] |= ~self.written[who, chunks]
             self.fetched[who, chunks] |= self.written[who, chunks]
             self._loads.append((t, who, chunks))
         elif isinstance(step, Store):
-            who, chunks = self._pairs(step.dst, step.to)
+            who, chunks = self._pairs(step.remote, step.dest)
             self.stored[who, chunks] = True
         else:
             return
@@ -72,9 +72,9 @@ class RemoteAccesses:
             if isinstance(step, Fence):
                 continue
             if isinstance(step, Store):
-                region, who = step.dst, step.to
+                region, who = step.remote, step.dest
             else:
-                region, who = step.dst if isinstance(step, Load) else step.recv, self._taking(step.frm)
+                region, who = step.local if isinstance(step, Load) else step.recv, self._taking(step.source)
             ids = region.ids(len(self.ranks))
             lands = (ids != NOBODY) & (who != NOBODY)[:, None]
             self.written[np.broadcast_to(who[:, None], ids.shape)[lands], ids[lands]] = True
@@ -103,10 +103,10 @@ class RemoteAccesses:
         for r in range(before[-1] if before else 0, t):
             for step in self.rounds[r]:
                 if isinstance(step, Load):
-                    who, chunks = self._pairs(step.src, step.frm)
+                    who, chunks = self._pairs(step.remote, step.source)
                     loaded[who, chunks] = True
-                    ids = step.dst.ids(len(self.ranks))
-                    lands = (ids != NOBODY) & (step.frm != NOBODY)[:, None]
+                    ids = step.local.ids(len(self.ranks))
+                    lands = (ids != NOBODY) & (step.source != NOBODY)[:, None]
                     landed[np.broadcast_to(self.ranks[:, None], ids.shape)[lands], ids[lands]] = True
         return bool((landed & loaded & (self.last > t)).any())
 
@@ -179,17 +179,17 @@ class SharedMemoryLowering:
             self.fence(t)
         chains: dict[tuple[int, ...], list[tuple[int, list[MemoryRange]]]] = {}
         for step in steps:
-            if isinstance(step, Load) and (frm := own(step.frm)) != NOBODY:
-                src, dst = own_ids(step.src), own_ids(step.dst)
+            if isinstance(step, Load) and (frm := own(step.source)) != NOBODY:
+                src, dst = own_ids(step.remote), own_ids(step.local)
                 operand = self.places.now(src) if frm == self.rank else self.there(frm, src)
                 chains.setdefault(tuple(dst.tolist()), []).append((own(step.op), operand))
-            elif isinstance(step, Store) and (to := own(step.to)) != NOBODY:
-                self.copy(self.places.now(own_ids(step.src)), self.stored(to, own_ids(step.dst)))
+            elif isinstance(step, Store) and (to := own(step.dest)) != NOBODY:
+                self.copy(self.places.now(own_ids(step.local)), self.stored(to, own_ids(step.remote)))
         for chunks, operands in chains.items():
             self.land(t, np.array(chunks, np.int64), operands)
         for step in self.facts.rounds[t]:
             if isinstance(step, Store):
-                ids = step.dst.ids(self.plan.ranks)[step.to == self.rank]
+                ids = step.remote.ids(self.plan.ranks)[step.dest == self.rank]
                 self.places.settle(np.unique(ids[ids != NOBODY]))
         self.facts.end(t)
 

@@ -87,8 +87,8 @@ def hauled(plan: Plan) -> Fraction:
     total = 0
     for moves in rounds:
         for move in moves:
-            away = np.abs(move.to - np.arange(n))[move.to >= 0]
-            total += int(np.sum(np.minimum(away, n - away) * np.broadcast_to(move.send.size, n)[move.to >= 0]))
+            away = np.abs(move.dest - np.arange(n))[move.dest >= 0]
+            total += int(np.sum(np.minimum(away, n - away) * np.broadcast_to(move.send.size, n)[move.dest >= 0]))
     return Fraction(total, rounds.chunks)
 
 
@@ -129,8 +129,8 @@ def test_dual_root_keeps_rank_order_so_that_nothing_need_commute(n):
 def test_dual_root_has_one_partner_a_round(n):
     for moves in plan_of("dual_root", n, 4).whole():
         (move,) = moves
-        both = (move.to >= 0) & (move.frm >= 0)
-        np.testing.assert_array_equal(move.to[both], move.frm[both])
+        both = (move.dest >= 0) & (move.source >= 0)
+        np.testing.assert_array_equal(move.dest[both], move.source[both])
 
 
 @pytest.mark.parametrize("n", range(2, 40))
@@ -167,7 +167,7 @@ def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
     node, rounds = node_of(nodes, 16), plan.whole()
     crossing = np.zeros(16, np.int64)
     for move in (move for moves in rounds for move in moves):
-        crosses = (move.to >= 0) & (node[move.to] != node)
+        crosses = (move.dest >= 0) & (node[move.dest] != node)
         crossing += np.where(crosses, move.send.size, 0)
     # Each of the 4 owners of a node sends 2 (N-1)/N of its quarter.
     assert [Fraction(int(sent), rounds.chunks) for sent in crossing] == [Fraction(2 * 3, 4 * 4)] * 16
@@ -213,7 +213,7 @@ def test_hierarchical_all_to_all_brings_every_block_home(nodes):
 def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
     plan = get_algorithm(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
     node = node_of((4, 4, 4), 12)
-    crossing = sum((node[move.to] != node).sum() for moves in plan.whole() for move in moves)
+    crossing = sum((node[move.dest] != node).sum() for moves in plan.whole() for move in moves)
     assert crossing == 12 * 2  # pairwise: 12 * 8
     assert plan.cost == Cost(3 + 2, Fraction(3 * 3 + 2 * 4, 12), Fraction(3 * 3 + 2 * 4, 12))
 
@@ -240,7 +240,7 @@ def test_groups_of_unequal_size_end_together():
     rounds = grouped(
         lambda slot, size: made(slot, size).regions(lambda _: Span(0, 1, 1), 1), Groups((2, 4)), np.arange(6)
     )
-    talking = [{int(r) for move in moves for r in np.nonzero(move.to >= 0)[0]} for moves in rounds]
+    talking = [{int(r) for move in moves for r in np.nonzero(move.dest >= 0)[0]} for moves in rounds]
     assert talking == [{2, 3, 4, 5}] * 4 + [{0, 1, 2, 3, 4, 5}] * 2
 
 

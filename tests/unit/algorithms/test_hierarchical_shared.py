@@ -74,10 +74,10 @@ def test_messages_cross_between_nodes_and_loads_and_stores_do_not(algorithm, nod
     for steps in algorithm.plan(n, nodes=nodes).raw():
         for step in steps:
             if isinstance(step, Load | Store):
-                peers = step.frm if isinstance(step, Load) else step.to
+                peers = step.source if isinstance(step, Load) else step.dest
                 assert (node[peers] == node)[peers >= 0].all()
             elif isinstance(step, Move) and not uneven:
-                assert (node[step.to] != node)[(step.to >= 0) & (step.to != np.arange(n))].all()
+                assert (node[step.dest] != node)[(step.dest >= 0) & (step.dest != np.arange(n))].all()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_node_sends_no_more_than_the_plan_across_nodes_says(nodes, crossing):
     for steps in plan.raw():
         for step in steps:
             if isinstance(step, Move):
-                np.add.at(sent, node, np.where(step.to >= 0, step.send.size, 0))
+                np.add.at(sent, node, np.where(step.dest >= 0, step.send.size, 0))
     assert (sent == float(crossing) * plan.raw().chunks).all()
 
 

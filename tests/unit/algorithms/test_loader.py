@@ -18,13 +18,13 @@ from hpccoll.plan.step import Move, Op, Span
 
 
 def {name}(rank, n):
-    to, frm = (rank + 1) % n, (rank - 1) % n
+    dest, source = (rank + 1) % n, (rank - 1) % n
 
     def at(t):
         if t < n - 1:
-            return [Move(to, frm, Span(rank - t - 1, 1, n), Span(rank - t - 2, 1, n), Op.OWN_FIRST)]
+            return [Move(dest, source, Span(rank - t - 1, 1, n), Span(rank - t - 2, 1, n), Op.OWN_FIRST)]
         s = t - n + 1
-        return [Move(to, frm, Span(rank - s, 1, n), Span(rank - s - 1, 1, n))]
+        return [Move(dest, source, Span(rank - s, 1, n), Span(rank - s - 1, 1, n))]
 
     return Rounds(2 * (n - 1), n, at)
 """
@@ -105,22 +105,26 @@ def test_an_edited_file_is_read_again(write):
             ["round 0: rank 0", "expects 2 chunks from rank 2, who sends 1"],
         ),
         (
-            "to, frm = (rank + 1) % n, (rank - 1) % n",
-            "to = frm = (rank + 1) % n",
+            "dest, source = (rank + 1) % n, (rank - 1) % n",
+            "dest = source = (rank + 1) % n",
             ["round 0", "sends to 1, who receives from 2"],
         ),
         ("Rounds(2 * (n - 1)", "Rounds(2 * (n - 1) - 1", ["chunk", "missing"]),
         ("        s = t - n + 1", "        s = t - n + 1 + [0, 1][t]", ["IndexError", "mine.py, line 12, in at"]),
-        ("    to, frm =", "    if rank == 0: pass\n    to, frm =", ["ValueError", "mine.py, line 7, in my_all_reduce"]),
+        (
+            "    dest, source =",
+            "    if rank == 0: pass\n    dest, source =",
+            ["ValueError", "mine.py, line 7, in my_all_reduce"],
+        ),
         ("    return Rounds(2 * (n - 1), n, at)", "    at", ["returned NoneType; return Rounds"]),
         (
-            "return [Move(to, frm, Span(rank - s",
-            "return (Move(to, frm, Span(rank - s",
+            "return [Move(dest, source, Span(rank - s",
+            "return (Move(dest, source, Span(rank - s",
             ["SyntaxError", "mine.py, line"],
         ),
         ("        s = t", "        return None\n        s = t", ["round 2: at(2) must return a list of Move"]),
-        ("    to, frm =", "    import sys; sys.exit(3)\n    to, frm =", ["SystemExit: 3", "line 7"]),
-        ("    def at", "    to = to if len(rank) > 1 else 0 * to\n\n    def at", ["round 0: rank 0 alone"]),
+        ("    dest, source =", "    import sys; sys.exit(3)\n    dest, source =", ["SystemExit: 3", "line 7"]),
+        ("    def at", "    dest = dest if len(rank) > 1 else 0 * dest\n\n    def at", ["round 0: rank 0 alone"]),
         ("from hpccoll.plan.rounds", "from hpccoll.plan.runds", ["ModuleNotFoundError", "mine.py, line 2"]),
     ],
 )

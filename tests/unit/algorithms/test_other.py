@@ -71,7 +71,7 @@ def test_a_ranks_column_is_its_slice_of_the_whole(name, n):
         for mine, theirs in zip(column, whole, strict=True):
             assert len(mine) == len(theirs)
             for one, every in zip(mine, theirs, strict=True):
-                assert (one.to[0], one.frm[0]) == (every.to[rank], every.frm[rank])
+                assert (one.dest[0], one.source[0]) == (every.dest[rank], every.source[rank])
                 for ours, there in ((one.send, every.send), (one.recv, every.recv)):
                     row = there.ids(n)[rank]
                     assert ours.ids(1)[0].tolist() == row[row != NOBODY].tolist()
@@ -158,7 +158,7 @@ def test_the_circulant_broadcast_is_round_optimal_with_one_port_a_rank(n, chunks
         (rank, int(move.recv.ids(n)[rank, 0]))
         for moves in rounds
         for move in moves
-        for rank in np.nonzero(move.frm != NOBODY)[0].tolist()
+        for rank in np.nonzero(move.source != NOBODY)[0].tolist()
     )
     assert got == {(rank, chunk): 1 for rank in range(n) for chunk in range(chunks) if rank != 1}
 
@@ -177,7 +177,7 @@ def test_pat_with_bounded_messages_is_right_and_sends_no_byte_more(n, most):
 
 
 def test_pat_sends_the_far_messages_small():
-    far = [(int(moves[0].to[0]), moves[0].send.size) for moves in plan_of("all_gather/pat", 16).whole()]
+    far = [(int(moves[0].dest[0]), moves[0].send.size) for moves in plan_of("all_gather/pat", 16).whole()]
     assert far == [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
@@ -185,7 +185,7 @@ def test_pat_sends_the_far_messages_small():
 def test_neighbor_exchange_talks_to_neighbours_only(n):
     around = n - n % 2  # for odd n the last rank is a guest outside the circle
     for moves in plan_of("all_gather/neighbor_exchange", n).whole():
-        for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.to.tolist()) if to != NOBODY):
+        for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.dest.tolist()) if to != NOBODY):
             assert (to - rank) % around in (1, around - 1) or {rank, to} == {n - 2, n - 1}
 
 
@@ -195,7 +195,7 @@ def test_messages_of_recursive_doubling_are_one_interval(name, n):
     for moves in plan_of(name, n).whole():
         assert len(moves) == 1
         ids = moves[0].send.ids(n)
-        for row in (row[row != NOBODY] for row in ids[moves[0].to != NOBODY]):
+        for row in (row[row != NOBODY] for row in ids[moves[0].dest != NOBODY]):
             assert set(np.diff(row).tolist()) <= {1, 1 - n}
 
 
@@ -208,10 +208,10 @@ def test_a_rank_is_inner_in_one_tree_only_and_no_round_sends_it_a_tree_twice(nam
     for moves in down if name.startswith("broadcast") else plan_of(name, n, root, chunks).whole().reversed():
         for tree in (0, 1):
             for move in moves[2 * tree : 2 * tree + 2]:
-                senders = np.nonzero(move.to != NOBODY)[0]
+                senders = np.nonzero(move.dest != NOBODY)[0]
                 inner[tree] |= set(senders.tolist())
                 assert set((move.send.ids(n)[senders] // chunks).ravel().tolist()) <= {tree}
-            received = np.sum([move.frm != NOBODY for move in moves[2 * tree : 2 * tree + 2]], axis=0)
+            received = np.sum([move.source != NOBODY for move in moves[2 * tree : 2 * tree + 2]], axis=0)
             assert received.max() <= 1
     assert inner[0] & inner[1] == {root}
 
@@ -221,12 +221,12 @@ def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
     rounds = plan_of("broadcast/scatter_all_gather", n, root).whole()
     phase = scatter(np.arange(n), n, root)
     for t in range(phase.count):
-        np.testing.assert_array_equal(rounds.at(t)[0].to, phase.at(t)[0].to)
+        np.testing.assert_array_equal(rounds.at(t)[0].dest, phase.at(t)[0].dest)
     got = [
         (rank, chunk)
         for moves in rounds
         for move in moves
-        for rank in np.nonzero(move.frm != NOBODY)[0].tolist()
+        for rank in np.nonzero(move.source != NOBODY)[0].tolist()
         for chunk in move.recv.ids(n)[rank].tolist()
         if chunk != NOBODY
     ]
@@ -245,7 +245,7 @@ def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
 @pytest.mark.parametrize("name", ["barrier/linear", "barrier/double_ring"])
 def test_serial_barriers_have_one_message_on_its_way(name):
     for moves in plan_of(name, 7).whole():
-        assert [int((move.to != NOBODY).sum()) for move in moves] == [1]
+        assert [int((move.dest != NOBODY).sum()) for move in moves] == [1]
 
 
 def test_one_rank_needs_no_message():

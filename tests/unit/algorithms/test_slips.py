@@ -124,7 +124,7 @@ def test_neighbours_that_turn_the_same_way_do_not_meet():
         if t == 0:
             return moves
         ranks = np.arange(8)
-        return [replace(move, to=(ranks - 1) % 8, frm=(ranks - 1) % 8) for move in moves]
+        return [replace(move, dest=(ranks - 1) % 8, source=(ranks - 1) % 8) for move in moves]
 
     assert "sends to 7, who receives from 6" in complaint(rewritten("all_gather/neighbor_exchange", 8, same_way))
 

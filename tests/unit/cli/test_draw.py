@@ -109,8 +109,8 @@ from hpccoll.plan.step import Move, Span
 def my_all_gather(rank, n):
     """Round t: to the rank t + 1 above."""
     def at(t):
-        to, frm = (rank + t + 1) % n, (rank - t - 1) % n
-        return [Move(to, frm, Span(rank, 1, n), Span(frm, 1, n))]
+        dest, source = (rank + t + 1) % n, (rank - t - 1) % n
+        return [Move(dest, source, Span(rank, 1, n), Span(source, 1, n))]
     return Rounds(n - 1, n, at)
 '''
 

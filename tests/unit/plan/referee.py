@@ -26,27 +26,27 @@ Place = tuple[int, int]  # rank, chunk
 class Ends:
     """A move, rank by rank: whom it sends to and what, whom it receives from, where and how."""
 
-    to: list[int]
-    frm: list[int]
+    dest: list[int]
+    source: list[int]
     out: list[tuple[int, ...]]
     into: list[tuple[int, ...]]
     op: list[int]
 
     def messages(self) -> list[tuple[int, int]]:
-        return [(rank, to) for rank, to in enumerate(self.to) if to >= 0]
+        return [(rank, to) for rank, to in enumerate(self.dest) if to >= 0]
 
     def alone(self, rank: int) -> Ends:
         """Only the message that `rank` sends."""
-        to = self.to[rank]
+        to = self.dest[rank]
         return replace(
             self,
-            to=[peer if at == rank else -1 for at, peer in enumerate(self.to)],
-            frm=[peer if at == to else -1 for at, peer in enumerate(self.frm)],
+            dest=[peer if at == rank else -1 for at, peer in enumerate(self.dest)],
+            source=[peer if at == to else -1 for at, peer in enumerate(self.source)],
         )
 
     def drop(self, rank: int) -> None:
-        self.frm[self.to[rank]] = -1
-        self.to[rank] = -1
+        self.source[self.dest[rank]] = -1
+        self.dest[rank] = -1
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def written(plan: Plan) -> Script:
             for region in (move.send, move.recv)
         )
         return Ends(
-            move.to.tolist(), move.frm.tolist(), out, into, [int(o) for o in np.broadcast_to(move.op, plan.ranks)]
+            move.dest.tolist(), move.source.tolist(), out, into, [int(o) for o in np.broadcast_to(move.op, plan.ranks)]
         )
 
     return [[ends(move) for move in moves] for moves in plan.whole()]
@@ -81,7 +81,7 @@ def written(plan: Plan) -> Script:
 def acted(script: Script, plan: Plan) -> Plan:
     def move(ends: Ends) -> Move:
         send, recv = cast("tuple[Region, Region]", (Table(ends.out), Table(ends.into)))
-        return Move(np.array(ends.to), np.array(ends.frm), send, recv, np.array(ends.op))
+        return Move(np.array(ends.dest), np.array(ends.source), send, recv, np.array(ends.op))
 
     chunks = plan.whole().chunks
     return replace(plan, make=lambda _: Rounds(len(script), chunks, lambda t: [move(ends) for ends in script[t]]))
@@ -136,9 +136,9 @@ def fault_of(script: Script, plan: Plan) -> str | None:
         for ends in moves:
             if any(not 0 <= to < n for _, to in ends.messages()):
                 return "a peer that is no rank"
-            if any(ends.frm[to] != rank for rank, to in ends.messages()):
+            if any(ends.source[to] != rank for rank, to in ends.messages()):
                 return "a send without its receive"
-            if any(frm >= 0 and ends.to[frm] != rank for rank, frm in enumerate(ends.frm)):
+            if any(frm >= 0 and ends.dest[frm] != rank for rank, frm in enumerate(ends.source)):
                 return "a receive without its send"
             for rank, to in ends.messages():
                 heard[to] |= known[rank]

@@ -94,20 +94,20 @@ class Node:
             self.base[rank, c] = JUNK
 
     def load(self, rank: int, step: Load, before: dict[int, Any]) -> Iterator[None]:
-        frm = int(step.frm[rank])
+        frm = int(step.source[rank])
         if frm < 0:
             return
         op = int(np.broadcast_to(step.op, (self.n,))[rank])
-        for there, here in zip(chunks_of(step.src, self.n)[rank], chunks_of(step.dst, self.n)[rank], strict=True):
+        for there, here in zip(chunks_of(step.remote, self.n)[rank], chunks_of(step.local, self.n)[rank], strict=True):
             value = before[there] if frm == rank else self.read(rank, (frm, there))
             self.landed[rank][rank, here] = self.joined(rank, here, value, op)
             yield None
 
     def store(self, rank: int, step: Store) -> Iterator[None]:
-        to = int(step.to[rank])
+        to = int(step.dest[rank])
         if to < 0:
             return
-        for here, there in zip(chunks_of(step.src, self.n)[rank], chunks_of(step.dst, self.n)[rank], strict=True):
+        for here, there in zip(chunks_of(step.local, self.n)[rank], chunks_of(step.remote, self.n)[rank], strict=True):
             value = self.own(rank, here)
             yield None
             if to == rank:
@@ -117,11 +117,11 @@ class Node:
 
     def exchange(self, rank: int, moves: list[Move], before: dict[int, Any]) -> Iterator[Any]:
         for move in moves:
-            if (to := int(move.to[rank])) >= 0:
+            if (to := int(move.dest[rank])) >= 0:
                 news = (set(self.heard[rank]), [before[c] for c in chunks_of(move.send, self.n)[rank]])
                 self.mail.setdefault((rank, to), []).append(news)
         for move in moves:
-            if (frm := int(move.frm[rank])) >= 0:
+            if (frm := int(move.source[rank])) >= 0:
                 yield lambda frm=frm: self.mail.get((frm, rank))
                 heard, values = self.mail[frm, rank].pop(0)
                 self.heard[rank] |= heard

@@ -28,9 +28,9 @@ def messages(rounds: Rounds, n: int) -> list[list[Message]]:
         for move in moves:
             out, into = move.send.ids(n), move.recv.ids(n)
             ops = np.broadcast_to(move.op, n)
-            for rank in np.nonzero(move.frm >= 0)[0].tolist():
-                peer = int(move.frm[rank])
-                assert move.to[peer] == rank
+            for rank in np.nonzero(move.source >= 0)[0].tolist():
+                peer = int(move.source[rank])
+                assert move.dest[peer] == rank
                 there, kept = (tuple(c for c in row.tolist() if c >= 0) for row in (out[peer], into[rank]))
                 here.append((peer, rank, there, kept, int(ops[rank])))
         found.append(sorted(here))
@@ -226,4 +226,4 @@ def test_peers_are_mapped_once_as_long_as_they_are_the_same_array():
 def test_moves_turned_twice_are_the_moves():
     move = Move(np.array([1, -1]), np.array([-1, 0]), Span(0, 1, 2), Span(1, 1, 2), Op.OWN_FIRST)
     again = move.turned(Op.COPY).turned(Op.OWN_FIRST)
-    assert (again.to is move.to, again.send, again.recv, again.op) == (True, move.send, move.recv, move.op)
+    assert (again.dest is move.dest, again.send, again.recv, again.op) == (True, move.send, move.recv, move.op)

@@ -95,7 +95,7 @@ def test_one_shot_reduces_in_rank_order_on_every_rank():
 def test_loads_from_one_rank_become_a_message_each():
     plan = plan_of(Operation.BROADCAST, 4, 1, fence(0, 0, 0, 0), [load(-1, 0, 0, 0)], fence(0, 0, 0, 0))
     assert [len(moves) for moves in plan.whole()] == [0, 3, 0]
-    assert {(int(m.to[0]), int(np.argmax(m.frm == 0))) for m in plan.whole().at(1)} == {(1, 1), (2, 2), (3, 3)}
+    assert {(int(m.dest[0]), int(np.argmax(m.source == 0))) for m in plan.whole().at(1)} == {(1, 1), (2, 2), (3, 3)}
     assert check(plan).cost == Cost(1, Fraction(3, 4), Fraction(1))
 
 

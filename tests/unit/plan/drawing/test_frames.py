@@ -33,9 +33,9 @@ def test_the_ring_of_five_has_its_two_phases():
     for frame in story.frames:
         assert len(frame.messages) == (5 if frame.number else 0)
         for message in frame.messages:
-            sent[message.frm] += len(message.out)
+            sent[message.source] += len(message.out)
             # All-gather is the reduce-scatter backwards, so it travels the other way around.
-            assert message.to == (message.frm + (1 if message.reduces else -1)) % 5
+            assert message.dest == (message.source + (1 if message.reduces else -1)) % 5
             assert message.reduces == (frame.phase == "reduce-scatter")
     assert (sent == 2 * (5 - 1)).all()  # in chunks of K/N: 2 (N - 1) K/N
 

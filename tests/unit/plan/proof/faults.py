@@ -19,7 +19,7 @@ class Site:
     t: int
     ends: Ends
     rank: int
-    to: int
+    dest: int
     chunks: int
     chance: random.Random
 
@@ -59,20 +59,20 @@ def turned(row: tuple[int, ...], by: int, chunks: int) -> tuple[int, ...]:
 
 
 def wrong_peer(at: Site) -> None:
-    need(len(at.ends.to) > 2)
-    at.ends.to[at.rank] = (at.to + 1) % len(at.ends.to)
+    need(len(at.ends.dest) > 2)
+    at.ends.dest[at.rank] = (at.dest + 1) % len(at.ends.dest)
 
 
 def peer_out_of_range(at: Site) -> None:
-    at.ends.to[at.rank] = len(at.ends.to)
+    at.ends.dest[at.rank] = len(at.ends.dest)
 
 
 def crossed_peers(at: Site) -> None:
     others = [pair for pair in at.ends.messages() if pair[0] != at.rank]
     need(bool(others))
     other, there = at.chance.choice(others)
-    at.ends.to[at.rank], at.ends.to[other] = there, at.to
-    at.ends.frm[at.to], at.ends.frm[there] = other, at.rank
+    at.ends.dest[at.rank], at.ends.dest[other] = there, at.dest
+    at.ends.source[at.dest], at.ends.source[there] = other, at.rank
 
 
 def swapped_rounds(at: Site) -> None:
@@ -90,7 +90,7 @@ def lost_message(at: Site) -> None:
 
 def lost_chunk(at: Site) -> None:
     need(at.carries > 0)
-    at.ends.out[at.rank], at.ends.into[at.to] = at.ends.out[at.rank][:-1], at.ends.into[at.to][:-1]
+    at.ends.out[at.rank], at.ends.into[at.dest] = at.ends.out[at.rank][:-1], at.ends.into[at.dest][:-1]
 
 
 def lost_chunk_at_one_end(at: Site) -> None:
@@ -107,11 +107,11 @@ def doubled_message(at: Site) -> None:
 
 
 def missing_receive(at: Site) -> None:
-    at.ends.frm[at.to] = -1
+    at.ends.source[at.dest] = -1
 
 
 def missing_send(at: Site) -> None:
-    at.ends.to[at.rank] = -1
+    at.ends.dest[at.rank] = -1
 
 
 def delayed_message(at: Site) -> None:
@@ -131,34 +131,34 @@ def turned_message(at: Site) -> None:
     """The receiver sends to the sender instead."""
     alone = at.ends.alone(at.rank)
     at.ends.drop(at.rank)
-    back = Ends(alone.frm, alone.to, alone.into, alone.out, [at.ends.op[at.to]] * len(alone.op))
+    back = Ends(alone.source, alone.dest, alone.into, alone.out, [at.ends.op[at.dest]] * len(alone.op))
     at.script[at.t].append(deepcopy(back))
 
 
 def flipped_order(at: Site) -> None:
-    need(at.carries > 0 and at.ends.op[at.to] != Op.COPY)
-    at.ends.op[at.to] = 3 - at.ends.op[at.to]
+    need(at.carries > 0 and at.ends.op[at.dest] != Op.COPY)
+    at.ends.op[at.dest] = 3 - at.ends.op[at.dest]
 
 
 def copied_for_reduced(at: Site) -> None:
-    need(at.carries > 0 and at.ends.op[at.to] != Op.COPY)
-    at.ends.op[at.to] = Op.COPY
+    need(at.carries > 0 and at.ends.op[at.dest] != Op.COPY)
+    at.ends.op[at.dest] = Op.COPY
 
 
 def reduced_for_copied(at: Site) -> None:
-    need(at.carries > 0 and at.ends.op[at.to] == Op.COPY)
-    at.ends.op[at.to] = Op.OWN_FIRST
+    need(at.carries > 0 and at.ends.op[at.dest] == Op.COPY)
+    at.ends.op[at.dest] = Op.OWN_FIRST
 
 
 def wrong_chunk_at_one_end(at: Site) -> None:
     need(at.carries > 0 and at.chunks > 1)
-    at.ends.into[at.to] = turned(at.ends.into[at.to], 1, at.chunks)
+    at.ends.into[at.dest] = turned(at.ends.into[at.dest], 1, at.chunks)
 
 
 def wrong_chunk_at_both_ends(at: Site) -> None:
     need(0 < at.carries < at.chunks)
     at.ends.out[at.rank] = turned(at.ends.out[at.rank], 1, at.chunks)
-    at.ends.into[at.to] = turned(at.ends.into[at.to], 1, at.chunks)
+    at.ends.into[at.dest] = turned(at.ends.into[at.dest], 1, at.chunks)
 
 
 def off_by_one_first(at: Site) -> None:
@@ -173,7 +173,7 @@ def doubled_chunk(at: Site) -> None:
     """One chunk stands twice in a message, in place of its neighbour."""
     need(at.carries > 1)
     at.ends.out[at.rank] = (at.ends.out[at.rank][0], *at.ends.out[at.rank][:-1])
-    at.ends.into[at.to] = (at.ends.into[at.to][0], *at.ends.into[at.to][:-1])
+    at.ends.into[at.dest] = (at.ends.into[at.dest][0], *at.ends.into[at.dest][:-1])
 
 
 def chunk_out_of_range(at: Site) -> None:

@@ -187,7 +187,7 @@ def test_a_barrier_that_lets_a_rank_leave_early():
     hint = told(SIGNAL, SIGNAL)
     plan = plan_of([hint], operation=Operation.BARRIER, chunks=0)
     assert "rank 0 may leave before rank 1 arrived" in complaint(plan)
-    check(plan_of([hint], [Move(hint.frm, hint.to, SIGNAL, SIGNAL)], operation=Operation.BARRIER, chunks=0))
+    check(plan_of([hint], [Move(hint.source, hint.dest, SIGNAL, SIGNAL)], operation=Operation.BARRIER, chunks=0))
 
 
 def test_a_barrier_hears_nothing_of_its_own_round():

@@ -175,19 +175,19 @@ def ends(program: Program, seed: int) -> bool:
     def step(rank: int) -> bool:
         action = program[rank][at[rank]]
         if isinstance(action, Recv):
-            if mail.get((action.frm, rank), 0):
-                mail[action.frm, rank] -= 1
+            if mail.get((action.source, rank), 0):
+                mail[action.source, rank] -= 1
                 at[rank] += 1
                 return True
             return False
         if not action.synchronous:
-            mail[rank, action.to] = mail.get((rank, action.to), 0) + 1
+            mail[rank, action.dest] = mail.get((rank, action.dest), 0) + 1
             at[rank] += 1
             return True
         # It meets its receive: both ranks are there, and nothing that was sent before is still on its way.
-        to, there = action.to, at[action.to]
+        to, there = action.dest, at[action.dest]
         reached = to != rank and there < len(program[to]) and program[to][there]
-        if isinstance(reached, Recv) and reached.frm == rank and not mail.get((rank, to), 0):
+        if isinstance(reached, Recv) and reached.source == rank and not mail.get((rank, to), 0):
             at[rank] += 1
             at[to] += 1
             return True
@@ -245,7 +245,9 @@ def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
             mine[at], mine[at + 1] = mine[at + 1], mine[at]
         elif kind == "wrong peer":
             one = mine[at]
-            mine[at] = replace(one, to=rank) if isinstance(one, Send) else replace(one, frm=(one.frm + 1) % plan.ranks)
+            mine[at] = (
+                replace(one, dest=rank) if isinstance(one, Send) else replace(one, source=(one.source + 1) % plan.ranks)
+            )
         else:
             wanted = Send if kind == "lost send" else Recv
             del mine[next((i for i, action in enumerate(mine) if isinstance(action, wanted)), at)]

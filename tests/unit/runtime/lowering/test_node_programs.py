@@ -168,10 +168,12 @@ def _transfers(moves: Any, rank: IntArray, n: int, push: bool) -> list[Step]:
     steps: list[Step] = []
     for move in moves:
         op = np.broadcast_to(np.asarray(move.op), (n,))
-        if push and (op == Op.COPY).all() and not (move.to == np.arange(n)).any():
-            steps.append(Store(move.to[rank], _of(move.send, rank, n), _of(move.recv, move.to[rank], n)))
+        if push and (op == Op.COPY).all() and not (move.dest == np.arange(n)).any():
+            steps.append(Store(move.dest[rank], _of(move.send, rank, n), _of(move.recv, move.dest[rank], n)))
         else:
-            steps.append(Load(move.frm[rank], _of(move.send, move.frm[rank], n), _of(move.recv, rank, n), op[rank]))
+            steps.append(
+                Load(move.source[rank], _of(move.send, move.source[rank], n), _of(move.recv, rank, n), op[rank])
+            )
     return steps
 
 
