@@ -28,7 +28,7 @@ from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.seen import Seen
 from hpccoll.runtime.shared_memory.symmetric import tensor_on
 from hpccoll.runtime.work import Work
-from hpccoll.selection.rules import LIBRARY
+from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -268,7 +268,7 @@ class Communicator:
         if not 0 <= root < self.size:
             raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
         chosen = algorithm if isinstance(algorithm, Algorithm) else None
-        if isinstance(algorithm, str) and algorithm not in ("auto", LIBRARY):
+        if isinstance(algorithm, str) and algorithm not in ("auto", MPI_LIBRARY):
             chosen = get_algorithm(operation, algorithm)
         if chosen is not None and chosen.operation is not operation:
             raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
@@ -277,7 +277,7 @@ class Communicator:
         if operation.reduces and buffer is not None:
             reduction.require(buffer.dtype, buffer.shape)
         made = CollectiveCall(
-            operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == LIBRARY
+            operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == MPI_LIBRARY
         )
         is_in_place(made, self.rank)
         return made, shaped
@@ -289,7 +289,7 @@ class Communicator:
             return self._checked(operation, *arguments)
         with self._debug.round(operation, self._engine.progress) as facts:
             made, shaped = self._checked(operation, *arguments)
-            chosen = made.algorithm.full_name if made.algorithm else LIBRARY if made.library else "auto"
+            chosen = made.algorithm.full_name if made.algorithm else MPI_LIBRARY if made.library else "auto"
             facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=made.root)
             facts.update(algorithm=chosen, call=way, memory=memory_of(made, self._engine.node).value)
         return made, shaped

@@ -55,7 +55,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
 
 def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
     """Return the plan of an algorithm that is built in or a user's own, proven."""
-    from hpccoll.selection.rules import best_chunks
+    from hpccoll.selection import choose_chunk_count
 
     if loader.is_file_reference(name):
         algorithm = loader.load_algorithm(name)
@@ -66,7 +66,7 @@ def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> 
             raise UnknownNameError(f"algorithm for {of}", called, list_algorithm_names(operation))
         algorithm = get_algorithm(operation, called)
     if chunks is None:
-        chunks = best_chunks(algorithm, ranks, nbytes) if ranks >= 1 else 1
+        chunks = choose_chunk_count(algorithm, ranks, nbytes) if ranks >= 1 else 1
     loader.prove_algorithm(algorithm, ranks, root, chunks)
     return algorithm.plan(ranks, root, chunks)
 

@@ -144,7 +144,7 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     from hpccoll.algorithms import get_algorithm
     from hpccoll.plan.operation import Operation
     from hpccoll.predict.fit import Measured
-    from hpccoll.selection.rules import best_chunks
+    from hpccoll.selection import choose_chunk_count
 
     row = record.row
     if row.engine != "hpccoll" or row.ranks < 2 or not row.nbytes or row.algorithm in (None, "auto"):
@@ -155,7 +155,7 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     except (HpccollError, TypeError):
         return None
     # As the engine cut it.
-    chunks = min(best_chunks(algorithm, row.ranks, row.nbytes), max(row.count, 1))
+    chunks = choose_chunk_count(algorithm, row.ranks, row.nbytes, row.count)
     # As a fitted machine has them: full nodes in rank order, the last with what is left.
     full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
     nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)

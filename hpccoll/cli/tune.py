@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpccoll.measure.record import CollectiveRecord
     from hpccoll.measure.tune import Sweep, Trial
-    from hpccoll.selection.table import Series, Table, Where
+    from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 WHOLE_BUDGET_S = 60.0  # what all rows share; the fewest iterations of the largest messages come on top
 BUFFERS = ("host", "symmetric", "cuda")
@@ -75,12 +75,19 @@ def tune(**given: Any) -> int:
 def _run(options: Options) -> int:
     from hpccoll.communicator import Communicator
     from hpccoll.measure.tune import BUSY, Bystanders, trials
-    from hpccoll.runtime import job, tuning
+    from hpccoll.runtime import job
+    from hpccoll.selection import tuning_files
 
     world = job.world().Dup()
     layout = job.layout(world)
-    where = world.bcast(tuning.where_of(layout))
-    path = Path(options.output) if options.output else tuning.path_for(where) or tuning.default_path(where)
+    where = world.bcast(
+        tuning_files.describe_site(job.mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
+    )
+    path = (
+        Path(options.output)
+        if options.output
+        else tuning_files.find_table_path(where) or tuning_files.default_table_path(where)
+    )
     if options.show:
         if world.rank == 0:
             _show(options, path, where)
@@ -107,7 +114,7 @@ def _run(options: Options) -> int:
 def _sweep(options: Options, nodes: int) -> Sweep:
     from hpccoll.measure.tune import Sweep
     from hpccoll.runtime.arrays.dtypes import get_dtype
-    from hpccoll.selection.table import BufferKind
+    from hpccoll.selection.tuning_table import BufferKind
 
     asked = options.buffer.split(",") if options.buffer else ["host", "symmetric"] if nodes == 1 else ["host"]
     for name in asked:
@@ -125,12 +132,14 @@ def _sweep(options: Options, nodes: int) -> Sweep:
     )
 
 
-def _show(options: Options, path: Path, where: Where) -> None:
-    from hpccoll.runtime import tuning
+def _show(options: Options, path: Path, where: TuningSite) -> None:
+    from hpccoll.selection import tuning_files
 
     if not path.exists():
-        raise UsageError(f"no table is stored for {where.told} ({path}); measure one: mpirun -n RANKS hpccoll tune")
-    table = tuning.read(path)
+        raise UsageError(
+            f"no table is stored for {where.description} ({path}); measure one: mpirun -n RANKS hpccoll tune"
+        )
+    table = tuning_files.read_table(path)
     if options.json:
         with json_lines(options.json) as lines:
             lines.write(table.as_json())
@@ -146,17 +155,17 @@ class _Outputs:
         options: Options,
         stack: ExitStack,
         path: Path,
-        where: Where,
+        where: TuningSite,
         ready: list[Trial],
         run: dict[str, Any],
     ) -> None:
         from hpccoll.measure.output import require_writable
-        from hpccoll.runtime import tuning
+        from hpccoll.selection import tuning_files
 
         self.options, self.path, self.where, self.ready = options, path, where, ready
         if path.parent.exists():
             require_writable(path, "--output")
-        tuning.stored(path, where)  # what may not be overwritten shows before anything is measured
+        tuning_files.read_table_to_extend(path, where)  # what may not be overwritten shows before anything is measured
         self.stored = 0
         self.lines = stack.enter_context(json_lines(options.json))
         self.lines.write(run)
@@ -164,7 +173,7 @@ class _Outputs:
         stack.callback(self.end)  # also when the run is cut short
 
     @property
-    def found(self) -> list[Series]:
+    def found(self) -> list[TuningSeries]:
         """What was measured so far."""
         return [series for trial in self.ready for series in trial.found]
 
@@ -175,13 +184,15 @@ class _Outputs:
         if len(self.found) > self.stored:
             self._store()
 
-    def _store(self) -> Table:
-        from hpccoll.runtime import tuning
-        from hpccoll.selection.table import Table
+    def _store(self) -> TuningTable:
+        from hpccoll.selection import tuning_files
+        from hpccoll.selection.tuning_table import TuningTable
 
         # Read again each time: another job may have stored something meanwhile.
-        table = tuning.stored(self.path, self.where).merged(Table(self.where, ()).merged(self.found).series)
-        tuning.store(self.path, table)
+        table = tuning_files.read_table_to_extend(self.path, self.where).merge(
+            TuningTable(self.where, ()).merge(self.found).series
+        )
+        tuning_files.write_table(self.path, table)
         self.stored = len(self.found)
         return table
 
@@ -198,19 +209,19 @@ class _Outputs:
             _print(table, self.path, [series for series in table.series if series.key in keys])
 
 
-def _print(table: Table, path: Path, series: Sequence[Series]) -> None:
+def _print(table: TuningTable, path: Path, series: Sequence[TuningSeries]) -> None:
     """Print who wins at each size, a table for each series."""
     if not prints():
         return
-    click.echo(f"{table.where.told}: {path}")
+    click.echo(f"{table.site.description}: {path}")
     click.echo("auto takes the fastest; a tie stays with the smaller size\n")
     for each in series:
         rows = []
         for point in each.points:
-            verdict = each.verdict(point.nbytes, {timing.name for timing in point.timings})
-            if verdict is None:
+            winner = each.find_winner(point.nbytes, {timing.name for timing in point.timings})
+            if winner is None:
                 continue
-            best, other = verdict.winner, verdict.second
+            best, other = winner.fastest, winner.runner_up
             against = [other.name, f"{other.us:.2f}"] if other else ["-", "-"]
             rows.append([format_size(point.nbytes), best.name, f"{best.us:.2f}", *against, point.measured])
         title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"

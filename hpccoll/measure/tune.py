@@ -26,7 +26,7 @@ from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays.cuda import PreallocatedCupyModule
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.selection.table import LIBRARY, BufferKind, Point, Series, Timing
+from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -87,7 +87,7 @@ class Sweep:
 class Trial(Session):
     """The rows of one suite, raced; `found` grows by a series of one point with each size that is done."""
 
-    found: tuple[Series, ...] = ()
+    found: tuple[TuningSeries, ...] = ()
     date = ""
 
     def trial(self) -> Iterator[CollectiveRecord]:
@@ -111,15 +111,17 @@ class Trial(Session):
         host, alone = self.suite.buffer != BufferKind.CUDA, self.suite.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
-    def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> Series:
+    def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> TuningSeries:
         timings = tuple(
-            Timing(each.row.algorithm or LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high)
+            CandidateTiming(
+                each.row.algorithm or MPI_LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high
+            )
             for each in records
             if not each.wrong
         )
-        point = Point(records[0].row.nbytes, self.date, timings)
+        point = TuningPoint(records[0].row.nbytes, self.date, timings)
         buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.suite.buffer)
-        return Series(task.operation, task.dtype.itemsize, buffer, (point,))
+        return TuningSeries(task.operation, task.dtype.itemsize, buffer, (point,))
 
 
 class Bystanders:

@@ -9,11 +9,12 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.job import Layout
+from hpccoll.runtime.job import Layout, mpi_library
 from hpccoll.runtime.messages.mpi_collectives import Library
 from hpccoll.runtime.shared_memory.node import Node
-from hpccoll.runtime.tuning import decision_log, table_for
-from hpccoll.selection.rules import BufferKind, Choice, Chooser, Question, best_chunks
+from hpccoll.selection import BufferKind, Selection, SelectionQuery, Selector, choose_chunk_count
+from hpccoll.selection.selector import open_selection_log
+from hpccoll.selection.tuning_files import load_tuning_table
 
 
 class Decider:
@@ -28,10 +29,17 @@ class Decider:
 
     def __init__(self, comm: MPI.Intracomm, layout: Layout, node: Node, library: Library) -> None:
         self._ranks, self._node, self._library = comm.size, node, library
-        self._chooser = Chooser(comm.size, layout.nodes, table_for(comm, layout))
-        self._log = decision_log(comm.rank, comm.size)
+        table = load_tuning_table(
+            comm,
+            mpi_library(),
+            layout.ranks_per_node,
+            oversubscribed=layout.oversubscribed,
+            whole_job=comm.size == MPI.COMM_WORLD.size,
+        )
+        self._selector = Selector(comm.size, layout.nodes, table)
+        self._log = open_selection_log(comm.rank, comm.size)
 
-    def choose(self, job: CollectiveCall) -> Choice:
+    def choose(self, job: CollectiveCall) -> Selection:
         """Return what carries out a job: the algorithm, None for the MPI library's own; in how many chunks; and why.
 
         Raises:
@@ -44,15 +52,15 @@ class Decider:
                     f"the MPI library's own {job.operation.value} does not mean the same for {job.dtype.name} and "
                     f"{job.reduction.name} here; choose an algorithm by name, or auto"
                 )
-            choice = Choice(None, 1, "asked for")
+            choice = Selection(None, 1, "asked for")
         elif job.algorithm is not None:
-            choice = Choice(job.algorithm, best_chunks(job.algorithm, self._ranks, nbytes), "asked for")
+            choice = Selection(job.algorithm, choose_chunk_count(job.algorithm, self._ranks, nbytes), "asked for")
         else:
             shared = not self._node.problem and not job.module.on_device
-            question = Question(
+            question = SelectionQuery(
                 job.operation, nbytes, job.dtype.itemsize, memory_of(job, self._node), self._library.offers(job), shared
             )
-            choice = self._chooser.choose(question)
+            choice = self._selector.select(question)
             if self._log is not None:
                 self._log(question, choice, job.dtype.name, job.reduction.name)
         if choice.chunks <= max(job.count, 1):

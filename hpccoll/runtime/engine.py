@@ -39,7 +39,7 @@ from hpccoll.runtime.messages.executable import Executable, Run, Setting
 from hpccoll.runtime.messages.mpi_collectives import Library, LibraryExecutable
 from hpccoll.runtime.shared_memory.executable import NodeExecutable
 from hpccoll.runtime.shared_memory.node import Node
-from hpccoll.selection.rules import Choice
+from hpccoll.selection import Selection
 
 BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
 PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024
@@ -189,7 +189,7 @@ class Engine:
         """Whether asynchronous operations are under way."""
         return bool(self._active)
 
-    def choose(self, job: CollectiveCall) -> Choice:
+    def choose(self, job: CollectiveCall) -> Selection:
         """Return what carries out a job; see there."""
         return self._decider.choose(job)
 

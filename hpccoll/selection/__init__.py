@@ -1,1 +1,11 @@
-"""..."""
+"""Selects the algorithm that `algorithm="auto"` runs, and the number of chunks a message is cut into.
+
+Start with `selector.py`. A `Selector` looks in the tuning table that `hpccoll tune` measured (`tuning_table.py`, read
+and written by `tuning_files.py`), then in fixed rules (`rules.py`), then asks the cost model (`cost_model.py`).
+"""
+
+from hpccoll.selection.cost_model import choose_chunk_count
+from hpccoll.selection.selector import Selection, SelectionQuery, Selector
+from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind
+
+__all__ = ["MPI_LIBRARY", "BufferKind", "Selection", "SelectionQuery", "Selector", "choose_chunk_count"]

@@ -16,8 +16,8 @@ import pytest
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import tuning
-from hpccoll.selection.table import Table
+from hpccoll.selection import tuning_files
+from hpccoll.selection.tuning_table import TuningTable
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 QUICK = ("-b", "8", "-e", "512", "-f", "64", "--budget", "0.001")
@@ -25,8 +25,12 @@ QUICK = ("-b", "8", "-e", "512", "-f", "64", "--budget", "0.001")
 WHO_READS = """
 import sys
 from mpi4py import MPI
-from hpccoll.runtime.tuning import table_for
-table = table_for(MPI.COMM_WORLD)
+from hpccoll.runtime.job import layout, mpi_library
+from hpccoll.selection.tuning_files import load_tuning_table
+comm = MPI.COMM_WORLD
+where = layout(comm)
+facts = {"oversubscribed": where.oversubscribed, "whole_job": True}
+table = load_tuning_table(comm, mpi_library(), where.ranks_per_node, **facts)
 found = None if table is None else [point.timings[0].name for each in table.series for point in each.points]
 for line in MPI.COMM_WORLD.gather(str(found)) or []:
     print(line)
@@ -51,7 +55,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def candidates(table: Table) -> dict[tuple[str, str, int], set[str]]:
+def candidates(table: TuningTable) -> dict[tuple[str, str, int], set[str]]:
     """Who was measured, by operation, buffer and size."""
     return {
         (each.operation.value, str(each.buffer), point.nbytes): {timing.name for timing in point.timings}
@@ -72,7 +76,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_candidate_is_measured_checked_and_stored(tuned: Path) -> None:
-    found = candidates(tuning.read(tuned / "t.json"))
+    found = candidates(tuning_files.read_table(tuned / "t.json"))
     for buffer in ("host", "symmetric"):
         for nbytes in (8, 512):
             assert found.pop(("all_reduce", buffer, nbytes)) == {"mpi", *list_algorithm_names(Operation.ALL_REDUCE)}
@@ -89,7 +93,7 @@ def test_every_candidate_is_measured_checked_and_stored(tuned: Path) -> None:
 
 
 def test_the_table_holds_what_the_records_say(tuned: Path) -> None:
-    for each in tuning.read(tuned / "t.json").series:
+    for each in tuning_files.read_table(tuned / "t.json").series:
         for point in each.points:
             said = {
                 row["algorithm"] or "mpi": row["time_us"]
@@ -104,13 +108,15 @@ def test_the_table_holds_what_the_records_say(tuned: Path) -> None:
 def test_another_run_adds_to_the_table(tuned: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text((tuned / "t.json").read_text())
-    before = candidates(tuning.read(path))
+    before = candidates(tuning_files.read_table(path))
     done = hpccoll(2, "tune", "broadcast", *QUICK, "--buffer", "host", "-d", "float32,float64", "--output", str(path))
     assert done.returncode == 0, done.stderr
-    after = candidates(tuning.read(path))
+    after = candidates(tuning_files.read_table(path))
     assert {key: after[key] for key in before} == before
     assert {key[:2] for key in set(after) - set(before)} == {("broadcast", "host")}
-    assert {each.itemsize for each in tuning.read(path).series if each.operation is Operation.BROADCAST} == {4, 8}
+    assert {
+        each.itemsize for each in tuning_files.read_table(path).series if each.operation is Operation.BROADCAST
+    } == {4, 8}
 
 
 def test_show_prints_the_table_and_says_where_there_is_none(tuned: Path, tmp_path: Path) -> None:
@@ -165,11 +171,11 @@ def test_a_killed_run_leaves_rows_and_a_table_that_can_be_read(tmp_path: Path) -
     running.communicate(timeout=LIMIT_S)
     *whole, _ = out.read_text().split("\n")
     assert all(json.loads(line)["kind"] in ("run", "collective") for line in whole)
-    sizes = {nbytes for _, _, nbytes in candidates(tuning.read(path))}
+    sizes = {nbytes for _, _, nbytes in candidates(tuning_files.read_table(path))}
     assert 8 in sizes
     assert all(
         found == {"mpi", *list_algorithm_names(Operation.ALL_REDUCE)}
-        for found in candidates(tuning.read(path)).values()
+        for found in candidates(tuning_files.read_table(path)).values()
     )
 
 

@@ -20,7 +20,7 @@ from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.rounds import Rounds, nothing
 from hpccoll.plan.step import Move, Op, Span
-from hpccoll.selection.rules import best_algorithm
+from hpccoll.selection.cost_model import find_fastest_algorithm
 from tests.unit.plan.test_replay import expressions
 
 NEW = ("bine", "chain", "dual_root", "hierarchical", "one_shot", "swing", "two_shot")
@@ -246,7 +246,9 @@ def test_groups_of_unequal_size_end_together():
 
 def test_auto_leaves_out_what_its_model_cannot_tell():
     # One step of 63 messages is no step; and on one node a hierarchy is but a ring.
-    chosen = {best_algorithm(Operation.ALL_REDUCE, n, nbytes).name for n in (4, 8, 64) for nbytes in (8, 2**16, 2**26)}
+    chosen = {
+        find_fastest_algorithm(Operation.ALL_REDUCE, n, nbytes).name for n in (4, 8, 64) for nbytes in (8, 2**16, 2**26)
+    }
     assert not chosen & {"one_shot", "two_shot", "hierarchical"}
 
 

@@ -11,60 +11,63 @@ import pytest
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.selection.rules import (
-    ACROSS_NODES,
-    LEAST_CHUNK_BYTES,
-    LIBRARY,
-    RULES,
-    UNTUNED,
-    BufferKind,
-    Chooser,
-    Link,
-    Question,
-    Table,
-    best_algorithm,
-    best_chunks,
-    predicted_s,
+from hpccoll.selection.cost_model import (
+    MIN_CHUNK_BYTES,
+    MODELLED_ALGORITHMS,
+    LinkCost,
+    choose_chunk_count,
+    find_fastest_algorithm,
+    predict_seconds,
 )
-from hpccoll.selection.table import Point, Series, Timing, Where
+from hpccoll.selection.rules import MULTI_NODE_RULES, ONE_NODE_RULES
+from hpccoll.selection.selector import SelectionQuery, Selector
+from hpccoll.selection.tuning_table import (
+    MPI_LIBRARY,
+    BufferKind,
+    CandidateTiming,
+    TuningPoint,
+    TuningSeries,
+    TuningSite,
+    TuningTable,
+)
 from hpccoll.units import MiB
 
-HERE = Where("MPI 1.0", "a processor, 2 cores", "4 ranks on 1 node")
+HERE = TuningSite("MPI 1.0", "a processor, 2 cores", "4 ranks on 1 node")
 
 
 def test_model_on_a_ring_by_hand():
-    link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
+    link = LinkCost(alpha_s=1.0, beta_s_per_byte=0.5)
     ring = get_algorithm(Operation.ALL_REDUCE, "ring")
-    assert predicted_s(ring, 4, 1, 8, link) == 6 * 1.0 + 2 * 3 / 4 * 8 * 0.5
+    assert predict_seconds(ring, 4, 1, 8, link) == 6 * 1.0 + 2 * 3 / 4 * 8 * 0.5
 
 
 def test_short_messages_take_few_steps_and_long_ones_few_bytes():
-    assert best_algorithm(Operation.ALL_REDUCE, 8, 8).name in ("recursive_doubling", "tree")
+    assert find_fastest_algorithm(Operation.ALL_REDUCE, 8, 8).name in ("recursive_doubling", "tree")
     for n in (2, 3, 8):
-        long = best_algorithm(Operation.ALL_REDUCE, n, 64 * MiB)
-        cost = long.plan(n, 0, best_chunks(long, n, 64 * MiB)).cost
+        long = find_fastest_algorithm(Operation.ALL_REDUCE, n, 64 * MiB)
+        cost = long.plan(n, 0, choose_chunk_count(long, n, 64 * MiB)).cost
         assert cost is not None
         assert cost.most <= 2
-    assert best_algorithm(Operation.ALL_REDUCE, 2, 64 * MiB).name in ("ring", "rabenseifner")
+    assert find_fastest_algorithm(Operation.ALL_REDUCE, 2, 64 * MiB).name in ("ring", "rabenseifner")
 
 
 @pytest.mark.parametrize("each", list_algorithms(), ids=lambda each: each.full_name)
 def test_chunks_are_one_unless_pipelined_and_never_tiny(each):
-    for nbytes in (0, 8, LEAST_CHUNK_BYTES, 64 * MiB):
-        chunks = best_chunks(each, 8, nbytes)
-        assert chunks == 1 or ("chunks" in each.parameters and nbytes // chunks >= LEAST_CHUNK_BYTES)
+    for nbytes in (0, 8, MIN_CHUNK_BYTES, 64 * MiB):
+        chunks = choose_chunk_count(each, 8, nbytes)
+        assert chunks == 1 or ("chunks" in each.parameters and nbytes // chunks >= MIN_CHUNK_BYTES)
 
 
 def test_pipelining_needs_a_line_to_fill():
     chain = get_algorithm(Operation.BROADCAST, "chain")
-    assert best_chunks(chain, 2, 64 * MiB) == 1
-    assert best_chunks(chain, 8, 64 * MiB) > 1
+    assert choose_chunk_count(chain, 2, 64 * MiB) == 1
+    assert choose_chunk_count(chain, 8, 64 * MiB) > 1
 
 
 @pytest.mark.parametrize("operation", Operation)
 def test_every_operation_has_candidates_that_exist(operation):
-    assert all(get_algorithm(operation, name).operation is operation for name in UNTUNED[operation])
-    assert best_algorithm(operation, 5, 1024).name in UNTUNED[operation]
+    assert all(get_algorithm(operation, name).operation is operation for name in MODELLED_ALGORITHMS[operation])
+    assert find_fastest_algorithm(operation, 5, 1024).name in MODELLED_ALGORITHMS[operation]
 
 
 def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST):
@@ -72,34 +75,34 @@ def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind
     made = []
     for nbytes, times in points:
         intervals = {name: us if isinstance(us, tuple) else (us, us, us) for name, us in times.items()}
-        timings = tuple(Timing(name, us, low, high) for name, (low, us, high) in intervals.items())
-        made.append(Point(nbytes, "2026-01-02", timings))
-    return Table(HERE, (Series(operation, itemsize, buffer, tuple(made)),))
+        timings = tuple(CandidateTiming(name, us, low, high) for name, (low, us, high) in intervals.items())
+        made.append(TuningPoint(nbytes, "2026-01-02", timings))
+    return TuningTable(HERE, (TuningSeries(operation, itemsize, buffer, tuple(made)),))
 
 
 def ask(nbytes, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST, library=True, shared=True):
-    return Question(operation, nbytes, itemsize, buffer, library, shared)
+    return SelectionQuery(operation, nbytes, itemsize, buffer, library, shared)
 
 
 def chosen(known, nbytes, ranks=4, nodes=1, **about):
-    return Chooser(ranks, nodes, known).choose(ask(nbytes, **about))
+    return Selector(ranks, nodes, known).select(ask(nbytes, **about))
 
 
 def test_the_fastest_measured_candidate_is_taken_and_why_is_said():
     known = table((MiB, {"ring": 880.0, "mpi": 1000.0, "shared_two_shot": 412.0}))
-    choice = chosen(known, MiB)
-    assert choice.name == "shared_two_shot"
-    assert choice.why == "measured 2026-01-02 (412 us; next ring 880 us)"
+    selection = chosen(known, MiB)
+    assert selection.name == "shared_two_shot"
+    assert selection.why == "measured 2026-01-02 (412 us; next ring 880 us)"
     assert "at 1 MiB" in chosen(known, 2 * MiB).why
 
 
 def test_only_what_may_be_taken_is():
     known = table((8, {"mpi": 1.0, "shared_one_shot": 2.0, "ring": 3.0}))
     assert chosen(known, 8).algorithm is None
-    assert chosen(known, 8).name == LIBRARY
+    assert chosen(known, 8).name == MPI_LIBRARY
     assert chosen(known, 8, library=False).name == "shared_one_shot"
     assert chosen(known, 8, library=False, shared=False).name == "ring"
-    assert chosen(known, 8, shared=False).name == LIBRARY
+    assert chosen(known, 8, shared=False).name == MPI_LIBRARY
 
 
 def test_algorithms_that_are_not_here_are_passed_over():
@@ -139,7 +142,7 @@ def test_a_tie_stays_with_the_smaller_size_and_a_clear_winner_does_not():
 
 def test_a_missing_element_size_is_answered_by_the_nearest():
     one, two = table((8, {"ring": 1.0}), itemsize=2), table((8, {"tree": 1.0}), itemsize=8)
-    known = one.merged(two.series)
+    known = one.merge(two.series)
     assert [chosen(known, 8, itemsize=size).name for size in (1, 2, 3, 8, 16)] == [
         "ring",
         "ring",
@@ -156,20 +159,20 @@ def test_other_buffers_and_operations_are_not_answered():
 
 
 def test_sizes_of_one_class_get_one_answer():
-    chooser = Chooser(4, 1, table((1024, {"ring": 1.0}), (2048, {"tree": 1.0})))
-    first = chooser.choose(ask(1024))
-    assert chooser.choose(ask(1279)) is first, "the three leading bits are those of 1024"
-    assert chooser.choose(ask(1280)) is not first
-    assert chooser.choose(ask(2048)).name == "tree"
+    selector = Selector(4, 1, table((1024, {"ring": 1.0}), (2048, {"tree": 1.0})))
+    first = selector.select(ask(1024))
+    assert selector.select(ask(1279)) is first, "the three leading bits are those of 1024"
+    assert selector.select(ask(1280)) is not first
+    assert selector.select(ask(2048)).name == "tree"
     for nbytes in range(1, 5000):
         bits = max(nbytes.bit_length() - 3, 0)
-        assert chooser.choose(ask(nbytes)) == chooser.choose(ask(nbytes >> bits << bits))
+        assert selector.select(ask(nbytes)) == selector.select(ask(nbytes >> bits << bits))
 
 
 def test_pipelined_algorithms_get_their_chunks():
     known = table((64 * MiB, {"chain": 1.0}), operation=Operation.BROADCAST)
-    choice = chosen(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
-    assert choice.chunks == best_chunks(get_algorithm(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
+    selection = chosen(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
+    assert selection.chunks == choose_chunk_count(get_algorithm(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -179,19 +182,19 @@ def test_without_a_table_everything_has_an_answer_that_may_be_taken(operation, b
         for library, shared in ((True, True), (True, False), (False, True), (False, False)):
             for nbytes in (0, 8, 64 * 1024, 64 * MiB):
                 about = {"operation": operation, "buffer": buffer, "library": library, "shared": shared}
-                choice = chosen(None, nbytes, ranks, nodes, **about)
-                assert choice.algorithm is not None or library
-                assert choice.algorithm is None or shared or not choice.algorithm.uses_shared_memory
-                assert choice.chunks >= 1
+                selection = chosen(None, nbytes, ranks, nodes, **about)
+                assert selection.algorithm is not None or library
+                assert selection.algorithm is None or shared or not selection.algorithm.uses_shared_memory
+                assert selection.chunks >= 1
 
 
 def test_several_nodes_without_a_table_go_by_size():
     assert [chosen(None, nbytes, nodes=2).name for nbytes in (8, 64 * 1024, MiB)] == [
-        LIBRARY,
+        MPI_LIBRARY,
         "hierarchical_doubling",
         "hierarchical_ring",
     ]
-    assert chosen(None, MiB, nodes=2, shared=False).name == LIBRARY
+    assert chosen(None, MiB, nodes=2, shared=False).name == MPI_LIBRARY
     assert chosen(None, MiB, nodes=2, shared=False, library=False).why == "cost model"
     assert chosen(None, 8, nodes=2, library=False).name == "hierarchical_doubling"
 
@@ -205,24 +208,26 @@ def test_on_several_nodes_only_what_crosses_them_is_taken_from_a_table():
 
 @pytest.mark.parametrize("operation", Operation)
 def test_rules_across_nodes_name_what_crosses_them(operation):
-    rules = ACROSS_NODES[operation]
-    assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
-    assert rules[-1].below == float("inf")
-    assert all(name == LIBRARY or get_algorithm(operation, name).is_hybrid for rule in rules for name in rule.names)
+    rules = MULTI_NODE_RULES[operation]
+    assert [rule.below_bytes for rule in rules] == sorted({rule.below_bytes for rule in rules})
+    assert rules[-1].below_bytes == float("inf")
+    assert all(
+        name == MPI_LIBRARY or get_algorithm(operation, name).is_hybrid for rule in rules for name in rule.candidates
+    )
 
 
-@pytest.mark.parametrize("about", RULES, ids=lambda about: f"{about[0].value}-{about[1]}")
+@pytest.mark.parametrize("about", ONE_NODE_RULES, ids=lambda about: f"{about[0].value}-{about[1]}")
 def test_rules_name_what_exists_and_reach_all_sizes(about):
-    rules = RULES[about]
-    assert [rule.below for rule in rules] == sorted({rule.below for rule in rules})
-    assert rules[-1].below == float("inf")
+    rules = ONE_NODE_RULES[about]
+    assert [rule.below_bytes for rule in rules] == sorted({rule.below_bytes for rule in rules})
+    assert rules[-1].below_bytes == float("inf")
     for rule in rules:
-        assert all(name == LIBRARY or get_algorithm(about[0], name) for name in rule.names)
+        assert all(name == MPI_LIBRARY or get_algorithm(about[0], name) for name in rule.candidates)
 
 
 def test_a_table_comes_back_from_json_as_it_was():
     known = table((8, {"mpi": (1.0, 1.5, 2.0), "ring": 3.0}), (512, {"ring": 4.0}))
-    assert Table.from_json(json.loads(json.dumps(known.as_json()))) == known
+    assert TuningTable.from_json(json.loads(json.dumps(known.as_json()))) == known
 
 
 @pytest.mark.parametrize(
@@ -235,10 +240,14 @@ def test_a_table_comes_back_from_json_as_it_was():
         (("series", 0), [], "damaged"),
         (("series", 0, "operation"), "all_reduction", "all_reduction"),
         (("series", 0, "buffer"), "tape", "tape"),
-        (("series", 0, "itemsize"), 0, "itemsize 0"),
+        (("series", 0, "itemsize"), 0, "itemsize 0 is not positive"),
         (("series", 0, "points"), {}, None),
         (("series", 0, "points", 0, "us", "ring"), [3.0, 2.0], "damaged"),
-        (("series", 0, "points", 0, "us", "ring"), [3.0, 4.0, 5.0], "ring takes 3.0 us, between 4.0 and 5.0"),
+        (
+            ("series", 0, "points", 0, "us", "ring"),
+            [3.0, 4.0, 5.0],
+            "ring has median 3.0 us outside its interval 4.0",
+        ),
         (("series", 0, "points", 0, "us", "ring"), [3.0, 2.0, float("inf")], "ring"),
         (("series", 0, "points", 0, "us", "ring"), [float("nan")] * 3, "ring"),
         (("series", 0, "points", 0, "nbytes"), -1, "-1"),
@@ -253,24 +262,24 @@ def test_a_damaged_table_is_refused(path, value, message):
         inner = inner[step]
     inner[last] = value
     if message is None:
-        assert Table.from_json(found).series[0].points == ()
+        assert TuningTable.from_json(found).series[0].points == ()
         return
     with pytest.raises(UsageError, match=re.escape(message)):
-        Table.from_json(found)
+        TuningTable.from_json(found)
 
 
 def test_no_json_object_is_no_table():
     nothing: list[Any] = [None, 3, [], "table", {}]
     for found in nothing:
         with pytest.raises(UsageError, match="schema"):
-            Table.from_json(found)
+            TuningTable.from_json(found)
 
 
 def test_merging_replaces_what_is_measured_anew_and_keeps_the_rest():
     old = table((8, {"ring": 1.0}), (64, {"ring": 1.0}), (512, {"ring": 1.0}), (4096, {"ring": 1.0}))
     other = table((8, {"bruck": 1.0}), operation=Operation.ALL_GATHER)
     new = table((64, {"tree": 1.0}), (1024, {"tree": 1.0}))
-    merged = old.merged(other.series).merged(new.series)
+    merged = old.merge(other.series).merge(new.series)
     points = {each.operation: {p.nbytes: p.timings[0].name for p in each.points} for each in merged.series}
     assert points[Operation.ALL_REDUCE] == {8: "ring", 64: "tree", 1024: "tree", 4096: "ring"}
     assert points[Operation.ALL_GATHER] == {8: "bruck"}

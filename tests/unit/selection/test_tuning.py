@@ -13,63 +13,69 @@ from hpccoll.measure.benchmark import Contender, Method
 from hpccoll.measure.stopping import Stop, StoppingRule
 from hpccoll.measure.tune import Heat
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime import tuning
-from hpccoll.runtime.job import Layout
-from hpccoll.selection.rules import BufferKind, Chooser, Question
-from hpccoll.selection.table import Point, Series, Table, Timing
+from hpccoll.selection import tuning_files
+from hpccoll.selection.selector import LOG_VARIABLE, SelectionQuery, Selector, open_selection_log
+from hpccoll.selection.tuning_files import (
+    TUNING_VARIABLE,
+    default_table_path,
+    find_table_path,
+    read_table_to_extend,
+    write_table,
+)
+from hpccoll.selection.tuning_table import BufferKind, CandidateTiming, TuningPoint, TuningSeries, TuningTable
 from hpccoll.units import MiB
 
 
-def layout(*node, oversubscribed=False):
-    """Ranks on these nodes."""
-    return Layout(tuple(f"host{each}" for each in node), tuple(node), (2,) * len(node), oversubscribed)
+def site(*ranks_per_node, oversubscribed=False):
+    """The site of so many ranks on each node."""
+    return tuning_files.describe_site("MPI 1.0", ranks_per_node, oversubscribed=oversubscribed)
 
 
 def series(name, nbytes=8, operation=Operation.ALL_REDUCE):
     """One candidate, measured at one size."""
-    point = Point(nbytes, "2026-01-02", (Timing(name, 1.0, 1.0, 1.0),))
-    return Series(operation, 4, BufferKind.HOST, (point,))
+    point = TuningPoint(nbytes, "2026-01-02", (CandidateTiming(name, 1.0, 1.0, 1.0),))
+    return TuningSeries(operation, 4, BufferKind.HOST, (point,))
 
 
 @pytest.fixture
 def here(monkeypatch, tmp_path):
     """Four ranks on one node, whose user's data directory is empty."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.delenv(tuning.VARIABLE, raising=False)
-    tuning._warn.cache_clear()
-    return tuning.where_of(layout(0, 0, 0, 0))
+    monkeypatch.delenv(TUNING_VARIABLE, raising=False)
+    tuning_files._warn.cache_clear()
+    return site(4)
 
 
-def test_the_place_tells_how_the_ranks_lie():
-    told = [tuning.where_of(layout(*nodes)).layout for nodes in ((0,), (0, 0), (0, 0, 1, 1), (0, 0, 1))]
-    assert told == ["1 rank on 1 node", "2 ranks on 1 node", "2 ranks on each of 2 nodes", "2+1 ranks on 2 nodes"]
-    crowded = tuning.where_of(layout(0, 0, oversubscribed=True))
+def test_a_site_describes_the_layout_of_the_ranks():
+    layouts = [site(*counts).layout for counts in ((1,), (2,), (2, 2), (2, 1))]
+    assert layouts == ["1 rank on 1 node", "2 ranks on 1 node", "2 ranks on each of 2 nodes", "2+1 ranks on 2 nodes"]
+    crowded = site(2, oversubscribed=True)
     assert crowded.layout == "2 ranks on 1 node, more than cores"
-    assert crowded.mpi == tuning.where_of(layout(0, 0)).mpi != ""
+    assert crowded.mpi == "MPI 1.0"
     assert " cores, " in crowded.host
 
 
 def test_every_place_has_a_file_of_its_own(here):
     places = [here, *(replace(here, **{name: "other"}) for name in ("mpi", "host", "layout"))]
-    paths = [tuning.default_path(place) for place in places]
+    paths = [default_table_path(place) for place in places]
     assert len(set(paths)) == 4
     assert all(path.parent.name == "tuning" and "hpccoll" in path.parts for path in paths)
-    assert tuning.default_path(here) == paths[0]
+    assert default_table_path(here) == paths[0]
 
 
 def test_the_environment_names_another_file_or_none(here):
-    assert tuning.path_for(here, {}) == tuning.default_path(here)
-    assert tuning.path_for(here, {tuning.VARIABLE: "some.json"}) == Path("some.json")
-    assert tuning.path_for(here, {tuning.VARIABLE: "off"}) is None
-    assert tuning.path_for(here, {tuning.VARIABLE: ""}) == tuning.default_path(here)
+    assert find_table_path(here, {}) == default_table_path(here)
+    assert find_table_path(here, {TUNING_VARIABLE: "some.json"}) == Path("some.json")
+    assert find_table_path(here, {TUNING_VARIABLE: "off"}) is None
+    assert find_table_path(here, {TUNING_VARIABLE: ""}) == default_table_path(here)
 
 
 def test_what_is_stored_is_found_again(here, capsys):
-    path = tuning.default_path(here)
-    assert tuning._found(here, whole_job=True) is None
-    tuning.store(path, tuning.stored(path, here).merged([series("ring")]))
-    tuning.store(path, tuning.stored(path, here).merged([series("bruck", operation=Operation.ALL_GATHER)]))
-    found = tuning._found(here, whole_job=True)
+    path = default_table_path(here)
+    assert tuning_files._find_usable_table(here, whole_job=True) is None
+    write_table(path, read_table_to_extend(path, here).merge([series("ring")]))
+    write_table(path, read_table_to_extend(path, here).merge([series("bruck", operation=Operation.ALL_GATHER)]))
+    found = tuning_files._find_usable_table(here, whole_job=True)
     assert found is not None
     assert {each.operation for each in found.series} == {Operation.ALL_REDUCE, Operation.ALL_GATHER}
     assert [each.name for each in path.parent.iterdir()] == [path.name], "no scratch file is left"
@@ -77,9 +83,9 @@ def test_what_is_stored_is_found_again(here, capsys):
 
 
 def test_off_reads_nothing(here, monkeypatch):
-    tuning.store(tuning.default_path(here), Table(here, (series("ring"),)))
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    assert tuning._found(here, whole_job=True) is None
+    write_table(default_table_path(here), TuningTable(here, (series("ring"),)))
+    monkeypatch.setenv(TUNING_VARIABLE, "off")
+    assert tuning_files._find_usable_table(here, whole_job=True) is None
 
 
 @pytest.mark.parametrize(
@@ -97,12 +103,12 @@ def test_off_reads_nothing(here, monkeypatch):
 def test_a_broken_file_is_a_warning_that_names_file_and_remedy(
     here, monkeypatch, capsys, tmp_path, content, why, named
 ):
-    path = tmp_path / "table.json" if named else tuning.default_path(here)
+    path = tmp_path / "table.json" if named else default_table_path(here)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     if named:
-        monkeypatch.setenv(tuning.VARIABLE, str(path))
-    assert tuning._found(here, whole_job=True) is None
+        monkeypatch.setenv(TUNING_VARIABLE, str(path))
+    assert tuning_files._find_usable_table(here, whole_job=True) is None
     said = capsys.readouterr().err
     assert said.startswith("hpccoll: warning: ")
     assert all(each in said for each in (str(path), why, "hpccoll tune", "HPCCOLL_TUNING=off"))
@@ -110,23 +116,23 @@ def test_a_broken_file_is_a_warning_that_names_file_and_remedy(
 
 def test_a_named_file_that_is_not_there_or_no_file_is_a_warning(here, monkeypatch, capsys, tmp_path):
     for path in (tmp_path / "nothing.json", tmp_path):
-        monkeypatch.setenv(tuning.VARIABLE, str(path))
-        assert tuning._found(here, whole_job=True) is None
+        monkeypatch.setenv(TUNING_VARIABLE, str(path))
+        assert tuning_files._find_usable_table(here, whole_job=True) is None
         assert str(path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mpi", "host", "layout"], ids=lambda name: f"{name} differs")
 def test_the_table_of_another_place_is_not_used(here, monkeypatch, capsys, tmp_path, name):
     path = tmp_path / "table.json"
-    tuning.store(path, Table(replace(here, **{name: "another"}), (series("ring"),)))
-    monkeypatch.setenv(tuning.VARIABLE, str(path))
+    write_table(path, TuningTable(replace(here, **{name: "another"}), (series("ring"),)))
+    monkeypatch.setenv(TUNING_VARIABLE, str(path))
     for _ in range(2):
-        assert tuning._found(here, whole_job=True) is None
+        assert tuning_files._find_usable_table(here, whole_job=True) is None
     said = capsys.readouterr().err
     assert said.count("warning") == 1
     assert f"is for another, this is {getattr(here, name)}" in said
-    tuning._warn.cache_clear()
-    assert tuning._found(here, whole_job=False) is None
+    tuning_files._warn.cache_clear()
+    assert tuning_files._find_usable_table(here, whole_job=False) is None
     assert bool(capsys.readouterr().err) == (name != "layout"), "a group of some ranks is no mistake"
 
 
@@ -134,30 +140,30 @@ def test_what_is_no_table_of_this_place_is_not_overwritten(here, tmp_path):
     path = tmp_path / "thesis.json"
     path.write_text('{"chapters": 7}')
     with pytest.raises(UsageError, match="not overwritten"):
-        tuning.stored(path, here)
-    tuning.store(path, Table(replace(here, layout="8 ranks on 1 node"), ()))
+        read_table_to_extend(path, here)
+    write_table(path, TuningTable(replace(here, layout="8 ranks on 1 node"), ()))
     with pytest.raises(UsageError, match="8 ranks on 1 node"):
-        tuning.stored(path, here)
+        read_table_to_extend(path, here)
     path.write_text(json.dumps({"schema": "hpccoll-tuning/0", "old": True}))
-    assert tuning.stored(path, here) == Table(here, ()), "what an older version wrote makes room"
+    assert read_table_to_extend(path, here) == TuningTable(here, ()), "what an older version wrote makes room"
 
 
 def test_a_place_that_cannot_be_written_is_named(here, tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "table.json"
     with pytest.raises(UsageError, match="--output"):
-        tuning.store(path, Table(here, ()))
+        write_table(path, TuningTable(here, ()))
 
 
 def test_the_log_tells_each_decision_once(capsys):
-    log = tuning.decision_log(0, 4, {tuning.LOG_VARIABLE: "1"})
+    log = open_selection_log(0, 4, {LOG_VARIABLE: "1"})
     assert log is not None
-    known = Table(tuning.where_of(layout(0, 0, 0, 0)), (series("ring", MiB),))
-    question = Question(Operation.ALL_REDUCE, MiB, 4, BufferKind.HOST, library=True, shared=True)
-    choice = Chooser(4, 1, known).choose(question)
+    known = TuningTable(site(4), (series("ring", MiB),))
+    query = SelectionQuery(Operation.ALL_REDUCE, MiB, 4, BufferKind.HOST, library=True, shared=True)
+    selection = Selector(4, 1, known).select(query)
     for _ in range(3):
-        log(question, choice, "float32", "sum")
-    log(question._replace(operation=Operation.BARRIER, nbytes=0), choice, "", "sum")
+        log(query, selection, "float32", "sum")
+    log(query._replace(operation=Operation.BARRIER, nbytes=0), selection, "", "sum")
     first, second = capsys.readouterr().err.splitlines()
     assert first == "hpccoll: all_reduce 1 MiB float32 sum on 4 ranks (host): ring, measured 2026-01-02 (1 us)"
     assert second.startswith("hpccoll: barrier 0 B on 4 ranks (host): ring")
@@ -165,7 +171,7 @@ def test_the_log_tells_each_decision_once(capsys):
 
 @pytest.mark.parametrize(("rank", "environ"), [(0, {}), (0, {"HPCCOLL_LOG": "0"}), (1, {"HPCCOLL_LOG": "1"})])
 def test_nothing_is_logged_unless_asked_and_on_one_rank_only(rank, environ):
-    assert tuning.decision_log(rank, 2, environ) is None
+    assert open_selection_log(rank, 2, environ) is None
 
 
 def test_a_candidate_far_behind_has_no_more_time_and_others_have():

@@ -1,0 +1,99 @@
+"""The cost model: predicted times from the step and byte counts that algorithms state, and the chunk counts they give.
+
+An algorithm of `steps` steps in which the busiest rank sends m times the message size S takes about
+steps * alpha + max(m S, steps * S / C) * beta seconds: every step costs a latency alpha, a rank sends no faster than
+its link (beta seconds per byte), and no step ends before one of the plan's C chunks has crossed the link. In a
+pipelined algorithm with k chunks, each step carries m S / k bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hpccoll.algorithms.registry import Algorithm, get_algorithm
+from hpccoll.plan.operation import Operation
+from hpccoll.units import KiB
+
+MAX_CHUNKS = 16  # measured with as many ranks as cores: more chunks add more waiting than they hide
+MIN_CHUNK_BYTES = 128 * KiB
+
+# The algorithms that the model chooses between. Each sends contiguous messages and was measured on one host.
+MODELLED_ALGORITHMS = {
+    Operation.ALL_REDUCE: ("rabenseifner", "recursive_doubling", "ring", "tree"),
+    Operation.REDUCE_SCATTER: ("bruck", "ring"),
+    Operation.ALL_GATHER: ("bruck", "ring"),
+    Operation.BROADCAST: ("chain", "tree"),
+    Operation.REDUCE: ("chain", "tree"),
+    Operation.GATHER: ("tree",),
+    Operation.SCATTER: ("tree",),
+    Operation.ALL_TO_ALL: ("pairwise",),
+    Operation.BARRIER: ("dissemination",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """The cost of a step and of a byte; the defaults were measured between ranks of one host."""
+
+    alpha_s: float = 8e-6
+    beta_s_per_byte: float = 1 / 4e9
+
+
+def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, link: LinkCost) -> float:
+    """Return the modelled seconds for a message of `nbytes` (nccl-tests' S); infinity if no cost is stated."""
+    cost = algorithm.plan(ranks, 0, chunks).cost
+    if cost is None:
+        return float("inf")
+    steps, most = cost.steps, float(cost.most)
+    if "chunks" in algorithm.parameters:
+        sizes_sent = most * steps / chunks
+    else:
+        sizes_sent = max(most, steps / _count_plan_chunks(algorithm, ranks))
+    return steps * link.alpha_s + sizes_sent * nbytes * link.beta_s_per_byte
+
+
+def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
+    return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
+
+
+def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int | None = None) -> int:
+    """Return the number of chunks that `algorithm` cuts a message into, both when it runs and in forecasts.
+
+    The result is 1 unless the algorithm is pipelined. Otherwise it is the power of two up to `MAX_CHUNKS` that the
+    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`.
+
+    Args:
+        algorithm: any algorithm.
+        ranks: number of ranks.
+        nbytes: message size, nccl-tests' S.
+        count: elements of the message; the result is no larger.
+    """
+    chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
+    return chunks if count is None else min(chunks, max(count, 1))
+
+
+@lru_cache(maxsize=4096)
+def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> int:
+    if "chunks" not in algorithm.parameters:
+        return 1
+    limit = min(MAX_CHUNKS, max(nbytes // MIN_CHUNK_BYTES, 1))
+    powers = [1 << k for k in range(limit.bit_length())]
+    return min(powers, key=lambda chunks: predict_seconds(algorithm, ranks, chunks, nbytes, LinkCost()))
+
+
+@lru_cache(maxsize=4096)
+def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
+    """Return the algorithm of `MODELLED_ALGORITHMS` that the model predicts to be fastest for `nbytes`.
+
+    Predictions that agree to two digits are a tie. The algorithm with the most chunks wins it: it reduces least.
+    """
+
+    def sort_key(algorithm: Algorithm) -> tuple[float, int]:
+        chunks = choose_chunk_count(algorithm, ranks, nbytes)
+        seconds = predict_seconds(algorithm, ranks, chunks, nbytes, LinkCost())
+        return float(f"{seconds:.2g}"), -_count_plan_chunks(algorithm, ranks)
+
+    return min((get_algorithm(operation, name) for name in MODELLED_ALGORITHMS[operation]), key=sort_key)

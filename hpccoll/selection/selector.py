@@ -1,0 +1,155 @@
+"""The selector behind `algorithm="auto"`, and the log of what it selects (`HPCCOLL_LOG=1`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.plan.operation import Operation
+from hpccoll.selection.cost_model import choose_chunk_count, find_fastest_algorithm
+from hpccoll.selection.rules import find_rule_candidates
+from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, MeasuredWinner, TuningTable
+from hpccoll.units import format_size
+
+LOG_VARIABLE = "HPCCOLL_LOG"
+LEADING_BITS = 3  # sizes that agree in their leading three bits share one selection
+
+
+class SelectionQuery(NamedTuple):
+    """The call that an algorithm is selected for; identical on every rank.
+
+    It is a tuple because creating one takes half the time of creating a dataclass.
+
+    Args:
+        operation: the collective.
+        nbytes: message size, nccl-tests' S.
+        itemsize: bytes per element.
+        buffer: kind of memory that the buffers are in.
+        library: whether the MPI library's own collective gives the same result for this dtype and reduction.
+        shared: whether the ranks of each node share memory, as shared-memory algorithms need.
+    """
+
+    operation: Operation
+    nbytes: int
+    itemsize: int
+    buffer: BufferKind
+    library: bool
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The selected algorithm (None for the MPI library's own collective), its chunk count, and the reason in words."""
+
+    algorithm: Algorithm | None
+    chunks: int
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name, or `mpi` for the MPI library's own collective."""
+        return self.algorithm.name if self.algorithm else MPI_LIBRARY
+
+
+class Selector:
+    """Selects algorithms for one communicator: from measurements, else by fixed rules, else by the cost model.
+
+    Args:
+        ranks: number of ranks.
+        nodes: number of nodes that they run on.
+        table: measured times, or None; every rank must pass the same table to select the same algorithm.
+
+    Cost: 0.5 us for a query like an earlier one. Sizes whose leading three bits agree share one selection, made for the
+    smallest of them.
+    """
+
+    def __init__(self, ranks: int, nodes: int, table: TuningTable | None = None) -> None:
+        self._ranks, self._nodes, self._table = ranks, nodes, table
+        self._selections: dict[tuple[Operation, int, int, BufferKind, bool, bool], Selection] = {}
+
+    def select(self, query: SelectionQuery) -> Selection:
+        """Return the algorithm and chunk count for `query`, and remember them for later queries like it."""
+        operation, nbytes, itemsize, buffer, library, shared = query
+        low_bits = nbytes.bit_length() - LEADING_BITS
+        if low_bits > 0:
+            nbytes = nbytes >> low_bits << low_bits
+        key = (operation, nbytes, itemsize, buffer, library, shared)
+        selection = self._selections.get(key)
+        if selection is None:
+            selection = self._selections[key] = self._select_new(query, nbytes)
+        return selection
+
+    def _select_new(self, query: SelectionQuery, nbytes: int) -> Selection:
+        operation, allowed = query.operation, self._list_allowed(query)
+        if self._table is not None:
+            winner = self._table.find_winner(operation, query.itemsize, query.buffer, nbytes, allowed)
+            if winner is not None:
+                return self._make_selection(operation, winner.fastest.name, nbytes, _format_reason(winner, nbytes))
+        if self._ranks > 1:
+            for name in find_rule_candidates(operation, query.buffer, nbytes, self._nodes):
+                if name in allowed:
+                    return self._make_selection(operation, name, nbytes, "rule of thumb")
+        name = find_fastest_algorithm(operation, self._ranks, nbytes).name
+        return self._make_selection(operation, name, nbytes, "cost model")
+
+    def _list_allowed(self, query: SelectionQuery) -> set[str]:
+        """Return the names of the candidates that can run this query here."""
+        algorithms = [get_algorithm(query.operation, name) for name in list_algorithm_names(query.operation)]
+        allowed = {each.name for each in algorithms if not each.uses_shared_memory}
+        if query.shared:
+            allowed |= {
+                each.name for each in algorithms if each.uses_shared_memory and (each.is_hybrid or self._nodes == 1)
+            }
+        return allowed | {MPI_LIBRARY} if query.library else allowed
+
+    def _make_selection(self, operation: Operation, name: str, nbytes: int, why: str) -> Selection:
+        if name == MPI_LIBRARY:
+            return Selection(None, 1, why)
+        algorithm = get_algorithm(operation, name)
+        return Selection(algorithm, choose_chunk_count(algorithm, self._ranks, nbytes), why)
+
+
+def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
+    """Return a reason such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
+    fastest, runner_up, point = winner.fastest, winner.runner_up, winner.point
+    at = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
+    against = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
+    return f"measured {point.measured}{at} ({_format_us(fastest.us)}{against})"
+
+
+def _format_us(microseconds: float) -> str:
+    return f"{microseconds:.3g} us" if microseconds < 100 else f"{microseconds:.0f} us"
+
+
+class SelectionLog:
+    """Prints selections on standard error, each distinct line once.
+
+    Args:
+        ranks: number of ranks, for the lines.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._printed: set[str] = set()
+
+    def __call__(self, query: SelectionQuery, selection: Selection, dtype: str, redop: str = "") -> None:
+        """Print one line about `selection`, unless the same line was printed before."""
+        reduction = redop if query.operation.reduces else ""
+        words = [query.operation.value, format_size(query.nbytes), dtype, reduction]
+        line = (
+            f"hpccoll: {' '.join(word for word in words if word)} on {self._ranks} ranks ({query.buffer}): "
+            f"{selection.name}, {selection.why}"
+        )
+        if line not in self._printed:
+            self._printed.add(line)
+            sys.stderr.write(line + "\n")
+
+
+def open_selection_log(rank: int, ranks: int, environ: Mapping[str, str] = os.environ) -> SelectionLog | None:
+    """Return a log on rank 0 if the environment sets `HPCCOLL_LOG` to anything but 0, else None."""
+    wanted = environ.get(LOG_VARIABLE, "0") not in ("", "0")
+    return SelectionLog(ranks) if wanted and rank == 0 else None

@@ -1,0 +1,185 @@
+"""Tuning tables on disk: their paths, reading and writing them, and distributing one table to all ranks.
+
+There is one file per MPI library and version, kind of host (processor, cores, NUMA nodes) and layout of the ranks, in
+`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another file, `HPCCOLL_TUNING=off` none. Only
+rank 0 reads the environment and the file; it broadcasts the table, so all ranks select alike. An unusable file causes
+a warning, not an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpccoll.errors import UsageError
+from hpccoll.selection.tuning_table import SCHEMA_FAMILY, TuningSite, TuningTable
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TUNING_VARIABLE, OFF = "HPCCOLL_TUNING", "off"
+_CPUINFO, _NUMA_NODES = Path("/proc/cpuinfo"), Path("/sys/devices/system/node")
+_REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}={OFF}"
+
+
+def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
+    """Return the site of these ranks; the host part describes the host that this process runs on.
+
+    Args:
+        mpi_library: name and version of the MPI library.
+        ranks_per_node: number of ranks on each node, shape (nodes,).
+        oversubscribed: whether a node has more ranks than cores.
+    """
+    equal = len(set(ranks_per_node)) == 1
+    first, nodes = ranks_per_node[0], len(ranks_per_node)
+    ranks = f"{first} rank{'s' * (first > 1)}" if equal else f"{'+'.join(map(str, ranks_per_node))} ranks"
+    where = "1 node" if nodes == 1 else f"{'each of ' * equal}{nodes} nodes"
+    return TuningSite(mpi_library, describe_host(), f"{ranks} on {where}{', more than cores' * oversubscribed}")
+
+
+@cache
+def describe_host() -> str:
+    """Return processor, cores and NUMA nodes of this host in words; hosts of one kind give the same string."""
+    cores, numa = os.cpu_count() or 1, sum(1 for _ in _NUMA_NODES.glob("node[0-9]*")) or 1
+    return f"{_read_processor_name()}, {cores} cores, {numa} NUMA node{'s' * (numa > 1)}"
+
+
+def _read_processor_name() -> str:
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def default_table_path(site: TuningSite) -> Path:
+    """Return the path of the table of `site` in the user's data directory."""
+    from platformdirs import user_data_path
+
+    digest = hashlib.blake2b(f"{site.mpi}\n{site.host}\n{site.layout}".encode(), digest_size=4).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9.+]+", "-", f"{site.mpi} {site.layout}").strip("-")
+    return user_data_path("hpccoll", appauthor=False) / "tuning" / f"{readable}-{digest}.json"
+
+
+def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the path that `auto` reads its table from, None if `HPCCOLL_TUNING` is `off`."""
+    named = environ.get(TUNING_VARIABLE, "")
+    if named.lower() == OFF:
+        return None
+    return Path(named) if named else default_table_path(site)
+
+
+def read_table(path: Path) -> TuningTable:
+    """Return the table in a file.
+
+    Raises:
+        UsageError: the file does not exist, cannot be read, or does not hold a table.
+    """
+    try:
+        return TuningTable.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:  # UsageError, bad JSON and bad UTF-8 are all ValueErrors
+        raise UsageError(f"{path}: {error}") from error
+
+
+def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
+    """Return the table in `path` for merging; an empty table if there is no file or one of an unreadable version.
+
+    Raises:
+        UsageError: the file is not a tuning table, or is that of another site, and must not be overwritten.
+    """
+    try:
+        if not path.exists():
+            return TuningTable(site, ())
+        table = read_table(path)
+    except UsageError as error:
+        if SCHEMA_FAMILY.encode() in path.read_bytes():
+            return TuningTable(site, ())
+        raise UsageError(f"{error}; it is not overwritten: name another file with --output, or remove it") from error
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+    if table.site != site:
+        raise UsageError(
+            f"{path}: holds the table of {table.site.description}, this is {site.description}; "
+            "name another file with --output"
+        )
+    return table
+
+
+def write_table(path: Path, table: TuningTable) -> None:
+    """Write `table` to a file; the file is replaced in one step, so no reader sees half a table.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(table.as_json(), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+
+
+def _make_write_error(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or str(error)
+    return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
+
+
+def load_tuning_table(
+    comm: MPI.Intracomm, mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool, whole_job: bool
+) -> TuningTable | None:
+    """Return the stored table for these ranks, the same on every rank; None if there is none. Collective over `comm`.
+
+    Rank 0 warns on standard error about a table that cannot be used.
+
+    Args:
+        comm: the ranks.
+        mpi_library: see `describe_site`, like the next two.
+        ranks_per_node: number of ranks on each node, shape (nodes,).
+        oversubscribed: whether a node has more ranks than cores.
+        whole_job: whether `comm` has all ranks of the job; if not, a table for another layout causes no warning.
+    """
+    table: TuningTable | None = None
+    if comm.rank == 0:
+        site = describe_site(mpi_library, ranks_per_node, oversubscribed=oversubscribed)
+        table = _find_usable_table(site, whole_job)
+    shared: TuningTable | None = comm.bcast(table)
+    return shared
+
+
+def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
+    """Return the table of `site`; print a warning and return None if its file cannot be used."""
+    path = find_table_path(site)
+    if path is None:
+        return None
+    try:
+        if not os.environ.get(TUNING_VARIABLE) and not path.exists():
+            return None
+        table = read_table(path)
+    except (UsageError, OSError) as error:
+        _warn(f"{error}; the tuning table is not used: {_REMEDY}")
+        return None
+    for name in ("mpi", "host", "layout"):
+        stored, current = getattr(table.site, name), getattr(site, name)
+        if stored != current:
+            # Communicators of some ranks have other layouts; HPCCOLL_TUNING names the table of the whole job.
+            if name != "layout" or whole_job:
+                _warn(f"{path}: the tuning table is for {stored}, this is {current}; it is not used: {_REMEDY}")
+            return None
+    return table
+
+
+@cache  # once per message: every new communicator looks for the table
+def _warn(message: str) -> None:
+    sys.stderr.write(f"hpccoll: warning: {message}\n")

@@ -1,0 +1,219 @@
+"""The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
+
+A message size that was not measured takes the nearest measured size by ratio, at most `MAX_SIZE_RATIO` away. Two
+candidates tie if their intervals overlap and their medians differ by less than 5 %. A tie goes to the winner of the
+next smaller size if it is among the tied, else to the candidate with the lowest lower bound.
+
+Tables convert to and from JSON, schema `hpccoll-tuning/1`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Operation
+
+SCHEMA_FAMILY = "hpccoll-tuning/"
+SCHEMA = SCHEMA_FAMILY + "1"
+MPI_LIBRARY = "mpi"  # the candidate name of the MPI library's own collective
+MAX_SIZE_RATIO = 4
+MIN_BYTES = 8  # shorter messages take as long
+TIE_RATIO = 1.05
+
+
+class BufferKind(StrEnum):
+    """The memory that buffers are in: ordinary host memory, memory shared by the ranks of a node, or CUDA memory."""
+
+    HOST = "host"
+    SYMMETRIC = "symmetric"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class TuningSite:
+    """The setting that a table holds for: MPI library and version, kind of host, and layout of ranks on nodes."""
+
+    mpi: str
+    host: str
+    layout: str
+
+    @property
+    def description(self) -> str:
+        """The site in words."""
+        return f"{self.mpi} with {self.layout} of {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTiming:
+    """The median time of a candidate and its 95 % interval, in microseconds."""
+
+    name: str
+    us: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPoint:
+    """The timings of all candidates for messages of `nbytes` (nccl-tests' S); `measured` is the date."""
+
+    nbytes: int
+    measured: str
+    timings: tuple[CandidateTiming, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWinner:
+    """The fastest candidate, the next fastest (None if it was the only one), and the point that has their timings."""
+
+    fastest: CandidateTiming
+    runner_up: CandidateTiming | None
+    point: TuningPoint
+
+
+@dataclass(frozen=True, slots=True)
+class TuningSeries:
+    """The measured points, by ascending size, of one operation, element size and kind of buffer."""
+
+    operation: Operation
+    itemsize: int
+    buffer: BufferKind
+    points: tuple[TuningPoint, ...]
+
+    @property
+    def key(self) -> tuple[Operation, int, BufferKind]:
+        """What identifies the series in a table."""
+        return self.operation, self.itemsize, self.buffer
+
+    def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
+        """Return the point whose size is nearest by ratio, None if that ratio exceeds `MAX_SIZE_RATIO`."""
+        if not self.points:
+            return None
+        size = max(nbytes, MIN_BYTES)
+        point = min(self.points, key=lambda point: abs(math.log(max(point.nbytes, MIN_BYTES) / size)))
+        nearest = max(point.nbytes, MIN_BYTES)
+        return point if nearest <= MAX_SIZE_RATIO * size and size <= MAX_SIZE_RATIO * nearest else None
+
+    def find_winner(self, nbytes: int, allowed: Collection[str]) -> MeasuredWinner | None:
+        """Return the fastest of the `allowed` candidates, None if none of them was measured near `nbytes`."""
+        target, previous = self.find_nearest_point(nbytes), ""
+        if target is None:
+            return None
+        for point in self.points:
+            timings = sorted((each for each in point.timings if each.name in allowed), key=lambda each: each.us)
+            if timings:
+                fastest = _break_tie(timings, previous)
+                previous = fastest.name
+                if point is target:
+                    runner_up = next((each for each in timings if each is not fastest), None)
+                    return MeasuredWinner(fastest, runner_up, point)
+        return None
+
+    def merge(self, newer: TuningSeries) -> TuningSeries:
+        """Return a series with the points of both; in the range of sizes that `newer` covers, only its own."""
+        if not newer.points:
+            return self
+        first, last = newer.points[0].nbytes, newer.points[-1].nbytes
+        kept = [point for point in self.points if not first <= point.nbytes <= last]
+        return replace(self, points=tuple(sorted([*kept, *newer.points], key=lambda point: point.nbytes)))
+
+
+def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
+    """Return the winner of a list sorted by median; `previous` won the next smaller size."""
+    best = by_time[0]
+    tied = [each for each in by_time if each.us <= TIE_RATIO * best.us and each.low <= best.high]
+    return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTable:
+    """All series that were measured at one site."""
+
+    site: TuningSite
+    series: tuple[TuningSeries, ...]
+
+    def find_winner(
+        self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
+    ) -> MeasuredWinner | None:
+        """Return the fastest candidate for a message, None if nothing near it was measured.
+
+        Args:
+            operation: the collective.
+            itemsize: bytes per element; the nearest measured element size is used.
+            buffer: kind of memory; must have been measured itself.
+            nbytes: message size, nccl-tests' S.
+            allowed: names of the candidates to consider.
+        """
+        matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
+        matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
+        return matching[0].find_winner(nbytes, allowed) if matching else None
+
+    def merge(self, newer: Iterable[TuningSeries]) -> TuningTable:
+        """Return a table with `newer` merged in; points outside its sizes are kept."""
+        by_key = {each.key: each for each in self.series}
+        for each in newer:
+            by_key[each.key] = by_key[each.key].merge(each) if each.key in by_key else each
+        order = sorted(by_key, key=lambda key: (key[0].value, key[1], key[2]))
+        return replace(self, series=tuple(by_key[key] for key in order))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table as JSON-serialisable values."""
+        return {
+            "schema": SCHEMA,
+            "where": asdict(self.site),
+            "series": [
+                {
+                    "operation": each.operation.value,
+                    "itemsize": each.itemsize,
+                    "buffer": str(each.buffer),
+                    "points": [_point_as_json(point) for point in each.points],
+                }
+                for each in self.series
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> TuningTable:
+        """Return the table that `as_json` converted.
+
+        Raises:
+            UsageError: `data` is not a table, has another schema, or is damaged.
+        """
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != SCHEMA:
+            raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")
+        try:
+            return cls(TuningSite(**data["where"]), tuple(_parse_series(each) for each in data["series"]))
+        except KeyError as error:
+            raise UsageError(f"the tuning table lacks {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"the tuning table is damaged ({error})") from error
+
+
+def _point_as_json(point: TuningPoint) -> dict[str, Any]:
+    us = {each.name: [each.us, each.low, each.high] for each in point.timings}
+    return {"nbytes": point.nbytes, "measured": point.measured, "us": us}
+
+
+def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
+    points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
+    itemsize = int(data["itemsize"])
+    if itemsize < 1:
+        raise ValueError(f"itemsize {itemsize} is not positive")
+    return TuningSeries(Operation(data["operation"]), itemsize, BufferKind(data["buffer"]), tuple(points))
+
+
+def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
+    timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
+    for each in timings:
+        if not 0 <= each.low <= each.us <= each.high < math.inf:
+            raise ValueError(f"{each.name} has median {each.us} us outside its interval {each.low} to {each.high}")
+    nbytes = int(data["nbytes"])
+    if nbytes < 0:
+        raise ValueError(f"message size {nbytes} bytes is negative")
+    return TuningPoint(nbytes, str(data["measured"]), timings)
