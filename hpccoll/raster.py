@@ -15,8 +15,29 @@ import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.drawing.palette import COLOURS, EMPTY, GLOW, INK, PALE, PAPER, QUIET, colour, ink_on, line_colour
-from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Point, Polygons, Scene, Shape, Text
+from hpccoll.plan.drawing.palette import (
+    COLOURS,
+    EMPTY,
+    GLOW,
+    INK,
+    PALE,
+    PAPER,
+    QUIET,
+    rank_colour,
+    rank_line_colour,
+    text_colour_on,
+)
+from hpccoll.plan.drawing.scene import (
+    XY,
+    Disc,
+    FilledBoxes,
+    FilledPolygons,
+    LineSegment,
+    OutlinedBox,
+    Scene,
+    SceneShape,
+    TextLabel,
+)
 
 SMOOTH = 2  # pixels drawn for each pixel kept, in each direction; 1 where a picture is large
 MOST_PIXELS = 80_000_000  # drawn at once: 240 MB
@@ -25,7 +46,7 @@ FRAME_MS, LAST_MS = 1100, 3000
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-def png(scene: Scene, scale: float = 2.0) -> bytes:
+def render_png(scene: Scene, scale: float = 2.0) -> bytes:
     """Return `scene` as a PNG of `scale` pixels a unit, fewer where the picture would be too large.
 
     Raises:
@@ -38,11 +59,11 @@ def png(scene: Scene, scale: float = 2.0) -> bytes:
             "write .svg, .gif (a round at a time) or .txt, or take fewer --ranks or --chunks"
         )
     stream = io.BytesIO()
-    image(scene, min(scale, max(fits / SMOOTH, 1.0))).save(stream, "PNG", optimize=True)
+    render_image(scene, min(scale, max(fits / SMOOTH, 1.0))).save(stream, "PNG", optimize=True)
     return stream.getvalue()
 
 
-def gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
+def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
     """Return `scenes`, all of one size, as an animated GIF that starts again at its end.
 
     Raises:
@@ -51,7 +72,7 @@ def gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
     first = scenes[0]
     if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
-    images = [image(scene, scale) for scene in scenes]
+    images = [render_image(scene, scale) for scene in scenes]
     palette = _palette()
     frames = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
@@ -60,7 +81,7 @@ def gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
     return stream.getvalue()
 
 
-def image(scene: Scene, scale: float) -> Image.Image:
+def render_image(scene: Scene, scale: float) -> Image.Image:
     """Return `scene` as an image of `scale` pixels a unit."""
     size = round(scene.width * scale), round(scene.height * scale)
     smooth = SMOOTH if size[0] * size[1] * SMOOTH**2 <= MOST_PIXELS else 1
@@ -73,12 +94,12 @@ def image(scene: Scene, scale: float) -> Image.Image:
 
 def _palette() -> Image.Image:
     """One palette for all frames: each colour in steps to paper, and the ink in steps to each colour."""
-    ranks = [colour(rank) for rank in range(len(COLOURS))]
-    lines = [line_colour(rank) for rank in range(len(COLOURS))]
+    ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
+    lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
     # Those in full come first, and none beside EMPTY: Pillow does not tell colours apart that differ by less than four.
     plain = [_blend(fill, fill, 0) for fill in (PAPER, EMPTY, INK, QUIET, PALE, GLOW, *ranks, *lines)]
     to_paper = [(fill, PAPER) for fill in (INK, QUIET, GLOW, *ranks, *lines)]
-    ink = [(ink_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
+    ink = [(text_colour_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
     steps = [step / SHADES for step in range(1, SHADES)]
     blended = dict.fromkeys([*plain, *(_blend(a, b, step) for a, b in to_paper + ink for step in steps)])
     image = Image.new("P", (1, 1))
@@ -105,30 +126,30 @@ class _Pen:
     def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
         self._canvas, self._scale = canvas, scale
 
-    def draw(self, shape: Shape) -> None:
+    def draw(self, shape: SceneShape) -> None:
         """Draw one shape over those before."""
         match shape:
-            case Boxes(fill, boxes):
+            case FilledBoxes(fill, boxes):
                 for box in boxes:
                     self._canvas.rectangle(self._corners(box), fill)
-            case Polygons(fill, polygons):
+            case FilledPolygons(fill, polygons):
                 for points in polygons:
                     self._canvas.polygon([self._point(point) for point in points], fill)
-            case Panel(box, fill, stroke, width, radius):
+            case OutlinedBox(box, fill, stroke, width, radius):
                 rim = self._width(width) if stroke else 0
                 grown = self._grown(box, width / 2 if stroke else 0)
                 self._canvas.rounded_rectangle(self._corners(grown), radius * self._scale, fill, stroke, rim)
-            case Line(start, end, stroke, width):
+            case LineSegment(start, end, stroke, width):
                 self._canvas.line([self._point(start), self._point(end)], stroke, self._width(width))
             case Disc((x, y), radius, fill, stroke, width):
                 wide = radius + (width / 2 if stroke else 0)
                 box = self._corners((x - wide, y - wide, 2 * wide, 2 * wide))
                 self._canvas.ellipse(box, fill, stroke, self._width(width) if stroke else 0)
-            case Text(at, words, size, fill, anchor, bold):
+            case TextLabel(at, words, size, fill, anchor, bold):
                 font = _font(size * self._scale, bold=bold)
                 self._canvas.text(self._point(at), words, fill, font, _ANCHORS[anchor])
 
-    def _point(self, point: Point) -> Point:
+    def _point(self, point: XY) -> XY:
         return point[0] * self._scale, point[1] * self._scale
 
     def _width(self, width: float) -> int:

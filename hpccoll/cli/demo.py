@@ -120,10 +120,10 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
     sends = f"; the busiest rank sends {proof.cost.most} S, S being the message" if proof.cost.most else ""
     print(f"Runs {plan.name}, proven: {steps}{sends}.")
     if draw:
-        from hpccoll.plan.drawing.frames import tell
-        from hpccoll.plan.drawing.text import text
+        from hpccoll.plan.drawing.history import record_history
+        from hpccoll.plan.drawing.text_grid import format_text_grid
 
-        print(f"\n{text(tell(plan))}", end="")
+        print(f"\n{format_text_grid(record_history(plan))}", end="")
 
 
 def _report(

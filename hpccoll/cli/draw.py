@@ -16,7 +16,7 @@ from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
-    from hpccoll.plan.drawing.frames import Story
+    from hpccoll.plan.drawing.history import PlanHistory
     from hpccoll.plan.plan import Plan
     from hpccoll.plan.simulation.machine import Machine
 
@@ -25,7 +25,7 @@ RANKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class DrawingRequest:
     """What is drawn: a plan, how many ranks each node has where nodes are to be shown, and what a trace is timed by."""
 
     plan: Plan
@@ -33,68 +33,68 @@ class Subject:
     machine: Machine | None
     nbytes: int
 
-    def story(self) -> Story:
+    def history(self) -> PlanHistory:
         """The plan's frames."""
-        from hpccoll.plan.drawing.frames import tell
+        from hpccoll.plan.drawing.history import record_history
 
-        return tell(self.plan, self.nodes)
+        return record_history(self.plan, self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DrawingFormat:
     """A way to draw: what it is called, how many ranks it can show, and the bytes of its file."""
 
     name: str
     most_ranks: int
-    draw: Callable[[Subject], bytes]
+    draw: Callable[[DrawingRequest], bytes]
 
 
-def _text(subject: Subject) -> bytes:
-    from hpccoll.plan.drawing.text import text
+def _text(subject: DrawingRequest) -> bytes:
+    from hpccoll.plan.drawing.text_grid import format_text_grid
 
-    return text(subject.story()).encode()
-
-
-def _svg(subject: Subject) -> bytes:
-    from hpccoll.plan.drawing.storyboard import storyboard
-    from hpccoll.plan.drawing.svg import svg
-
-    return svg(storyboard(subject.story())).encode()
+    return format_text_grid(subject.history()).encode()
 
 
-def _png(subject: Subject) -> bytes:
-    from hpccoll.plan.drawing.storyboard import storyboard
-    from hpccoll.raster import png
+def _svg(subject: DrawingRequest) -> bytes:
+    from hpccoll.plan.drawing.storyboard import lay_out_page
+    from hpccoll.plan.drawing.svg import render_svg
 
-    return png(storyboard(subject.story()))
-
-
-def _gif(subject: Subject) -> bytes:
-    from hpccoll.plan.drawing.storyboard import pages
-    from hpccoll.raster import gif
-
-    return gif(pages(subject.story()))
+    return render_svg(lay_out_page(subject.history())).encode()
 
 
-def _trace(subject: Subject) -> bytes:
-    from hpccoll.plan.drawing.trace import trace_json
+def _png(subject: DrawingRequest) -> bytes:
+    from hpccoll.plan.drawing.storyboard import lay_out_page
+    from hpccoll.raster import render_png
+
+    return render_png(lay_out_page(subject.history()))
+
+
+def _gif(subject: DrawingRequest) -> bytes:
+    from hpccoll.plan.drawing.storyboard import lay_out_animation
+    from hpccoll.raster import render_gif
+
+    return render_gif(lay_out_animation(subject.history()))
+
+
+def _trace(subject: DrawingRequest) -> bytes:
+    from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.plan.simulation.timeline import in_rounds, simulated
 
     plan, machine = subject.plan, subject.machine
     if machine is None:
-        return trace_json(in_rounds(plan)).encode()
+        return format_trace_json(in_rounds(plan)).encode()
     from hpccoll.predict.forecast import ITEMSIZE, elements
 
     count = elements(plan.operation, subject.nbytes, plan.ranks)
-    return trace_json(simulated(plan, machine, count, ITEMSIZE)).encode()
+    return format_trace_json(simulated(plan, machine, count, ITEMSIZE)).encode()
 
 
-KINDS = {
-    ".txt": Kind("a text grid", 64, _text),
-    ".svg": Kind("a picture", 16, _svg),
-    ".png": Kind("a picture", 16, _png),
-    ".gif": Kind("an animation", 16, _gif),
-    ".json": Kind("a trace", 1024, _trace),
+FORMATS = {
+    ".txt": DrawingFormat("a text grid", 64, _text),
+    ".svg": DrawingFormat("a picture", 16, _svg),
+    ".png": DrawingFormat("a picture", 16, _png),
+    ".gif": DrawingFormat("an animation", 16, _gif),
+    ".json": DrawingFormat("a trace", 1024, _trace),
 }
 
 
@@ -135,7 +135,7 @@ def draw(
     algorithm = _one(name)
     timed = _machine(output, machine)
     sizes = _nodes(nodes, ranks, timed)
-    subject = Subject(_plan(algorithm, ranks, root, chunks, sizes), sizes, timed, parse_size(size))
+    subject = DrawingRequest(_plan(algorithm, ranks, root, chunks, sizes), sizes, timed, parse_size(size))
     if not prints():
         return
     require_writable(output, "-o")
@@ -153,32 +153,32 @@ def _write(output: str, drawn: bytes, what: str) -> None:
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Trace a run; every rank of the job takes part, rank 0 writes."""
     from hpccoll.measure.steps import measured
-    from hpccoll.plan.drawing.trace import trace_json
+    from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.predict.forecast import elements
     from hpccoll.runtime import job
 
     world = job.world()
     size = world.size
     kind, algorithm = _kind(output, size, 1), _one(name)
-    if kind is not KINDS[".json"] or ranks not in (None, size):
+    if kind is not FORMATS[".json"] or ranks not in (None, size):
         raise UsageError(f"--measured times a .json trace of the {size} ranks of this job; leave --ranks out")
     _plan(algorithm, size, root, 1, ())
     if world.rank == 0:
         require_writable(output, "-o")
     timeline = measured(world, algorithm, elements(algorithm.operation, nbytes, size), root)
     if timeline is not None:
-        _write(output, trace_json(timeline).encode(), f"a trace of {timeline.name}")
+        _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 
 
-def _kind(output: str, ranks: int, chunks: int) -> Kind:
+def _kind(output: str, ranks: int, chunks: int) -> DrawingFormat:
     """Return how to draw, or say why it cannot be drawn like that."""
-    kind = KINDS.get(Path(output).suffix.lower())
+    kind = FORMATS.get(Path(output).suffix.lower())
     if kind is None:
-        raise UsageError(f"-o {output}: the suffix says how to draw; use one of {' '.join(KINDS)}")
+        raise UsageError(f"-o {output}: the suffix says how to draw; use one of {' '.join(FORMATS)}")
     if ranks < 1 or chunks < 1:
         raise UsageError(f"--ranks {ranks} --chunks {chunks}: there is nothing to draw; need at least 1 of each")
     if ranks > kind.most_ranks:
-        more = [f"{suffix} (up to {each.most_ranks})" for suffix, each in KINDS.items() if each.most_ranks >= ranks]
+        more = [f"{suffix} (up to {each.most_ranks})" for suffix, each in FORMATS.items() if each.most_ranks >= ranks]
         instead = f", or write {' or '.join(more)}" if more else ""
         raise UsageError(
             f"--ranks {ranks}: {kind.name} is legible up to {kind.most_ranks} ranks; take fewer{instead}. "

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.measure.steps import measured
-from hpccoll.plan.drawing.trace import trace
+from hpccoll.plan.drawing.trace import make_trace
 from hpccoll.plan.operation import Operation
 
 pytestmark = pytest.mark.mpi
@@ -35,7 +35,7 @@ def test_a_measured_run_has_a_trace(name, count):
         assert each.duration_us >= 0
         ends[each.rank] = each.start_us + each.duration_us
         assert ends[each.rank] <= timeline.duration_us
-    assert len([event for event in trace(timeline)["traceEvents"] if event["ph"] == "X"]) == len(timeline.slices)
+    assert len([event for event in make_trace(timeline)["traceEvents"] if event["ph"] == "X"]) == len(timeline.slices)
 
 
 def test_a_reducing_rank_is_seen_to_reduce():

@@ -11,50 +11,50 @@ from PIL import Image, ImageColor, ImageSequence
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.drawing.frames import Story, tell
+from hpccoll.plan.drawing.history import PlanHistory, record_history
 from hpccoll.plan.drawing.palette import COLOURS, EMPTY, INK
-from hpccoll.plan.drawing.scene import Boxes
-from hpccoll.plan.drawing.storyboard import pages, storyboard
+from hpccoll.plan.drawing.scene import FilledBoxes
+from hpccoll.plan.drawing.storyboard import lay_out_animation, lay_out_page
 from hpccoll.plan.operation import Operation
-from hpccoll.raster import gif, image, png
+from hpccoll.raster import render_gif, render_image, render_png
 
 
-def story_of(name: str, ranks: int) -> Story:
+def history_of(name: str, ranks: int) -> PlanHistory:
     operation, _, algorithm = name.partition("/")
-    return tell(get_algorithm(Operation.named(operation), algorithm).plan(ranks))
+    return record_history(get_algorithm(Operation.named(operation), algorithm).plan(ranks))
 
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
-    scene = storyboard(story_of("all_reduce/ring", 5))
-    picture = Image.open(io.BytesIO(png(scene, scale=2)))
+    scene = lay_out_page(history_of("all_reduce/ring", 5))
+    picture = Image.open(io.BytesIO(render_png(scene, scale=2)))
     assert picture.size == (round(scene.width * 2), round(scene.height * 2))
-    pieces = [(s.fill, box) for s in scene.shapes if isinstance(s, Boxes) and s.fill != EMPTY for box in s.boxes]
+    pieces = [(s.fill, box) for s in scene.shapes if isinstance(s, FilledBoxes) and s.fill != EMPTY for box in s.boxes]
     assert len(pieces) > 100
     for fill, (x, y, _, h) in pieces:
         assert picture.getpixel((round(2 * x) + 3, round(2 * (y + h)) - 4)) == ImageColor.getrgb(fill)
 
 
 def test_a_png_is_the_same_every_time():
-    scene = storyboard(story_of("all_reduce/tree", 5))
-    assert png(scene) == png(scene)
+    scene = lay_out_page(history_of("all_reduce/tree", 5))
+    assert render_png(scene) == render_png(scene)
 
 
 @pytest.mark.parametrize("name", ["all_reduce/ring", "broadcast/tree", "barrier/dissemination", "all_to_all/pairwise"])
 def test_a_gif_has_a_frame_more_than_the_plan_has_rounds(name):
-    story = story_of(name, 5)
-    animation = gif(pages(story))
-    assert animation == gif(pages(story))
+    history = history_of(name, 5)
+    animation = render_gif(lay_out_animation(history))
+    assert animation == render_gif(lay_out_animation(history))
     moving = Image.open(io.BytesIO(animation))
     assert moving.info["loop"] == 0
     frames = [(frame.convert("RGB").tobytes(), frame.info["duration"]) for frame in ImageSequence.Iterator(moving)]
-    assert len(frames) == len(story.frames)
+    assert len(frames) == len(history.frames)
     assert all(one[0] != next_one[0] for one, next_one in pairwise(frames))
     assert frames[-1][1] > 2000  # the last frame stays
 
 
 def test_a_gif_keeps_the_colours():
-    story = story_of("all_reduce/ring", 8)
-    moving = Image.open(io.BytesIO(gif(pages(story))))
+    history = history_of("all_reduce/ring", 8)
+    moving = Image.open(io.BytesIO(render_gif(lay_out_animation(history))))
     moving.seek(3)
     colors = moving.convert("RGB").getcolors(1 << 20) or []
     found = {color for _, color in colors}
@@ -62,19 +62,19 @@ def test_a_gif_keeps_the_colours():
 
 
 def test_one_rank_is_a_still_picture():
-    moving = Image.open(io.BytesIO(gif(pages(story_of("all_reduce/ring", 1)))))
+    moving = Image.open(io.BytesIO(render_gif(lay_out_animation(history_of("all_reduce/ring", 1)))))
     assert len(list(ImageSequence.Iterator(moving))) == 1
 
 
 def test_what_is_too_large_is_refused_with_a_remedy():
-    scene = replace(storyboard(story_of("all_reduce/ring", 3)), width=20_000, height=20_000)
+    scene = replace(lay_out_page(history_of("all_reduce/ring", 3)), width=20_000, height=20_000)
     with pytest.raises(UsageError, match=r"too large for \.png.*fewer --ranks"):
-        png(scene)
+        render_png(scene)
     with pytest.raises(UsageError, match=r"too large for \.gif"):
-        gif([scene])
+        render_gif([scene])
 
 
 def test_a_large_picture_is_drawn_smaller():
-    scene = replace(storyboard(story_of("all_reduce/ring", 3)), width=4_000, height=4_000)
-    assert image(scene, 1.0).size == (4000, 4000)
-    assert Image.open(io.BytesIO(png(scene))).width < 8000
+    scene = replace(lay_out_page(history_of("all_reduce/ring", 3)), width=4_000, height=4_000)
+    assert render_image(scene, 1.0).size == (4000, 4000)
+    assert Image.open(io.BytesIO(render_png(scene))).width < 8000

@@ -13,9 +13,18 @@ from itertools import accumulate
 
 import numpy as np
 
-from hpccoll.plan.drawing.frames import Frame, Story
-from hpccoll.plan.drawing.palette import EMPTY, GLOW, INK, PAPER, colour, ink_on, is_cut
-from hpccoll.plan.drawing.scene import Boxes, Panel, Point, Polygons, Rectangle, Shape, Text, text_width
+from hpccoll.plan.drawing.history import Frame, PlanHistory
+from hpccoll.plan.drawing.palette import EMPTY, GLOW, INK, PAPER, has_cut_corner, rank_colour, text_colour_on
+from hpccoll.plan.drawing.scene import (
+    XY,
+    Box,
+    FilledBoxes,
+    FilledPolygons,
+    OutlinedBox,
+    SceneShape,
+    TextLabel,
+    estimate_text_width,
+)
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.step import NOBODY
 
@@ -27,12 +36,12 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class GridLayout:
     """Sizes in pixels: `cell` and `piece` are (width, height); chunk c stands in line c mod `lines`."""
 
-    story: Story
-    piece: Point
-    cell: Point
+    history: PlanHistory
+    piece: XY
+    cell: XY
     lines: int
     columns: int
     numbered: bool
@@ -52,7 +61,7 @@ class Grid:
         """Of all lines."""
         return self.lines * (self.cell[1] + GAP) - GAP
 
-    def corner(self, rank: int, chunk: int) -> Point:
+    def corner(self, rank: int, chunk: int) -> XY:
         """Return the upper left corner of a cell, from that of the grid."""
         left = self.middle(rank) - self.width / 2
         return left + chunk // self.lines * (self.cell[0] + GAP), chunk % self.lines * (self.cell[1] + GAP)
@@ -64,92 +73,92 @@ class Grid:
     @property
     def across(self) -> float:
         """How wide the grid of all ranks is."""
-        return self.story.ranks * self.pitch + max(len(self.story.nodes) - 1, 0) * NODE_GAP
+        return self.history.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
 
     def node_of(self, rank: int) -> int:
         """Return on which node a rank is."""
-        ends = list(accumulate(self.story.nodes))
+        ends = list(accumulate(self.history.nodes))
         return sum(end <= rank for end in ends[:-1])
 
 
-def grid(story: Story) -> Grid:
-    """Return the grid in which `story` is legible."""
-    n, chunks = story.ranks, story.frames[0].counts.shape[1]
-    lines = n if story.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
+def lay_out_grid(history: PlanHistory) -> GridLayout:
+    """Return the grid in which `history` is legible."""
+    n, chunks = history.ranks, history.frames[0].counts.shape[1]
+    lines = n if history.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
-    if not story.sums:
-        widest = max((len(tile_label(story, r, c)) for r in range(n) for c in range(chunks)), default=1)
-        cell = max(24.0, round(text_width("0" * widest, 10)) + 6.0), 17.0
-        return Grid(story, cell, cell, lines, columns, numbered=True)
+    if not history.accumulates:
+        widest = max((len(format_tile_label(history, r, c)) for r in range(n) for c in range(chunks)), default=1)
+        cell = max(24.0, round(estimate_text_width("0" * widest, 10)) + 6.0), 17.0
+        return GridLayout(history, cell, cell, lines, columns, numbered=True)
     numbered = n * n * chunks <= ROOM_FOR_NUMBERS
-    piece = numbered_piece(n) if numbered else (6.0, 8.0)
-    return Grid(story, piece, sized(piece, n), lines, columns, numbered)
+    piece = numbered_piece_size(n) if numbered else (6.0, 8.0)
+    return GridLayout(history, piece, cell_size(piece, n), lines, columns, numbered)
 
 
-def numbered_piece(n: int) -> Point:
+def numbered_piece_size(n: int) -> XY:
     """Return the size of a piece on which the number of any of n ranks can be read."""
     return (15.0 if n > 10 else 12.0), 14.0
 
 
-def sized(piece: Point, n: int) -> Point:
+def cell_size(piece: XY, n: int) -> XY:
     """Return the size of a cell of n pieces with a hair between them."""
     across, down = min(n, PER_LINE), -(-n // PER_LINE)
     return across * (piece[0] + 1) + 1, down * (piece[1] + 1) + 1
 
 
-def tile_label(story: Story, rank: int, chunk: int) -> str:
+def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
     """Return what stands on the tile of a block that started as chunk `chunk` of rank `rank`."""
-    if story.operation is Operation.ALL_TO_ALL:
-        return f"{rank}\u2192{chunk % story.ranks}"
-    return str(chunk * story.ranks // story.chunks if story.operation is Operation.SCATTER else rank)
+    if history.operation is Operation.ALL_TO_ALL:
+        return f"{rank}\u2192{chunk % history.ranks}"
+    return str(chunk * history.ranks // history.chunks if history.operation is Operation.SCATTER else rank)
 
 
-def column_name(chunk: int, lines: int) -> str:
+def get_column_name(chunk: int, lines: int) -> str:
     """Return in which of an all-to-all's columns a chunk stands."""
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
 
-def draw_grid(layout: Grid, frame: Frame, at: Point) -> list[Shape]:
+def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
     """Return the shapes of what all ranks hold after `frame`, the grid's corner at `at`."""
-    brush = Brush(layout)
+    brush = CellPainter(layout)
     n, chunks = frame.done.shape
     for rank in range(n):
         for chunk in range(chunks):
             x, y = layout.corner(rank, chunk)
             box = at[0] + x, at[1] + y, *layout.cell
             brush.cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
-            if frame.source[rank, chunk] == NOBODY:
+            if frame.origin[rank, chunk] == NOBODY:
                 continue
             owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
-            if layout.story.sums:
+            if layout.history.accumulates:
                 brush.pieces(box, owners)
             else:
-                brush.tile(box, owners[0], int(frame.source[rank, chunk]))
+                brush.tile(box, owners[0], int(frame.origin[rank, chunk]))
     return list(brush.shapes())
 
 
-class Brush:
+class CellPainter:
     """Collects the shapes of many cells, so that each colour is written once a frame."""
 
-    def __init__(self, layout: Grid) -> None:
+    def __init__(self, layout: GridLayout) -> None:
         self._layout = layout
-        self._rims: list[Shape] = []
-        self._ground: list[Rectangle] = []
-        self._filled: dict[str, list[Rectangle]] = {}
-        self._cuts: list[tuple[Point, ...]] = []
-        self._frames: list[Shape] = []
-        self._words: dict[str, list[Shape]] = {}
+        self._rims: list[SceneShape] = []
+        self._ground: list[Box] = []
+        self._filled: dict[str, list[Box]] = {}
+        self._cuts: list[tuple[XY, ...]] = []
+        self._frames: list[SceneShape] = []
+        self._words: dict[str, list[SceneShape]] = {}
 
-    def cell(self, box: Rectangle, *, changed: bool, done: bool) -> None:
+    def cell(self, box: Box, *, changed: bool, done: bool) -> None:
         """Paint the ground of a cell, its rim where it has changed, its frame where it is done."""
         x, y, w, h = box
         if changed:
-            self._rims.append(Panel((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
+            self._rims.append(OutlinedBox((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
         self._ground.append(box)
         if done:
-            self._frames.append(Panel((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
+            self._frames.append(OutlinedBox((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
 
-    def pieces(self, box: Rectangle, owners: list[int]) -> None:
+    def pieces(self, box: Box, owners: list[int]) -> None:
         """Paint the contributions of `owners`, each at its place."""
         (w, h), numbered = self._layout.piece, self._layout.numbered
         for owner in owners:
@@ -157,33 +166,33 @@ class Brush:
             y = box[1] + 1 + owner // PER_LINE * (h + 1)
             self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, 9.5))
 
-    def tile(self, box: Rectangle, owner: int, chunk: int) -> None:
+    def tile(self, box: Box, owner: int, chunk: int) -> None:
         """Paint the block that started as `chunk` of `owner`."""
-        label = tile_label(self._layout.story, owner, chunk)
-        scattered = self._layout.story.operation is Operation.SCATTER
+        label = format_tile_label(self._layout.history, owner, chunk)
+        scattered = self._layout.history.operation is Operation.SCATTER
         x, y, w, h = box
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 
-    def _paint(self, box: Rectangle, owner: int, words: str, size: float) -> None:
+    def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
         x, y, w, h = box
-        fill = colour(owner)
+        fill = rank_colour(owner)
         self._filled.setdefault(fill, []).append(box)
-        if is_cut(owner):
+        if has_cut_corner(owner):
             cut = 0.45 * min(w, h)
             self._cuts.append(((x + w - cut, y), (x + w, y), (x + w, y + cut)))
         if words:
-            ink = ink_on(fill)
-            text = Text((x + w / 2, y + h / 2 + 0.36 * size), words, size, ink)
+            ink = text_colour_on(fill)
+            text = TextLabel((x + w / 2, y + h / 2 + 0.36 * size), words, size, ink)
             self._words.setdefault(ink, []).append(text)
 
-    def shapes(self) -> Iterator[Shape]:
+    def shapes(self) -> Iterator[SceneShape]:
         """Yield everything from back to front."""
         yield from self._rims
-        yield Boxes(EMPTY, tuple(self._ground))
+        yield FilledBoxes(EMPTY, tuple(self._ground))
         for fill in sorted(self._filled):
-            yield Boxes(fill, tuple(self._filled[fill]))
+            yield FilledBoxes(fill, tuple(self._filled[fill]))
         if self._cuts:
-            yield Polygons(PAPER, tuple(self._cuts))
+            yield FilledPolygons(PAPER, tuple(self._cuts))
         yield from self._frames
         for ink in sorted(self._words):
             yield from self._words[ink]

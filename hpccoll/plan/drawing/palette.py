@@ -12,17 +12,17 @@ INK, QUIET, PALE, EMPTY, PAPER, GLOW = "#1a1a1a", "#6b6b6b", "#c9c9c9", "#ececec
 MOST_RANKS = 2 * len(COLOURS)
 
 
-def colour(rank: int) -> str:
+def rank_colour(rank: int) -> str:
     """Return the colour of a rank."""
     return COLOURS[rank % len(COLOURS)]
 
 
-def is_cut(rank: int) -> bool:
+def has_cut_corner(rank: int) -> bool:
     """Whether a rank's pieces have a corner cut off."""
     return rank // len(COLOURS) % 2 == 1
 
 
-def ink_on(fill: str) -> str:
+def text_colour_on(fill: str) -> str:
     """Return black or white, whichever can be read on `fill` (relative luminance of WCAG 2)."""
     channels = [int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -30,7 +30,7 @@ def ink_on(fill: str) -> str:
     return COLOURS[-1] if luminance > 0.179 else PAPER
 
 
-def line_colour(rank: int) -> str:
+def rank_line_colour(rank: int) -> str:
     """Return the colour of a rank for thin lines on paper: a little darker, so that the light ones can be seen."""
-    fill = colour(rank)
+    fill = rank_colour(rank)
     return "#" + "".join(f"{int(fill[at : at + 2], 16) * 4 // 5:02x}" for at in (1, 3, 5))

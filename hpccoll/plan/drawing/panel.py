@@ -2,82 +2,84 @@
 
 from __future__ import annotations
 
-from hpccoll.plan.drawing.arrows import RADIUS, arrows_height, badge, draw_arrows
-from hpccoll.plan.drawing.frames import Frame
-from hpccoll.plan.drawing.grid import MOST_LINES, Grid, column_name, draw_grid
+from hpccoll.plan.drawing.arrows import RADIUS, arrows_height, draw_arrows, draw_rank
+from hpccoll.plan.drawing.grid import MOST_LINES, GridLayout, draw_grid, get_column_name
+from hpccoll.plan.drawing.history import Frame
 from hpccoll.plan.drawing.palette import INK, QUIET
-from hpccoll.plan.drawing.scene import Line, Point, Shape, Text
+from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel
 from hpccoll.plan.operation import Operation
 
 MARGIN = 104.0  # left of the grid: the round's name, and the chunks'
 QUIET_ABOVE = 2 * RADIUS + 10  # from the panel's top to its grid where nothing is sent
 
 
-def panel_height(layout: Grid, frame: Frame) -> float:
+def panel_height(layout: GridLayout, frame: Frame) -> float:
     """Return how high the panel of `frame` is."""
-    above = arrows_height(layout.story, frame.messages) if frame.messages else QUIET_ABOVE
+    above = arrows_height(layout.history, frame.messages) if frame.messages else QUIET_ABOVE
     return _node_names(layout) + above + _heading(layout) + layout.height
 
 
-def _node_names(layout: Grid) -> float:
-    return 18.0 if layout.story.nodes else 0.0
+def _node_names(layout: GridLayout) -> float:
+    return 18.0 if layout.history.nodes else 0.0
 
 
-def _heading(layout: Grid) -> float:
+def _heading(layout: GridLayout) -> float:
     return 12.0 if layout.columns > 1 else 0.0
 
 
-def draw_panel(layout: Grid, frame: Frame, at: Point) -> list[Shape]:
+def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
     """Return the shapes of a frame, its upper left corner at `at`."""
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
-    shapes = _nodes(layout, (left, y)) if layout.story.nodes else []
+    shapes = _nodes(layout, (left, y)) if layout.history.nodes else []
     y += _node_names(layout)
     shapes += _names(layout, frame, (x, y), top)
     if frame.messages:
         shapes += draw_arrows(layout, frame, (left, y), top - _heading(layout))
     senders = {message.source for message in frame.messages}
-    for rank in range(layout.story.ranks):
-        shapes += badge(rank, (left + layout.middle(rank), y + RADIUS + 1), idle=bool(senders) and rank not in senders)
+    for rank in range(layout.history.ranks):
+        shapes += draw_rank(
+            rank, (left + layout.middle(rank), y + RADIUS + 1), idle=bool(senders) and rank not in senders
+        )
     return shapes + draw_grid(layout, frame, (left, top))
 
 
-def _names(layout: Grid, frame: Frame, at: Point, top: float) -> list[Shape]:
+def _names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
     """The names of the round, of the chunks, and of the columns that the chunks stand in."""
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
-    shapes: list[Shape] = [Text((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
+    shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
     for line, words in enumerate(frame.phase.replace(" and ", "\n+ ").split("\n")):
-        shapes.append(Text((x, y + RADIUS + 20 + 13 * line), words, 10.5, QUIET, "start"))
-    story = layout.story
-    if story.chunks > 1:
+        shapes.append(TextLabel((x, y + RADIUS + 20 + 13 * line), words, 10.5, QUIET, "start"))
+    history = layout.history
+    if history.chunks > 1:
         size = min(9.5, layout.cell[1] - 1)
         for line in range(layout.lines):
             baseline = top + layout.corner(0, line)[1] + layout.cell[1] / 2 + 0.36 * size
             words = f"chunk {line}" if layout.columns == 1 else str(line)
-            shapes.append(Text((x + MARGIN - 4, baseline), words, size, QUIET, "end"))
+            shapes.append(TextLabel((x + MARGIN - 4, baseline), words, size, QUIET, "end"))
     if layout.columns > 1:
-        for rank in range(story.ranks):
+        for rank in range(history.ranks):
             for column, words in enumerate(_columns(layout)):
                 corner = x + MARGIN + layout.corner(rank, column * layout.lines)[0]
-                shapes.append(Text((corner + layout.cell[0] / 2, top - 4), words, 8.5, QUIET))
+                shapes.append(TextLabel((corner + layout.cell[0] / 2, top - 4), words, 8.5, QUIET))
     return shapes
 
 
-def _nodes(layout: Grid, at: Point) -> list[Shape]:
+def _nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
     """The nodes' names, each above a line over its ranks."""
-    shapes: list[Shape] = []
+    shapes: list[SceneShape] = []
     first = 0
-    for node, size in enumerate(layout.story.nodes):
+    for node, size in enumerate(layout.history.nodes):
         half = layout.pitch / 2 - 4
         start, end = at[0] + layout.middle(first) - half, at[0] + layout.middle(first + size - 1) + half
-        shapes.append(Line((start, at[1] + 13), (end, at[1] + 13), QUIET, 1.25))
-        shapes.append(Text(((start + end) / 2, at[1] + 9), f"node {node}", 9.5, QUIET))
+        shapes.append(LineSegment((start, at[1] + 13), (end, at[1] + 13), QUIET, 1.25))
+        shapes.append(TextLabel(((start + end) / 2, at[1] + 9), f"node {node}", 9.5, QUIET))
         first += size
     return shapes
 
 
-def _columns(layout: Grid) -> list[str]:
-    if layout.story.operation is Operation.ALL_TO_ALL:
-        return [column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
+def _columns(layout: GridLayout) -> list[str]:
+    if layout.history.operation is Operation.ALL_TO_ALL:
+        return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Rectangle: TypeAlias = tuple[float, float, float, float]  # x, y, width, height
-Point: TypeAlias = tuple[float, float]
+Box: TypeAlias = tuple[float, float, float, float]  # x, y, width, height
+XY: TypeAlias = tuple[float, float]
 _THIN, _BROAD = " ,.:;()-/|ijlIft\u2013", "mwMW\u2192"
 _NARROW, _USUAL, _WIDE = 0.37, 0.64, 0.98  # widths of letters, in ems
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class FilledBoxes:
     """Rectangles of one colour: pieces of data."""
 
     fill: str
-    boxes: tuple[Rectangle, ...]
+    boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Polygons:
+class FilledPolygons:
     """Filled polygons of one colour: arrow heads, cut corners."""
 
     fill: str
-    polygons: tuple[tuple[Point, ...], ...]
+    polygons: tuple[tuple[XY, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class OutlinedBox:
     """A rectangle with an outline, rounded by `radius`."""
 
-    box: Rectangle
+    box: Box
     fill: str | None
     stroke: str | None = None
     width: float = 1
@@ -39,11 +39,11 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LineSegment:
     """A straight line."""
 
-    start: Point
-    end: Point
+    start: XY
+    end: XY
     stroke: str
     width: float = 1
 
@@ -52,7 +52,7 @@ class Line:
 class Disc:
     """A circle."""
 
-    centre: Point
+    centre: XY
     radius: float
     fill: str
     stroke: str | None = None
@@ -60,10 +60,10 @@ class Disc:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextLabel:
     """A line of text; `at` is where its baseline starts, has its middle, or ends."""
 
-    at: Point
+    at: XY
     words: str
     size: float
     fill: str
@@ -71,7 +71,7 @@ class Text:
     bold: bool = False
 
 
-Shape: TypeAlias = Boxes | Polygons | Panel | Line | Disc | Text
+SceneShape: TypeAlias = FilledBoxes | FilledPolygons | OutlinedBox | LineSegment | Disc | TextLabel
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ class Scene:
     width: float
     height: float
     title: str
-    about: str
-    shapes: tuple[Shape, ...]
+    description: str
+    shapes: tuple[SceneShape, ...]
 
 
-def text_width(words: str, size: float) -> float:
+def estimate_text_width(words: str, size: float) -> float:
     """Return about how wide `words` is in DejaVu Sans; rather a little more than less."""
     return size * sum(_NARROW if c in _THIN else _WIDE if c in _BROAD else _USUAL for c in words)

@@ -1,4 +1,4 @@
-"""Scenes as SVG: plain shapes and text, no script, the same bytes for the same story."""
+"""Scenes as SVG: plain shapes and text, no script, the same bytes for the same history."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 
-from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Point, Polygons, Scene, Shape, Text
+from hpccoll.plan.drawing.scene import (
+    XY,
+    Disc,
+    FilledBoxes,
+    FilledPolygons,
+    LineSegment,
+    OutlinedBox,
+    Scene,
+    SceneShape,
+    TextLabel,
+)
 
 FONT = "DejaVu Sans, Verdana, Geneva, sans-serif"
 
 
-def svg(scene: Scene) -> str:
+def render_svg(scene: Scene) -> str:
     """Return `scene` as an SVG document."""
     size = f'width="{_n(scene.width)}" height="{_n(scene.height)}" viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" role="img">'
-    about = [f"<title>{escape(scene.title)}</title>", f"<desc>{escape(scene.about)}</desc>"]
+    about = [f"<title>{escape(scene.title)}</title>", f"<desc>{escape(scene.description)}</desc>"]
     body = [line for style, group in groupby(scene.shapes, _style) for line in _group(style, list(group))]
     return "\n".join([head, *about, *body, "</svg>"]) + "\n"
 
@@ -25,22 +35,22 @@ def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
-def _style(shape: Shape) -> str:
+def _style(shape: SceneShape) -> str:
     """What neighbouring shapes may share: the attributes of their group."""
     match shape:
-        case Text(_, _, size, fill, anchor, bold):
+        case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""
             return f'font-size="{_n(size)}" fill="{fill}" text-anchor="{anchor}"{weight}'
-        case Line(_, _, stroke, width):
+        case LineSegment(_, _, stroke, width):
             return f'stroke="{stroke}" stroke-width="{_n(width)}"'
-        case Panel(_, fill, stroke, width) | Disc(_, _, fill, stroke, width):
+        case OutlinedBox(_, fill, stroke, width) | Disc(_, _, fill, stroke, width):
             rim = f' stroke="{stroke}" stroke-width="{_n(width)}"' if stroke else ""
             return f'fill="{fill or "none"}"{rim}'
-        case Boxes(fill) | Polygons(fill):
+        case FilledBoxes(fill) | FilledPolygons(fill):
             return f'fill="{fill}"'
 
 
-def _group(style: str, shapes: list[Shape]) -> Iterator[str]:
+def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
     if len(shapes) == 1:
         yield _element(shapes[0], f" {style}")
         return
@@ -49,24 +59,24 @@ def _group(style: str, shapes: list[Shape]) -> Iterator[str]:
     yield "</g>"
 
 
-def _element(shape: Shape, style: str) -> str:
+def _element(shape: SceneShape, style: str) -> str:
     match shape:
-        case Text((x, y), words):
+        case TextLabel((x, y), words):
             return f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words)}</text>'
-        case Line(start, end):
+        case LineSegment(start, end):
             return f'<path d="M{_pair(start)}L{_pair(end)}"{style}/>'
-        case Panel((x, y, w, h), _, _, _, radius):
+        case OutlinedBox((x, y, w, h), _, _, _, radius):
             corner = f' rx="{_n(radius)}"' if radius else ""
             return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"{corner}{style}/>'
         case Disc((x, y), radius):
             return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"{style}/>'
-        case Boxes(_, boxes):
+        case FilledBoxes(_, boxes):
             path = "".join(f"M{_pair((x, y))}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in boxes)
             return f'<path d="{path}"{style}/>'
-        case Polygons(_, polygons):
+        case FilledPolygons(_, polygons):
             path = "".join(f"M{'L'.join(_pair(point) for point in points)}z" for points in polygons)
             return f'<path d="{path}"{style}/>'
 
 
-def _pair(point: Point) -> str:
+def _pair(point: XY) -> str:
     return f"{_n(point[0])} {_n(point[1])}"

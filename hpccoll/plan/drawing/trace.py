@@ -14,7 +14,7 @@ from hpccoll.plan.simulation.timeline import Arrow, Slice, Timeline
 _DIGITS = 4  # of a microsecond
 
 
-def trace(timeline: Timeline) -> dict[str, Any]:
+def make_trace(timeline: Timeline) -> dict[str, Any]:
     """Return `timeline` as the object that a trace file holds."""
     events = [_named("process_name", 0, timeline.name)]
     events += [_named("thread_name", rank, f"rank {rank}") for rank in range(timeline.ranks)]
@@ -25,9 +25,9 @@ def trace(timeline: Timeline) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
 
-def trace_json(timeline: Timeline) -> str:
+def format_trace_json(timeline: Timeline) -> str:
     """Return `timeline` as the text of a trace file, one event a line."""
-    whole = trace(timeline)
+    whole = make_trace(timeline)
     events = ",\n".join(json.dumps(event) for event in whole.pop("traceEvents"))
     rest = json.dumps(whole)[1:]
     return f'{{"traceEvents": [\n{events}\n], {rest}\n'

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from hpccoll.cli import output
-from hpccoll.cli.draw import KINDS
+from hpccoll.cli.draw import FORMATS
 from hpccoll.cli.main import main
 
 RING = "all_reduce/ring"
@@ -25,13 +25,13 @@ def draw(name: str, file: Path | str, *more: str) -> int:
     return main(["draw", name, "-o", str(file), *more])
 
 
-@pytest.mark.parametrize("suffix", KINDS)
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_the_suffix_says_how_to_draw(tmp_path, capsys, suffix):
     file = tmp_path / f"ring{suffix}"
     assert draw(RING, file, "--ranks", "4") == 0
     found = file.read_bytes()
     said = capsys.readouterr().out
-    assert said == f"{file}: {KINDS[suffix].name} of all_reduce/ring on 4 ranks, {len(found):,} bytes\n"
+    assert said == f"{file}: {FORMATS[suffix].name} of all_reduce/ring on 4 ranks, {len(found):,} bytes\n"
     assert draw(RING, file, "--ranks", "4") == 0
     assert file.read_bytes() == found
 

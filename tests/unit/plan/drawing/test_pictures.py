@@ -10,21 +10,30 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.plan.drawing.frames import Story, tell
-from hpccoll.plan.drawing.palette import COLOURS, colour, ink_on, is_cut
-from hpccoll.plan.drawing.scene import Boxes, Disc, Line, Panel, Polygons, Scene, Text, text_width
-from hpccoll.plan.drawing.storyboard import pages, storyboard
-from hpccoll.plan.drawing.svg import svg
-from hpccoll.plan.drawing.text import ranges, text
-from hpccoll.plan.drawing.trace import trace_json
+from hpccoll.plan.drawing.history import PlanHistory, record_history
+from hpccoll.plan.drawing.palette import COLOURS, has_cut_corner, rank_colour, text_colour_on
+from hpccoll.plan.drawing.scene import (
+    Disc,
+    FilledBoxes,
+    FilledPolygons,
+    LineSegment,
+    OutlinedBox,
+    Scene,
+    TextLabel,
+    estimate_text_width,
+)
+from hpccoll.plan.drawing.storyboard import lay_out_animation, lay_out_page
+from hpccoll.plan.drawing.svg import render_svg
+from hpccoll.plan.drawing.text_grid import format_ranges, format_text_grid
+from hpccoll.plan.drawing.trace import format_trace_json
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import in_rounds
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {
-    ".txt": lambda plan: text(tell(plan)),
-    ".svg": lambda plan: svg(storyboard(tell(plan))),
-    ".json": lambda plan: trace_json(in_rounds(plan)),
+    ".txt": lambda plan: format_text_grid(record_history(plan)),
+    ".svg": lambda plan: render_svg(lay_out_page(record_history(plan))),
+    ".json": lambda plan: format_trace_json(in_rounds(plan)),
 }
 DRAWN = [
     ("all_reduce/ring", 3, ".txt"),
@@ -44,8 +53,8 @@ def plan_of(name: str, ranks: int, chunks: int = 1):
     return get_algorithm(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
 
 
-def story_of(name: str, ranks: int, chunks: int = 1) -> Story:
-    return tell(plan_of(name, ranks, chunks))
+def history_of(name: str, ranks: int, chunks: int = 1) -> PlanHistory:
+    return record_history(plan_of(name, ranks, chunks))
 
 
 @pytest.mark.parametrize(("name", "ranks", "suffix"), DRAWN)
@@ -60,18 +69,18 @@ def test_drawings_are_those_of_the_golden_files(name, ranks, suffix):
 def extent(shape) -> list[tuple[float, float]]:
     """The corners of what a shape covers."""
     match shape:
-        case Boxes(_, boxes):
+        case FilledBoxes(_, boxes):
             return [point for x, y, w, h in boxes for point in ((x, y), (x + w, y + h))]
-        case Polygons(_, polygons):
+        case FilledPolygons(_, polygons):
             return [point for polygon in polygons for point in polygon]
-        case Panel((x, y, w, h)):
+        case OutlinedBox((x, y, w, h)):
             return [(x, y), (x + w, y + h)]
-        case Line(start, end):
+        case LineSegment(start, end):
             return [start, end]
         case Disc((x, y), radius):
             return [(x - radius, y - radius), (x + radius, y + radius)]
-        case Text((x, y), words, size, _, anchor):
-            wide = text_width(words, size)
+        case TextLabel((x, y), words, size, _, anchor):
+            wide = estimate_text_width(words, size)
             left = x - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
             return [(left, y - size), (left + wide, y)]
     raise AssertionError(shape)
@@ -87,25 +96,25 @@ def off_the_page(scene: Scene) -> list[object]:
 
 @pytest.mark.parametrize(("each", "n"), EVERY)
 def test_every_algorithm_is_drawn_well_formed_and_on_the_page(each, n):
-    story = tell(each.plan(n, n - 1, 2))
-    scene = storyboard(story)
+    history = record_history(each.plan(n, n - 1, 2))
+    scene = lay_out_page(history)
     assert not off_the_page(scene)
-    root = ET.fromstring(svg(scene))
+    root = ET.fromstring(render_svg(scene))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     words = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
     rounds = [word for word in words if re.fullmatch(r"start|round \d+", word)]
-    assert rounds == ["start", *(f"round {t}" for t in range(1, len(story.frames)))]
-    told = text(story)
+    assert rounds == ["start", *(f"round {t}" for t in range(1, len(history.frames)))]
+    told = format_text_grid(history)
     assert told.isascii()
     assert max(map(len, told.splitlines())) <= 120
-    assert told.count("\nround ") == len(story.frames) - 1
+    assert told.count("\nround ") == len(history.frames) - 1
 
 
 @pytest.mark.parametrize("name", ["all_reduce/ring", "gather/tree", "barrier/tree"])
 def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
-    story = story_of(name, 5)
-    found = pages(story)
-    assert len(found) == len(story.frames)
+    history = history_of(name, 5)
+    found = lay_out_animation(history)
+    assert len(found) == len(history.frames)
     assert len({(page.width, page.height) for page in found}) == 1
     assert not any(off_the_page(page) for page in found)
 
@@ -113,8 +122,8 @@ def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
 @pytest.mark.parametrize("ranks", [3, 8, 16])
 def test_text_is_large_enough_to_read(ranks):
     for each in list_algorithms():
-        scene = storyboard(tell(each.plan(ranks, 0, 2)))
-        sizes = [shape.size for shape in scene.shapes if isinstance(shape, Text)]
+        scene = lay_out_page(record_history(each.plan(ranks, 0, 2)))
+        sizes = [shape.size for shape in scene.shapes if isinstance(shape, TextLabel)]
         assert min(sizes) >= 6, each.full_name
 
 
@@ -131,52 +140,59 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_numbers_can_be_read_on_every_colour():
-    assert all(contrast(fill, ink_on(fill)) >= 4.5 for fill in COLOURS)
+    assert all(contrast(fill, text_colour_on(fill)) >= 4.5 for fill in COLOURS)
 
 
 def test_sixteen_ranks_look_different_from_each_other():
-    assert len({(colour(rank), is_cut(rank)) for rank in range(16)}) == 16
+    assert len({(rank_colour(rank), has_cut_corner(rank)) for rank in range(16)}) == 16
 
 
 def test_colour_alone_means_nothing():
     # A contribution's place in its cell is its rank's, and its number stands on it.
-    story = story_of("all_reduce/tree", 8)
-    scene = storyboard(story)
+    history = history_of("all_reduce/tree", 8)
+    scene = lay_out_page(history)
     grounds = [
-        box for shape in scene.shapes if isinstance(shape, Boxes) and shape.fill == "#ececec" for box in shape.boxes
+        box
+        for shape in scene.shapes
+        if isinstance(shape, FilledBoxes) and shape.fill == "#ececec"
+        for box in shape.boxes
     ]
     numbers = {
         (shape.at[0], round(shape.at[1] - 0.36 * shape.size, 3)): shape.words
         for shape in scene.shapes
-        if isinstance(shape, Text)
+        if isinstance(shape, TextLabel)
     }
     seen = 0
     for rank in range(8):
         for shape in scene.shapes:
-            for x, y, w, h in shape.boxes if isinstance(shape, Boxes) and shape.fill == colour(rank) else ():
+            for x, y, w, h in shape.boxes if isinstance(shape, FilledBoxes) and shape.fill == rank_colour(rank) else ():
                 cell = next(g for g in grounds if g[0] <= x < g[0] + g[2] and g[1] <= y < g[1] + g[3])
                 assert x - cell[0] == pytest.approx(1 + rank * (w + 1))
                 assert numbers[x + w / 2, round(y + h / 2, 3)] == str(rank)
                 seen += 1
-    assert seen == 8 + sum(int(frame.counts.sum()) for frame in story.frames)  # the key shows each once
+    assert seen == 8 + sum(int(frame.counts.sum()) for frame in history.frames)  # the key shows each once
 
 
 def test_labels_are_short_where_many_messages_leave():
-    words = {shape.words for shape in storyboard(story_of("all_reduce/two_shot", 16)).shapes if isinstance(shape, Text)}
+    words = {
+        shape.words
+        for shape in lay_out_page(history_of("all_reduce/two_shot", 16)).shapes
+        if isinstance(shape, TextLabel)
+    }
     assert "15 msgs" in words
     assert {"c0", "c15"} <= words  # in the second round all messages of a rank carry the same chunk
 
 
 def test_nodes_are_named_and_apart():
     plan = plan_of("all_reduce/ring", 5)
-    plain, noded = storyboard(tell(plan)), storyboard(tell(plan, (3, 2)))
-    words = [shape.words for shape in noded.shapes if isinstance(shape, Text)]
+    plain, noded = lay_out_page(record_history(plan)), lay_out_page(record_history(plan, (3, 2)))
+    words = [shape.words for shape in noded.shapes if isinstance(shape, TextLabel)]
     assert words.count("node 0") == words.count("node 1") == 9
     assert noded.width > plain.width
     assert not off_the_page(noded)
 
 
 def test_ranges():
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-    assert ranges([6, 7, 0, 1]) == "6-7,0-1"
-    assert ranges([]) == ""
+    assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert format_ranges([6, 7, 0, 1]) == "6-7,0-1"
+    assert format_ranges([]) == ""

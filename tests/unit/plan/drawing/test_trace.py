@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.plan.drawing.trace import trace, trace_json
+from hpccoll.plan.drawing.trace import format_trace_json, make_trace
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.check import check
@@ -27,8 +27,8 @@ def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
 
 def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
     """Hold a trace against what every trace must be; return its events."""
-    whole = json.loads(trace_json(timeline))
-    assert whole == json.loads(json.dumps(trace(timeline)))
+    whole = json.loads(format_trace_json(timeline))
+    assert whole == json.loads(json.dumps(make_trace(timeline)))
     events: list[dict[str, Any]] = whole["traceEvents"]
     end = whole["otherData"]["duration_us"]
     busy: dict[int, float] = {}

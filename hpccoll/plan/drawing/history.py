@@ -1,8 +1,8 @@
-"""The story of a plan: in each round who sends which chunks to whom, and what every rank holds afterwards.
+"""The history of a plan: in each round who sends which chunks to whom, and what every rank holds afterwards.
 
 Shapes: n ranks, C chunks a rank (a barrier has none and is told as one chunk: the news of who has arrived).
 
-Every kind of picture is drawn from this one story, so that text, SVG, PNG and GIF cannot differ in what they say.
+Every kind of picture is drawn from this one history, so that text, SVG, PNG and GIF cannot differ in what they say.
 A plan is told as it is; `check` is what proves it.
 """
 
@@ -20,7 +20,7 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.shared_memory import Via, moves_of, told, via
 from hpccoll.plan.step import NOBODY, Fence, IntArray, Op, Step
 
-Counts = NDArray[np.int16]
+ContributionCounts = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Frame:
     number: int
     phase: str
     messages: tuple[Message, ...]
-    counts: Counts  # (n, C, n)
-    source: IntArray  # (n, C)
+    counts: ContributionCounts  # (n, C, n)
+    origin: IntArray  # (n, C)
     changed: Mask  # (n, C)
     done: Mask  # (n, C)
     fences: tuple[tuple[int, ...], ...] = ()  # groups of ranks that wait for each other in this round
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class PlanHistory:
     """A plan's frames, one more than it has rounds."""
 
     operation: Operation
@@ -72,12 +72,12 @@ class Story:
         return f"{self.operation.value}/{self.algorithm}"
 
     @property
-    def sums(self) -> bool:
+    def accumulates(self) -> bool:
         """Whether a chunk gathers the contributions of several ranks (a barrier: their news)."""
         return self.operation.reduces or self.operation is Operation.BARRIER
 
     @property
-    def about(self) -> str:
+    def subtitle(self) -> str:
         """Ranks, rounds and chunks, as a subtitle."""
         parts = [_many(self.ranks, "rank"), _many(len(self.frames) - 1, "round")]
         parts += [] if self.operation is Operation.BARRIER else [f"{_many(self.chunks, 'chunk')} a rank"]
@@ -90,8 +90,8 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def tell(plan: Plan, nodes: Sequence[int] = ()) -> Story:
-    """Return the story of `plan`.
+def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
+    """Return the history of `plan`.
 
     Args:
         plan: what to tell.
@@ -108,7 +108,7 @@ def tell(plan: Plan, nodes: Sequence[int] = ()) -> Story:
     names = phases(plan.operation, [_kinds(f.messages) for f in frames], [f.done for f in frames])
     named = zip(frames, names, strict=True)
     in_phases = tuple(replace(frame, phase=name or "fence" * bool(frame.fences)) for frame, name in named)
-    return Story(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, in_phases, tuple(nodes))
+    return PlanHistory(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, in_phases, tuple(nodes))
 
 
 def _kinds(messages: tuple[Message, ...]) -> tuple[bool, bool]:
