@@ -28,8 +28,7 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.modules import ArrayModule
+from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.units import format_size
 
 AUTO, AGAIN = "auto", "auto again (A/A)"

@@ -24,8 +24,7 @@ from script import Result, main
 
 from hpccoll.communicator import Communicator
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import as_buffer
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import Reduction, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import SIGHTINGS
 from hpccoll.runtime.messages.mpi_collectives import NAMES, Library

@@ -22,7 +22,7 @@ from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import MpiPeer, TorchPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import Buffer, as_buffer
+from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.units import MiB, format_size
 

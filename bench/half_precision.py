@@ -18,7 +18,7 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
-from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays import get_dtype
 
 BASELINE = "float32"
 MUST = Must("at most 2x slower", BASELINE, share=1.0)  # no more than float32's time above it

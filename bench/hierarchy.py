@@ -25,8 +25,7 @@ from hpccoll.measure.memory import buffers_in
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.modules import ArrayModule
+from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.runtime.job import layout
 from hpccoll.units import KiB, MiB, format_size
 

@@ -24,8 +24,7 @@ from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.modules import NUMPY
+from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 ENGINE = "mpi engine of hpccoll bench"
 MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0)

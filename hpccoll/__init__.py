@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator as Communicator
-    from hpccoll.runtime.arrays.reductions import Reduction as Reduction
-    from hpccoll.runtime.arrays.reductions import premul_sum as premul_sum
+    from hpccoll.runtime.arrays import Reduction as Reduction
+    from hpccoll.runtime.arrays import premul_sum as premul_sum
 
 __version__ = "0.1.0"
 __all__ = ["Communicator", "Reduction", "premul_sum"]

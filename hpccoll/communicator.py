@@ -18,8 +18,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import agreement, job
 from hpccoll.runtime.arguments import CheckedArguments, check_arguments
-from hpccoll.runtime.arrays.modules import ArrayModule, Buffer
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import ArrayModule, Buffer, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.runtime.cuda.probe import takes_device_memory
 from hpccoll.runtime.decider import memory_of

@@ -122,8 +122,7 @@ def _suite(options: Options, nodes: int) -> Suite:
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.suite import Suite
     from hpccoll.runtime import job
-    from hpccoll.runtime.arrays.dtypes import get_dtype
-    from hpccoll.runtime.arrays.reductions import Reduction
+    from hpccoll.runtime.arrays import Reduction, get_dtype
 
     operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
     algorithms = load_and_prove(options.algorithm.split(","), operations, job.world().size, options.root)

@@ -113,7 +113,7 @@ def _run(options: Options) -> int:
 
 def _sweep(options: Options, nodes: int) -> Sweep:
     from hpccoll.measure.tune import Sweep
-    from hpccoll.runtime.arrays.dtypes import get_dtype
+    from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
 
     asked = options.buffer.split(",") if options.buffer else ["host", "symmetric"] if nodes == 1 else ["host"]

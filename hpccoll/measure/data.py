@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.reductions import FUNCTIONS
+from hpccoll.runtime.arrays import FUNCTIONS, DType
 
 Array = NDArray[Any]
 PERIOD = 65521

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays.cuda import CupyModule
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, FlatArray, NumPyModule, get_array_module
+from hpccoll.runtime.arrays import NUMPY, ArrayModule, DType, FlatArray, NumPyModule, get_array_module
+from hpccoll.runtime.arrays.cuda_arrays import CupyModule
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator

@@ -19,8 +19,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import Slice, Timeline
-from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.modules import NumPyModule
+from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import layout
 from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable
 

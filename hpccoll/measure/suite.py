@@ -14,10 +14,7 @@ from hpccoll.measure.memory import SharedModule
 from hpccoll.measure.record import CollectiveRecord, Row, RowKey
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.cuda import PreallocatedCupyModule
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI

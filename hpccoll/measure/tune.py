@@ -24,8 +24,7 @@ from hpccoll.measure.suite import Session, Suite
 from hpccoll.measure.workload import Task, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.cuda import PreallocatedCupyModule
-from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hpccoll.measure.data import Expected, expect, make_input
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
+from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
 _POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)

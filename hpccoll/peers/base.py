@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import (
+from hpccoll.runtime.arrays import (
     ArrayModule,
     Buffer,
+    DType,
     FlatArray,
     as_buffer,
     is_torch_tensor,

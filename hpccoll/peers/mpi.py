@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hpccoll.peers.base import Arranged, Call, arrange, no_such
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -24,9 +24,7 @@ from hpccoll.peers.base import Call, arrange, no_such
 from hpccoll.peers.torch_calls import Calls
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.modules import Buffer, as_buffer, is_torch_tensor
+from hpccoll.runtime.arrays import Buffer, as_buffer, is_torch_tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from mpi4py import MPI
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.arrays.modules import BoundCall
-from hpccoll.runtime.arrays.scratch import ScratchPool
+from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.cuda.executable import DeviceExecutable, bound_in
 from hpccoll.runtime.hierarchical.executable import Crossing, MixedExecutable

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import BufferError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType, get_dtype
-from hpccoll.runtime.arrays.modules import NUMPY, ArrayModule, BoundCall, Buffer, FlatArray
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from mpi4py import MPI
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
-from hpccoll.runtime.arrays.scratch import ScratchPool
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.binder import Binder
 from hpccoll.runtime.cache import LeastRecent
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, bind_epilogue, bind_prologue

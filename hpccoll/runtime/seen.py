@@ -12,7 +12,7 @@ import weakref
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
-from hpccoll.runtime.arrays.modules import is_torch_tensor
+from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.engine import Bound
 
 _MOST = 512

@@ -10,7 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.arrays.modules import BoundCall, Buffer
+from hpccoll.runtime.arrays import BoundCall, Buffer
 from hpccoll.runtime.engine import Engine
 
 _SPINS_BEFORE_YIELDING = 64

@@ -13,7 +13,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.mpi.cases import bits, sprinkled

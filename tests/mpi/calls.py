@@ -14,8 +14,7 @@ import numpy as np
 
 from hpccoll import Communicator, Reduction
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import as_buffer
+from hpccoll.runtime.arrays import DType, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits
 

@@ -21,7 +21,7 @@ from hpccoll.measure.data import combiner, expect, make_input
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import DTYPES, DType, get_dtype
+from hpccoll.runtime.arrays import DTYPES, DType, get_dtype
 
 Array = NDArray[Any]
 CHUNKS = (1, 2, 3, 7, 16)

@@ -9,7 +9,7 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import BufferError, HpccollError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays import DTYPES
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import arguments
-from hpccoll.runtime.arrays.modules import Buffer, as_buffer
+from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import Device, Fences
 from hpccoll.runtime.cuda.ipc import SLOTS, Closings, limbo
 from hpccoll.runtime.shared_memory.node_barrier import Gate

@@ -15,7 +15,7 @@ from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.hierarchical import parts
 from hpccoll.runtime.job import RANKS_PER_NODE, layout
 from hpccoll.runtime.shared_memory import executable

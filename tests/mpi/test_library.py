@@ -17,8 +17,7 @@ from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arguments import check_arguments
-from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, Library, Underway, means_the_same
 from tests.mpi.calls import Call

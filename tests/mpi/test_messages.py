@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import hpccoll
 from hpccoll.errors import CommunicationError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.messages import point_to_point as messaging
 
 

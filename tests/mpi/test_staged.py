@@ -20,9 +20,7 @@ from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.measure.data import combiner, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.replay import replay
-from hpccoll.runtime.arrays.dtypes import DTYPES
-from hpccoll.runtime.arrays.modules import Buffer, NumPyModule
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_rounds

@@ -17,7 +17,7 @@ import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.shared_memory import executable, node, staged
 from tests.mpi.calls import check
 from tests.mpi.cases import Case

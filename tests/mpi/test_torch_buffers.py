@@ -12,7 +12,7 @@ import pytest
 import hpccoll
 from hpccoll.errors import BufferError, ReductionError, UnknownNameError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays import DTYPES
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 COMPLEX = ["complex64", "complex128"]

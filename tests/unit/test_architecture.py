@@ -178,7 +178,7 @@ def test_every_room_has_a_floor_and_a_place_in_the_picture():
 
 PLANTED = [
     ("hpccoll/plan/a.py", "from hpccoll.algorithms.ring import all_reduce", "of floor 2 from floor 1"),
-    ("hpccoll/plan/a.py", "import hpccoll.runtime.arrays.modules", "of floor 4 from floor 1"),
+    ("hpccoll/plan/a.py", "import hpccoll.runtime.arrays.interface", "of floor 4 from floor 1"),
     ("hpccoll/plan/a.py", "from ..algorithms import ring", "of floor 2 from floor 1"),
     ("hpccoll/plan/a.py", "from .. import communicator", "of floor 5 from floor 1"),
     ("hpccoll/plan/a.py", "def _f():\n    import time", "without clock or I/O"),

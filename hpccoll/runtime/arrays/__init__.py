@@ -1,1 +1,40 @@
-"""..."""
+"""Arrays of NumPy, CuPy and torch behind one interface: element types, reductions, buffers and scratch memory.
+
+Start with `ArrayModule` in interface.py; `as_buffer` in buffer.py turns a user's array into a `Buffer`.
+"""
+
+from __future__ import annotations
+
+from hpccoll.runtime.arrays.buffer import as_buffer, get_array_module
+from hpccoll.runtime.arrays.cuda_arrays import PreallocatedCupyModule, cupy_as_torch_tensor, find_cupy_module
+from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_from_numpy, get_dtype
+from hpccoll.runtime.arrays.interface import ArrayModule, BoundCall, Buffer, FlatArray, StreamTimer, require_contiguous
+from hpccoll.runtime.arrays.numpy_arrays import NUMPY, NumPyModule
+from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction, premul_sum
+from hpccoll.runtime.arrays.scratch import ScratchPool
+from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
+
+__all__ = [
+    "DTYPES",
+    "FUNCTIONS",
+    "NUMPY",
+    "ArrayModule",
+    "BoundCall",
+    "Buffer",
+    "DType",
+    "FlatArray",
+    "NumPyModule",
+    "PreallocatedCupyModule",
+    "Reduction",
+    "ScratchPool",
+    "StreamTimer",
+    "as_buffer",
+    "cupy_as_torch_tensor",
+    "dtype_from_numpy",
+    "find_cupy_module",
+    "get_array_module",
+    "get_dtype",
+    "is_torch_tensor",
+    "premul_sum",
+    "require_contiguous",
+]

@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import get_dtype
-
-FlatArray = Any  # a 1-D contiguous array of NumPy
-BoundCall = Callable[[], Any]
+from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, view_host_memory
 
 NAMES = {get_dtype(name).numpy: name for name in ("float16", "bfloat16")}
 ARITHMETIC = {"add": "add", "multiply": "mul", "divide": "div"}  # NumPy's names and torch's
@@ -133,16 +131,9 @@ def _run(steps: Sequence[BoundCall]) -> None:
 
 def _writable(flat: FlatArray) -> FlatArray:
     """The same memory without the read-only flag, of which torch.from_numpy warns though it is only read."""
-    return flat if flat.flags.writeable else np.asarray(_Alias(flat)).view(flat.dtype)
-
-
-class _Alias:
-    """An array's bytes as if they could be written; keeps the array alive."""
-
-    def __init__(self, flat: FlatArray) -> None:
-        address = flat.__array_interface__["data"][0]
-        self.__array_interface__ = {"data": (address, False), "shape": (flat.nbytes,), "typestr": "|u1", "version": 3}
-        self.owner = flat
+    if flat.flags.writeable:
+        return flat
+    return view_host_memory(flat.__array_interface__["data"][0], flat.nbytes, owner=flat).view(flat.dtype)
 
 
 def _ordered(

@@ -8,7 +8,7 @@ pieces together are at most twice the largest.
 from __future__ import annotations
 
 from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, FlatArray
+from hpccoll.runtime.arrays.interface import ArrayModule, FlatArray
 
 
 class ScratchPool:

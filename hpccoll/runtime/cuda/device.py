@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, UnavailableError
-from hpccoll.runtime.arrays.modules import FlatArray
+from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, Closings, CupyDriver, Driver, limbo
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from hpccoll.runtime.shared_memory.segment import mapped, words

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.modules import BoundCall
+from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.cuda.fuse import Extent, Launch, launches, places_of
 from hpccoll.runtime.cuda.ipc import Driver

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays import DType
 from hpccoll.runtime.cuda.kernels import WIDEST, Chain
 from hpccoll.runtime.lowering.program import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 

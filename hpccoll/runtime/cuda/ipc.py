@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays.modules import FlatArray
+from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, Kernel, source
 
 BLOCK: Final = 2 * 2**20  # bytes

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays import get_dtype
 
 THREADS: Final = 256  # of a block
 WIDEST: Final = 16  # bytes of an access

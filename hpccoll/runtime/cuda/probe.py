@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpccoll.runtime import job, launcher
-from hpccoll.runtime.arrays.modules import as_buffer
+from hpccoll.runtime.arrays import as_buffer
 
 OPERATIONS = ("send_recv", "all_reduce")
 _MODULES = ("cupy", "torch")

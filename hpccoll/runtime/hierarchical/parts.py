@@ -15,7 +15,7 @@ import numpy as np
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.errors import UnavailableError
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.arrays.modules import FlatArray
+from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, Lane
 from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import REMOTE_TILE, Ground

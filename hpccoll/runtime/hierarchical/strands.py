@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
 from hpccoll.runtime.hierarchical.lanes import Lane
 from hpccoll.runtime.lowering.program import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.shared_memory.bind import Ground, bound

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
 from hpccoll.runtime.lowering.program import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
 
 

@@ -22,9 +22,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import BoundCall, Buffer, FlatArray
-from hpccoll.runtime.arrays.reductions import Reduction
+from hpccoll.runtime.arrays import BoundCall, Buffer, DType, FlatArray, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.messages.executable import freed
 

@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays.modules import BoundCall, Buffer, as_buffer
+from hpccoll.runtime.arrays import BoundCall, Buffer, as_buffer
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.work import Transfer, Work, cut
 

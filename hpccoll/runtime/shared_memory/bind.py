@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, FlatArray
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
 from hpccoll.runtime.lowering.program import OWN, Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.shared_memory.cross_memory import Remote
 

@@ -15,7 +15,7 @@ from functools import partial
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.arrays.modules import BoundCall
+from hpccoll.runtime.arrays import BoundCall
 
 
 class _Vector(ctypes.Structure):

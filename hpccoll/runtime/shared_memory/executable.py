@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.modules import BoundCall
+from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.lowering.program import MemoryKind
 from hpccoll.runtime.messages.executable import freed
 from hpccoll.runtime.shared_memory.bind import bound

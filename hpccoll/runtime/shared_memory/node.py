@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.runtime.arrays.modules import FlatArray
+from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, LANES, Lane
 from hpccoll.runtime.job import Layout

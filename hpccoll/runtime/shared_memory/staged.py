@@ -11,7 +11,7 @@ from bisect import bisect_right
 import numpy as np
 
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.arrays.modules import BoundCall, FlatArray
+from hpccoll.runtime.arrays import BoundCall, FlatArray
 from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import Ground, bound
 from hpccoll.runtime.shared_memory.node import HALF, Node

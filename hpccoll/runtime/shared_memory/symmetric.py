@@ -18,8 +18,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy, get_dtype
-from hpccoll.runtime.arrays.modules import Buffer
+from hpccoll.runtime.arrays import Buffer, DType, dtype_from_numpy, get_dtype
 from hpccoll.runtime.shared_memory.segment import mapped
 
 Bytes = NDArray[np.uint8]
@@ -243,7 +242,7 @@ def parsed(word: int) -> tuple[int, int]:
 def tensor_on(array: Any) -> Any:
     """Return a torch tensor on the memory of a NumPy or CuPy array, of the same shape and element type."""
     if not isinstance(array, np.ndarray):
-        from hpccoll.runtime.arrays.cuda import cupy_as_torch_tensor
+        from hpccoll.runtime.arrays import cupy_as_torch_tensor
 
         return cupy_as_torch_tensor(array)
     import torch

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.arrays.dtypes import DType
-from hpccoll.runtime.arrays.modules import ArrayModule, BoundCall, Buffer, FlatArray
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, DType, FlatArray
 from hpccoll.runtime.lowering.program import LocalInstruction, Program
 
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError, UnavailableError
-from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
-from hpccoll.runtime.arrays.modules import NUMPY, Buffer, as_buffer, get_array_module
-from hpccoll.runtime.arrays.scratch import ScratchPool
+from hpccoll.runtime.arrays import DTYPES, NUMPY, Buffer, ScratchPool, as_buffer, get_array_module, get_dtype
 from hpccoll.runtime.cuda.probe import devices
 
 

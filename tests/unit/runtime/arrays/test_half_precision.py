@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpccoll.runtime.arrays import NumPyModule
 from hpccoll.runtime.arrays.half_precision import (
     ARITHMETIC,
     BLOCK,
@@ -22,7 +23,6 @@ from hpccoll.runtime.arrays.half_precision import (
     WORTH_IMPORTING,
     HalfPrecision,
 )
-from hpccoll.runtime.arrays.modules import NumPyModule
 
 NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 DTYPES = [pytest.param(dtype, id=name) for dtype, name in NAMES.items()]
@@ -223,7 +223,7 @@ def test_torch_is_imported_for_much_half_precision_and_nothing_else():
     assert told(f"""
 import sys
 import numpy as np
-from hpccoll.runtime.arrays.modules import NUMPY
+from hpccoll.runtime.arrays import NUMPY
 def after(count, dtype):
     x = np.zeros(count, dtype)
     NUMPY.bind_reduce("add", x, x, x)()
@@ -244,7 +244,7 @@ import os
 import numpy as np
 import torch
 torch.set_num_threads(4)
-from hpccoll.runtime.arrays.modules import NUMPY
+from hpccoll.runtime.arrays import NUMPY
 x = np.zeros({16 * PIECE}, "float16")
 before = len(os.listdir("/proc/self/task"))
 for function in ("add", "multiply", "minimum", "maximum"):

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 import hpccoll
 from hpccoll.errors import ReductionError, UnknownNameError
-from hpccoll.runtime.arrays.dtypes import DTYPES, dtype_from_numpy, get_dtype
-from hpccoll.runtime.arrays.modules import NUMPY
-from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction, premul_sum
+from hpccoll.runtime.arrays import DTYPES, FUNCTIONS, NUMPY, Reduction, dtype_from_numpy, get_dtype, premul_sum
 
 # Written out: a table of the code under test would agree with itself.
 DEFINED = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays.dtypes import DTYPES, get_dtype
+from hpccoll.runtime.arrays import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bound
 from hpccoll.runtime.cuda.fuse import Extent, launches

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.modules import BoundCall, FlatArray, NumPyModule, as_buffer
+from hpccoll.runtime.arrays import BoundCall, FlatArray, NumPyModule, as_buffer, get_dtype
 from hpccoll.runtime.lowering.lower import lower
 from hpccoll.runtime.shared_memory import bind, staged
 from hpccoll.runtime.shared_memory.task import Task

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
-from hpccoll.runtime.arrays.modules import (
+from hpccoll.runtime.arrays.interface import (
     ArrayModule,
     BoundCall,
-    Buffer,
     ExternalMemory,
     FlatArray,
     StreamTimer,
-    require_contiguous,
 )
 
 _ALIGNED_BYTES = 4096
@@ -187,16 +185,3 @@ def cupy_as_torch_tensor(array: Any) -> Any:
         return torch.empty(array.shape, dtype=getattr(torch, dtype_from_numpy(array.dtype).name), device=device)
     flat = torch.as_tensor(array.reshape(-1).view(np.uint8), device=device)
     return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)
-
-
-def as_cupy_buffer(array: Any, role: str, writable: bool) -> Buffer:
-    """Check a CuPy array (or what exports __cuda_array_interface__) and return it as a flat buffer."""
-    import cupy
-
-    array = cupy.asarray(array)
-    if writable:
-        require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
-    flat = cupy.ascontiguousarray(array).reshape(-1)
-    return Buffer(
-        flat, CupyModule(cupy), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape)
-    )

@@ -1,0 +1,87 @@
+"""A user's array as a `Buffer`, and the array module for new memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from hpccoll.errors import BufferError, UnavailableError
+from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule, find_cupy_module
+from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
+from hpccoll.runtime.arrays.interface import ArrayModule, Buffer, require_contiguous
+from hpccoll.runtime.arrays.numpy_arrays import NUMPY
+from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor, view_as_numpy
+
+
+def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
+    """Check a user's array and return it as a flat buffer that shares its memory.
+
+    Args:
+        array: NumPy or CuPy array, or torch tensor on CPU or CUDA.
+        role: the argument's name in error messages: `x`, `out`.
+        writable: whether the collective writes into it. A read-only argument that is not contiguous is copied.
+
+    Raises:
+        BufferError: `array` is not an array, or `writable` and read-only or not C-contiguous.
+        UnknownNameError: its element type is not supported.
+    """
+    if isinstance(array, np.ndarray):
+        return _from_numpy(array, role, writable)
+    if is_torch_tensor(array):
+        return _from_torch(array, role, writable)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_cupy(array, role, writable)
+    raise BufferError(f"{role} is a {type(array).__name__}; pass a NumPy or CuPy array or a torch tensor")
+
+
+def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
+    dtype = dtype_from_numpy(array.dtype)
+    if writable:
+        require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (numpy.ascontiguousarray)")
+        if not array.flags.writeable:
+            raise BufferError(f"{role} of shape {array.shape} is read-only and would be written; pass a writable copy")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return Buffer(flat, NUMPY, dtype, flat.__array_interface__["data"][0], array.shape)
+
+
+def _from_torch(tensor: Any, role: str, writable: bool) -> Buffer:
+    """Return the buffer of a tensor; a CPU tensor becomes a buffer of the NumPy module."""
+    flat, shape = flatten_tensor(tensor, role, writable), tuple(tensor.shape)
+    dtype, address = get_dtype(str(flat.dtype).removeprefix("torch.")), int(flat.data_ptr())
+    if flat.device.type == "cuda":
+        return Buffer(flat, TorchCudaModule(sys.modules["torch"], flat.device), dtype, address, shape)
+    return Buffer(view_as_numpy(flat), NUMPY, dtype, address, shape)
+
+
+def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
+    """Return the buffer of a CuPy array or of any other object that exports `__cuda_array_interface__`."""
+    import cupy
+
+    array = cupy.asarray(array)
+    if writable:
+        require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
+    flat = cupy.ascontiguousarray(array).reshape(-1)
+    return Buffer(
+        flat, CupyModule(cupy), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape)
+    )
+
+
+def get_array_module(memory: str) -> ArrayModule:
+    """Return the array module for new memory.
+
+    Args:
+        memory: `host` for NumPy, `cuda` for CuPy.
+
+    Raises:
+        UnavailableError: `cuda`, but there is no CUDA device or CuPy is not installed.
+    """
+    if memory == "host":
+        return NUMPY
+    module = find_cupy_module()
+    if module is None:
+        raise UnavailableError(
+            "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
+        )
+    return module

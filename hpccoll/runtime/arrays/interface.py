@@ -1,0 +1,118 @@
+"""What the runtime needs of an array library (`ArrayModule`), and a user's array as a flat `Buffer`.
+
+Three modules implement the interface: NumPy for host memory, CuPy and torch for CUDA memory. Arrays inside the runtime
+are 1-D and contiguous; a torch tensor on the CPU is handled as a NumPy array over the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpccoll.errors import BufferError
+from hpccoll.runtime.arrays.dtypes import DType
+
+FlatArray = Any  # a 1-D contiguous array of the module
+BoundCall = Callable[[], Any]  # ready to call: all arguments are bound
+StreamTimer = tuple[BoundCall, BoundCall, Callable[[], float]]  # record the begin, record the end, seconds between
+
+
+class ArrayModule(Protocol):
+    """The operations of one array library on flat arrays.
+
+    A `bind_...` method checks and computes nothing: it returns a call that runs the operation, and can be repeated.
+    On a device, a bound call queues work on the current stream and returns.
+    """
+
+    name: str
+    on_device: bool
+
+    def empty(self, count: int, dtype: DType) -> FlatArray:
+        """Return a new uninitialised array of `count` elements."""
+
+    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        """Bind out = function(left, right), element by element; `function` is NumPy's name, such as `add`."""
+
+    def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
+        """Bind out = source."""
+
+    def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
+        """Bind out = source * factor; `factor` is a number, or an array that broadcasts to the user's `shape`."""
+
+    def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
+        """Bind out = out / divisor."""
+
+    def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
+        """Bind a copy of device memory into pinned host memory."""
+
+    def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
+        """Bind a copy of pinned host memory into device memory."""
+
+    def as_unowned(self, flat: FlatArray) -> FlatArray:
+        """Return an array over the same memory that does not keep the memory alive."""
+
+    def as_bytes(self, flat: FlatArray) -> Any:
+        """Return the array's memory as bytes, a buffer that mpi4py accepts."""
+
+    def get_address(self, flat: FlatArray) -> int:
+        """Return the address of the first element."""
+
+    def empty_pinned(self, nbytes: int) -> Any:
+        """Return page-locked host memory, which the device copies at full speed, as a NumPy array of bytes."""
+
+    def synchronize(self) -> None:
+        """Block until the work queued on the current stream is done; does nothing for host memory."""
+
+    def current_stream(self) -> tuple[int, object]:
+        """Return the current stream's handle in the CUDA driver, and an object that keeps the stream alive."""
+
+    def make_stream_timer(self) -> StreamTimer | None:
+        """Return a timer of work on the current stream; None for host memory."""
+
+
+class ExternalMemory:
+    """`nbytes` bytes at `address`, described by an array `interface` (NumPy's or CUDA's); keeps only `owner` alive."""
+
+    def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
+        setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
+        self.owner = owner
+
+
+def view_host_memory(address: int, nbytes: int, owner: Any = None) -> FlatArray:
+    """Return a writable NumPy array of bytes over existing host memory; it keeps only `owner` alive."""
+    return np.asarray(ExternalMemory("__array_interface__", address, nbytes, owner))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A user's array after its check: flat, with its array module, element type, address and the user's shape."""
+
+    flat: FlatArray
+    module: ArrayModule
+    dtype: DType
+    address: int
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Whether the two share memory."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+def require_contiguous(contiguous: bool, role: str, shape: tuple[int, ...], remedy: str) -> None:
+    """Raise BufferError, which tells to pass `remedy`, unless the output array is C-contiguous."""
+    if not contiguous:
+        raise BufferError(f"{role} of shape {shape} is not C-contiguous and would be written; pass {remedy}")

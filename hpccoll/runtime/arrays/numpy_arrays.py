@@ -1,0 +1,110 @@
+"""NumPy as an array module."""
+
+from __future__ import annotations
+
+from contextvars import Context
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.half_precision import NAMES as HALVES
+from hpccoll.runtime.arrays.half_precision import HalfPrecision
+from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, view_host_memory
+from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor, view_as_numpy
+
+
+class NumPyModule:
+    """Host memory; `half` binds float16 and bfloat16."""
+
+    name, on_device = "numpy", False
+
+    def __init__(self, half: HalfPrecision | None = None) -> None:
+        self._half = half or HalfPrecision()
+
+    def empty(self, count: int, dtype: DType) -> FlatArray:
+        return np.empty(count, dtype.numpy)
+
+    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        if (half := self._halves(function, left, right, out)) is not None:
+            return half
+        if function in ("minimum", "maximum"):  # which take `out` by keyword only, a little slower
+            return _quiet(partial(getattr(np, function), left, right, out=out))
+        if function == "multiply":
+            return self._multiply(out, left, right)
+        return _quiet(partial(getattr(np, function), left, right, out))
+
+    def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
+        return partial(np.copyto, out, source)
+
+    def get_address(self, flat: FlatArray) -> int:
+        return int(flat.__array_interface__["data"][0])
+
+    def as_unowned(self, flat: FlatArray) -> FlatArray:
+        return view_host_memory(self.get_address(flat), flat.nbytes).view(flat.dtype)
+
+    def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
+        if is_torch_tensor(factor):
+            factor = view_as_numpy(flatten_tensor(factor.cpu(), "factor", writable=False)).reshape(factor.shape)
+        factor = np.asarray(factor)
+        factor = _flattened(_quiet(partial(factor.astype, out.dtype))(), shape)
+        return self._halves("multiply", source, factor, out) or self._multiply(out, source, factor)
+
+    def _halves(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
+        step = self._half.bind(function, left, right, out) if out.dtype in HALVES else None
+        return step and _quiet(step)
+
+    def _multiply(self, out: FlatArray, source: FlatArray, factor: FlatArray) -> BoundCall:
+        if out.dtype.kind == "c" and len(out) == 1:
+            # NumPy multiplies one complex number in place without fused operations: other bits than anywhere else.
+            return _quiet(partial(_multiply_apart, source, factor, out))
+        return _quiet(partial(np.multiply, source, factor, out))
+
+    def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
+        number = np.asarray(out.dtype.type(divisor), out.dtype)
+        return self._halves("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
+
+    def synchronize(self) -> None:
+        """Host memory has no stream."""
+
+    def current_stream(self) -> tuple[int, object]:
+        return 0, None
+
+    def make_stream_timer(self) -> None:
+        return None
+
+    def as_bytes(self, flat: FlatArray) -> Any:
+        return flat.view(np.uint8)
+
+    def empty_pinned(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
+    def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
+        return partial(np.copyto, host, flat.view(np.uint8))
+
+    def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
+        return partial(np.copyto, flat.view(np.uint8), host)
+
+
+_QUIET = Context()
+_QUIET.run(np.seterr, all="ignore")
+
+
+def _quiet(step: BoundCall) -> BoundCall:
+    """Bind a step that neither warns nor raises where floats overflow: one rank would leave the others waiting.
+
+    NumPy keeps its error state in the context (since 2.0); a context of its own costs a step 0.01 us, np.errstate 0.5.
+    """
+    return partial(_QUIET.copy().run, step)
+
+
+def _flattened(factor: FlatArray, shape: tuple[int, ...]) -> FlatArray:
+    return np.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
+
+
+def _multiply_apart(left: FlatArray, right: FlatArray, out: FlatArray) -> None:
+    np.copyto(out, np.multiply(left, right))
+
+
+NUMPY = NumPyModule()

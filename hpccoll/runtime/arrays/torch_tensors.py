@@ -1,0 +1,51 @@
+"""torch tensors as the runtime takes them: checked, flattened, and seen as NumPy arrays where they are on the host."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hpccoll.errors import BufferError
+from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays.interface import FlatArray, require_contiguous, view_host_memory
+
+
+def is_torch_tensor(array: Any) -> bool:
+    """Whether `array` is a torch tensor. Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
+    """Return a tensor as a 1-D contiguous tensor without gradient, sharing its memory.
+
+    Args:
+        tensor: on CPU or CUDA.
+        role: the argument's name in error messages.
+        writable: whether it will be written. A tensor that is only read is copied where it is not contiguous.
+
+    Raises:
+        BufferError: the tensor is sparse, on another device, or `writable` and not a plain contiguous tensor.
+    """
+    torch = sys.modules["torch"]
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        raise BufferError(f"{role} is a {tensor.layout} tensor on {tensor.device}; pass a dense one on cpu or cuda")
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+        if writable:
+            raise BufferError(
+                f"{role} is a lazily conjugated or negated view; pass tensor.resolve_conj().resolve_neg()"
+            )
+    if writable:
+        require_contiguous(tensor.is_contiguous(), role, tuple(tensor.shape), "tensor.contiguous()")
+    return tensor.contiguous().reshape(-1)
+
+
+def view_as_numpy(flat: Any) -> FlatArray:
+    """Return a NumPy array over the memory of a flat CPU tensor, which it keeps alive.
+
+    Unlike `Tensor.numpy()` this leaves the tensor's storage resizable, as FSDP needs it.
+    """
+    dtype = get_dtype(str(flat.dtype).removeprefix("torch."))
+    return view_host_memory(int(flat.data_ptr()), flat.numel() * dtype.itemsize, owner=flat).view(dtype.numpy)
