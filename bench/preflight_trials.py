@@ -32,18 +32,18 @@ CONDITIONS = {"healthy": None, "link": "slow_node_link", "node": "slow_node"}
 def trial(lab: Lab, condition: str, node: str, folder: Path) -> dict[str, Any]:
     """Spoil `node` as `condition` says, and return what preflight found."""
     begin, load = time.monotonic(), os.getloadavg()[0] / (os.cpu_count() or 1)
-    lab.link("all", rate=RATE)
+    lab.set_link("all", rate=RATE)
     if condition == "link":
-        lab.link(node, rate=QUARTER)
+        lab.set_link(node, rate=QUARTER)
     if condition == "node":
-        lab.slow(node, SLOWED_PERCENT)
+        lab.throttle(node, SLOWED_PERCENT)
     records = folder / "preflight.jsonl"
     step = ["srun", "--mpi=pmi2", f"--nodes={NODES}", "--ntasks-per-node=1", "--exclusive", "hpccoll", "preflight"]
     try:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{lab.environment()['PATH']}"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{lab.build_environment()['PATH']}"
         done = lab.run([*step, "--json", str(records)], timeout_s=240, env={"PATH": path})
     finally:
-        lab.slow(node, 0)
+        lab.throttle(node, 0)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(step)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     summary = json.loads(records.read_text(encoding="utf-8").splitlines()[-1])

@@ -1,4 +1,4 @@
-"""`hpccoll lab`: a throw-away SLURM cluster on this machine, for whoever writes sbatch scripts on a laptop."""
+"""`hpccoll lab`: a throw-away SLURM cluster on this machine, for testing sbatch scripts on a laptop."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ if TYPE_CHECKING:
     from hpccoll.lab.cluster_spec import ClusterSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-GRACE_S = 0.3  # srun takes a second Ctrl-C within a second for an order
-LAST_WORDS_S = 3.0
+SECOND_INTERRUPT_S = 0.3  # srun obeys a second Ctrl-C only within a second of the first
+KILL_S = 3.0
 
 
-def _where(function: Function) -> Function:
-    option = click.option("--dir", "folder", metavar="DIR", type=click.Path(path_type=Path), help="The lab's folder.")
+def _add_dir_option(function: Function) -> Function:
+    """Add --dir to a command."""
+    option = click.option("--dir", "state_dir", metavar="DIR", type=click.Path(path_type=Path), help="State directory.")
     return option(function)
 
 
-def _shaped(function: Function) -> Function:
+def _add_spec_options(function: Function) -> Function:
+    """Add the options that describe a lab, and --dir, to a command."""
     for option in reversed(
         (
-            click.option("--nodes", type=int, help="How many nodes.  [default: 4]"),
-            click.option("--cpus", type=int, help="CPUs a node has for SLURM.  [default: 2]"),
-            click.option("--link", metavar="RATE", help="Of each link, in bits per second: 400M, 1G."),
-            click.option("--latency", metavar="TIME", help="One way between two nodes: 1ms, 250us."),
-            click.option("--share", "shares", metavar="PATH", multiple=True, help="Beneath /tmp, seen by all nodes."),
-            click.option("--subnet", metavar="A.B.C", help="Of the nodes' addresses.  [default: 10.77.0]"),
-            click.option("--flat", is_flag=True, help="Daemons side by side on 127.0.0.1, without namespaces."),
+            click.option("--nodes", type=int, help="Number of nodes.  [default: 4]"),
+            click.option("--cpus", type=int, help="CPUs per node, as SLURM sees them.  [default: 2]"),
+            click.option("--link", metavar="RATE", help="Rate of each link in bits per second: 400M, 1G."),
+            click.option("--latency", metavar="TIME", help="One-way latency between two nodes: 1ms, 250us."),
+            click.option("--share", "shares", metavar="PATH", multiple=True, help="Path below /tmp that nodes see."),
+            click.option("--subnet", metavar="A.B.C", help="Subnet of the nodes.  [default: 10.77.0]"),
+            click.option("--flat", is_flag=True, help="Run all daemons on 127.0.0.1, without namespaces."),
         )
     ):
         function = option(function)
-    return _where(function)
+    return _add_dir_option(function)
 
 
 @click.group()
 def lab() -> None:
-    """Start a throw-away SLURM cluster on this machine, and leave nothing of it behind.
+    """Start a throw-away SLURM cluster on this machine, and remove it without a trace.
 
-    Nodes have their own names, addresses, processes, /tmp and /dev/shm; links can have a rate and a latency. It needs
-    no root where users may have namespaces, and says so where it has to do without (flat).
+    Nodes have their own host names, addresses, processes, /tmp and /dev/shm; links can have a rate and a latency. Root
+    is not needed where users may create namespaces. Without namespaces the lab is flat, and a warning says why.
 
     \b
     Example:
@@ -63,28 +65,32 @@ def lab() -> None:
 
 
 @lab.command(epilog="Example: hpccoll lab up --nodes 4 --link 400M --latency 1ms")
-@_shaped
-def up(folder: Path | None, flat: bool, **shape: Any) -> int:
+@_add_spec_options
+def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     """Start a lab in the background; return when all nodes are idle."""
-    from hpccoll.lab import client as contact
-    from hpccoll.lab import cluster, isolation, launch
-    from hpccoll.lab import requirements as packages
+    from hpccoll.lab.client import is_lab_running
+    from hpccoll.lab.cluster import get_default_dir
+    from hpccoll.lab.isolation import Isolation, choose_isolation
+    from hpccoll.lab.launch import launch_lab
+    from hpccoll.lab.requirements import require_programs
 
-    packages.require()
-    folder = folder or cluster.default_dir()
-    if contact.is_lab_running(folder):
-        raise UsageError(f"a lab runs in {folder} already; `hpccoll lab down --dir {folder}`, or name another --dir")
-    way, why = isolation.find(flat)
-    begun = time.monotonic()
-    found = launch.launch(_shape(shape), folder, way, why, None, keep=True)
-    if way is isolation.Isolation.FLAT:
-        _warn_of_flat(why)
-    reason = f"; {why}" if why else ""
+    require_programs()
+    state_dir = state_dir or get_default_dir()
+    if is_lab_running(state_dir):
+        raise UsageError(
+            f"a lab runs in {state_dir} already; end it: hpccoll lab down --dir {state_dir}, or name another --dir"
+        )
+    isolation, reason = choose_isolation(flat)
+    begin = time.monotonic()
+    client = launch_lab(_build_spec(options), state_dir, isolation, reason, None, keep=True)
+    if isolation is Isolation.FLAT:
+        _warn_of_flat_mode(reason)
     click.echo(
-        f"{found.shape.nodes} nodes are idle after {time.monotonic() - begun:.2f} s ({way.means}{reason}); "
-        f"shared folder {found.place.shared}"
+        f"{client.spec.nodes} nodes are idle after {time.monotonic() - begin:.2f} s "
+        f"({isolation.description}{f'; {reason}' if reason else ''}); shared directory {client.paths.shared}"
     )
-    click.echo(f"next: hpccoll lab run{_told(folder)} -- srun -N{found.shape.nodes} hostname")
+    dir_option = "" if state_dir == get_default_dir() else f" --dir {state_dir}"
+    click.echo(f"next: hpccoll lab run{dir_option} -- srun -N{client.spec.nodes} hostname")
     return 0
 
 
@@ -92,60 +98,63 @@ def up(folder: Path | None, flat: bool, **shape: Any) -> int:
     context_settings={"ignore_unknown_options": True},
     epilog="Example: hpccoll lab run -- srun -N4 --ntasks-per-node=2 hostname",
 )
-@_shaped
+@_add_spec_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(folder: Path | None, flat: bool, command: tuple[str, ...], **shape: Any) -> int:
-    """Run a command on the control node of the running lab, or of one made for it alone.
+def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options: Any) -> int:
+    """Run a command on the control node of the running lab, or of a new lab that ends with the command.
 
-    A lab is made for it where none runs, or where --nodes, --link or another shape is given; it ends with the command,
-    and Ctrl-C ends both. The exit status is the command's.
+    A new lab is started where none runs, or where an option such as --nodes or --link describes one. Ctrl-C ends the
+    command and its new lab. The exit status is the command's.
     """
-    from hpccoll.lab import client as contact
-    from hpccoll.lab import cluster
+    from hpccoll.lab.client import is_lab_running
+    from hpccoll.lab.cluster import Lab, get_default_dir
     from hpccoll.lab.isolation import Isolation
 
-    asked = flat or any(value for value in shape.values())
-    here = folder or cluster.default_dir()
+    describes_lab = flat or any(value for value in options.values())
+    running_dir = state_dir or get_default_dir()
     with ExitStack() as stack:
-        if contact.is_lab_running(here):
-            if asked and folder:
-                raise UsageError(f"the lab in {here} has its shape already; leave --nodes, --link and the like away")
-            if not asked:
-                return _foreground(cluster.Lab.attach(here), command)
-        made = stack.enter_context(cluster.Lab(_shape(shape), folder=folder, flat=flat))
-        if made.contact.isolation is Isolation.FLAT:
-            _warn_of_flat(made.told()["why"])
-        return _foreground(made, command)
+        if is_lab_running(running_dir):
+            if describes_lab and state_dir:
+                raise UsageError(
+                    f"a lab runs in {running_dir} already; leave out --nodes, --link and the like, or end it first: "
+                    f"hpccoll lab down --dir {running_dir}"
+                )
+            if not describes_lab:
+                return _run_in_foreground(Lab.attach(running_dir), command)
+        new_lab = stack.enter_context(Lab(_build_spec(options), state_dir=state_dir, flat=flat))
+        if new_lab.client.isolation is Isolation.FLAT:
+            _warn_of_flat_mode(new_lab.get_status()["why"])
+        return _run_in_foreground(new_lab, command)
 
 
 @lab.command(epilog="Example: hpccoll lab down")
-@_where
-def down(folder: Path | None) -> int:
-    """End the lab and all that runs on it; only what jobs left in its shared folder stays."""
-    _attached(folder).contact.end()
+@_add_dir_option
+def down(state_dir: Path | None) -> int:
+    """End the lab and everything that runs on it; only files in its shared directory stay."""
+    _attach(state_dir).client.shut_down()
     return 0
 
 
 @lab.command(epilog="Example: hpccoll lab status --json -")
-@_where
+@_add_dir_option
 @click.option("--json", "target", metavar="FILE", help="One JSON object; - for standard output.")
-def status(folder: Path | None, target: str | None) -> int:
-    """Show the nodes with their links, and what SLURM says of them."""
+def status(state_dir: Path | None, target: str | None) -> int:
+    """Show the nodes with their links and SLURM states."""
     from hpccoll.lab.cluster_spec import format_rate
     from hpccoll.lab.isolation import Isolation
 
-    found = _attached(folder)
-    told = found.told()
-    asked = found.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=30).stdout.split()
-    states = dict(zip(asked[::2], asked[1::2], strict=False))
-    nodes = [node | {"state": states.get(node["name"], "unknown")} for node in told["nodes"]]
+    attached = _attach(state_dir)
+    report = attached.get_status()
+    words = attached.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=30).stdout.split()
+    states = dict(zip(words[::2], words[1::2], strict=False))
+    nodes = [node | {"state": states.get(node["name"], "unknown")} for node in report["nodes"]]
     with json_lines(target) as out:
-        out.write({"schema": "hpccoll/1", "kind": "lab", "dir": str(found.dir), **told, "nodes": nodes})
+        out.write({"schema": "hpccoll/1", "kind": "lab", "dir": str(attached.state_dir), **report, "nodes": nodes})
     if target != "-":
-        latency = told["shape"]["latency_s"]
+        latency = report["shape"]["latency_s"]
         extra = f", latency {latency * 1e3:g} ms" if latency else ""
         print_table(
-            f"lab in {found.dir}: {Isolation(told['isolation']).means}{extra}",
+            f"lab in {attached.state_dir}: {Isolation(report['isolation']).description}{extra}",
             ["node", "address", "SLURM", "power", "link", "rate", "slowed"],
             [
                 [
@@ -166,89 +175,85 @@ def status(folder: Path | None, target: str | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab link node2 --rate 100M")
 @click.argument("node")
-@_where
+@_add_dir_option
 @click.option("--rate", metavar="RATE", help="Bits per second, such as 400M; max for no limit.")
-@click.option("--on/--off", "plugged", default=None, help="Plug it in, or pull it out.")
-def link(node: str, folder: Path | None, rate: str | None, plugged: bool | None) -> int:
-    """Reshape the link of NODE, or of all, while the lab runs."""
-    if rate is None and plugged is None:
-        raise UsageError(f"nothing to do for the link of {node}: give --rate RATE, --on or --off")
-    _attached(folder).link(node, rate=rate, up=plugged)
+@click.option("--on/--off", "up", default=None, help="Take the link up or down.")
+def link(node: str, state_dir: Path | None, rate: str | None, up: bool | None) -> int:
+    """Change the rate of the link of NODE, or take it down or up; NODE may be `all`."""
+    if rate is None and up is None:
+        raise UsageError(f"no change given for the link of {node}: give --rate RATE, --on or --off")
+    _attach(state_dir).set_link(node, rate=rate, up=up)
     return 0
 
 
 @lab.command(epilog="Example: hpccoll lab power node3 off")
 @click.argument("node")
 @click.argument("state", type=click.Choice(["on", "off"]))
-@_where
-def power(node: str, state: str, folder: Path | None) -> int:
-    """Switch NODE off as a power cut would, or on again; SLURM notices within some seconds."""
-    _attached(folder).power(node, on=state == "on")
+@_add_dir_option
+def power(node: str, state: str, state_dir: Path | None) -> int:
+    """Switch NODE off as a power cut would, or on again; SLURM notices after some seconds."""
+    _attach(state_dir).set_power(node, on=state == "on")
     return 0
 
 
 @lab.command(epilog="Example: hpccoll lab slow node3 --percent 50")
 @click.argument("node")
-@_where
-@click.option("--percent", type=float, required=True, help="Of the time that its processes stand still; 0 ends it.")
-def slow(node: str, folder: Path | None, percent: float) -> int:
-    """Make NODE slow: stop its processes for a share of the time, some hundred times a second."""
-    _attached(folder).slow(node, percent)
+@_add_dir_option
+@click.option("--percent", type=float, required=True, help="Percentage of CPU time to take away; 0 ends it.")
+def slow(node: str, state_dir: Path | None, percent: float) -> int:
+    """Slow NODE down: take a percentage of CPU time from its processes."""
+    _attach(state_dir).throttle(node, percent)
     return 0
 
 
-def _warn_of_flat(why: str) -> None:
-    """Say what flat mode lacks, and whom it trusts."""
+def _warn_of_flat_mode(reason: str) -> None:
+    """Print a warning of the limits and of the insecurity of flat mode."""
     from hpccoll.lab.isolation import Isolation
 
     click.echo(
-        f"# {Isolation.FLAT.means} ({why}). Any user of this machine can run jobs through it under your name: "
-        "not for machines that you share.",
+        f"# {Isolation.FLAT.description} ({reason}). Any user of this machine can run jobs on it under your name: "
+        "do not use it on a shared machine.",
         err=True,
     )
 
 
-def _attached(folder: Path | None) -> Lab:
-    from hpccoll.lab import cluster
+def _attach(state_dir: Path | None) -> Lab:
+    """Return the lab that runs in the given or the default directory."""
+    from hpccoll.lab.cluster import Lab, get_default_dir
 
-    return cluster.Lab.attach(folder or cluster.default_dir())
-
-
-def _told(folder: Path) -> str:
-    from hpccoll.lab import cluster
-
-    return "" if folder == cluster.default_dir() else f" --dir {folder}"
+    return Lab.attach(state_dir or get_default_dir())
 
 
-def _shape(given: dict[str, Any]) -> ClusterSpec:
-    """Return the shape that the options name; this folder and this Python are shared where /tmp holds them."""
+def _build_spec(options: dict[str, Any]) -> ClusterSpec:
+    """Return the configuration that the options describe; it shares the working directory and this Python."""
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
-    rest = {name: given[name] for name in ("nodes", "cpus", "subnet") if given[name] is not None}
-    if given["link"] is not None:
-        rest["bytes_per_s"] = parse_rate(given["link"])
-    if given["latency"] is not None:
-        rest["latency_s"] = parse_latency(given["latency"])
-    return ClusterSpec(**rest, shares=(*given["shares"], str(Path.cwd()), sys.prefix))
+    fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}
+    if options["link"] is not None:
+        fields["bytes_per_s"] = parse_rate(options["link"])
+    if options["latency"] is not None:
+        fields["latency_s"] = parse_latency(options["latency"])
+    return ClusterSpec(**fields, shares=(*options["shares"], str(Path.cwd()), sys.prefix))
 
 
-def _foreground(found: Lab, command: tuple[str, ...]) -> int:
-    """Run a command on this terminal; return its exit status as a shell counts."""
-    process = subprocess.Popen(found.command(command), env=found.environment())
+def _run_in_foreground(target: Lab, command: tuple[str, ...]) -> int:
+    """Run a command on this terminal; return its exit status, 128 + N if signal N ended it."""
+    process = subprocess.Popen(target.wrap_command(command), env=target.build_environment())
     try:
         status = process.wait()
-    except KeyboardInterrupt:  # the command has had it from the terminal, too
-        status = _interrupted(process)
+    except KeyboardInterrupt:  # the terminal has sent SIGINT to the command as well
+        _end_interrupted(process)
+        return 130
     return 128 - status if status < 0 else status
 
 
-def _interrupted(process: subprocess.Popen[bytes]) -> int:
-    """Give a command that was interrupted time to end; interrupt it again, as srun wants it; kill it."""
-    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_interrupted(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of an interrupted command; interrupt it again, because srun expects that; then kill it."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for limit in (GRACE_S, LAST_WORDS_S):
+        for limit_s in (SECOND_INTERRUPT_S, KILL_S):
             try:
-                process.wait(limit)
+                process.wait(limit_s)
                 break
             except subprocess.TimeoutExpired:
                 os.killpg(0, signal.SIGINT)
@@ -256,5 +261,4 @@ def _interrupted(process: subprocess.Popen[bytes]) -> int:
             process.kill()
         process.wait()
     finally:
-        signal.signal(signal.SIGINT, ours)
-    return 130
+        signal.signal(signal.SIGINT, handler)

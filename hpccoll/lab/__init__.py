@@ -1,4 +1,25 @@
-"""A throw-away SLURM cluster on this machine: nodes with their own names, addresses, processes, /tmp and links.
+"""A throw-away SLURM cluster on this machine: nodes with their own host names, addresses, processes, /tmp and links.
 
-`cluster.Lab` is the front door. A lab is one process, the keeper, and what it started; when it ends, all of it does.
+Start reading at `cluster.Lab`. A lab is one supervisor process (`supervisor`) and its descendants; all of them end with
+the supervisor.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpccoll.lab.cluster import Lab as Lab
+    from hpccoll.lab.cluster_spec import ClusterSpec as ClusterSpec
+    from hpccoll.lab.cluster_spec import parse_rate as parse_rate
+
+_MODULES = {"Lab": "cluster", "ClusterSpec": "cluster_spec", "parse_rate": "cluster_spec"}
+__all__ = ["ClusterSpec", "Lab", "parse_rate"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: the processes of a lab start faster without the others."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hpccoll.lab' has no attribute {name!r}")
+    return getattr(import_module(f"hpccoll.lab.{_MODULES[name]}"), name)

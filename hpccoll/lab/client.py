@@ -1,4 +1,4 @@
-"""Talking to a lab from outside: its socket, and its first process."""
+"""`LabClient`: requests to the supervisor of a running lab, and the end of a lab, from outside its namespaces."""
 
 from __future__ import annotations
 
@@ -27,160 +27,164 @@ END_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LabClient:
-    """A running lab.
+    """A client of a running lab.
 
     Args:
-        place: where it lives.
-        pid: its first process, as seen from here.
-        isolation: how its nodes are kept apart.
-        shape: what it was to look like.
+        paths: the lab's files.
+        pid: the supervisor's process ID, as seen from this process.
+        isolation: how its nodes are isolated.
+        spec: the configuration that the lab was started with.
     """
 
-    place: LabPaths
+    paths: LabPaths
     pid: int
     isolation: Isolation
-    shape: ClusterSpec
+    spec: ClusterSpec
 
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Have the keeper do something; return what the lab then says of itself.
+    def request(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """Have the supervisor carry out an action; return the status of the lab afterwards.
 
         Raises:
-            HpccollError: what the keeper says went wrong, or that it does not answer.
+            HpccollError: the action failed, or the supervisor does not answer.
         """
-        return _asked(self.place, {"do": do, **more})[0]
+        return _request(self.paths, {"action": action, **arguments})[0]
 
-    def end(self) -> None:
-        """Take the lab down and wait until all of it is gone."""
-        with _watched(self.pid, self.isolation) as processes:
-            if not processes:
+    def shut_down(self) -> None:
+        """End the lab and wait until all of its processes are gone; kill it where it does not end by itself."""
+        with _open_processes(self.pid, self.isolation) as descriptors:
+            if not descriptors:
                 return
             try:
-                self.ask("down")
+                self.request("down")
             except HpccollError:
-                _killed(processes)
-            if not _end(processes):
-                _killed(processes)
-                _end(processes)
+                _kill_supervisor(descriptors)
+            if not _wait_for_end(descriptors):
+                _kill_supervisor(descriptors)
+                _wait_for_end(descriptors)
 
 
 @contextmanager
-def _watched(pid: int, isolation: Isolation) -> Iterator[list[int]]:
-    """Yield descriptors of a lab's first process and of the one that keeps its namespaces, which ends after it."""
+def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
+    """Yield pidfds of the supervisor and of the `unshare` process that holds its namespaces and ends after it."""
     with ExitStack() as stack:
-        found: list[int] = []
+        descriptors: list[int] = []
         with suppress(OSError):
-            # The parent is asked for while the child cannot have been replaced: its descriptor comes first.
-            found.append(os.pidfd_open(pid))
-            stack.callback(os.close, found[0])
+            # The child's descriptor is opened first: while it is open, the process ID cannot be reused.
+            descriptors.append(os.pidfd_open(pid))
+            stack.callback(os.close, descriptors[0])
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
             parent = int(status.partition("PPid:")[2].split()[0])
-            if Path(f"/proc/{parent}/comm").read_text(encoding="ascii", errors="replace").strip() in isolation.words:
-                found.append(os.pidfd_open(parent))  # it is no stranger who adopted an orphan
-                stack.callback(os.close, found[1])
-        yield found
+            name = Path(f"/proc/{parent}/comm").read_text(encoding="ascii", errors="replace").strip()
+            if name in isolation.unshare_command:  # otherwise the parent is unrelated and has adopted an orphan
+                descriptors.append(os.pidfd_open(parent))
+                stack.callback(os.close, descriptors[1])
+        yield descriptors
 
 
-def _killed(processes: Sequence[int]) -> None:
+def _kill_supervisor(descriptors: Sequence[int]) -> None:
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(processes[0], signal.SIGKILL)
+        signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
 
 
-def _end(processes: Sequence[int]) -> bool:
-    """Wait for the end of all of them; return whether it came in time."""
+def _wait_for_end(descriptors: Sequence[int]) -> bool:
+    """Wait for the end of the processes; return whether all ended within END_LIMIT_S."""
     end = time.monotonic() + END_LIMIT_S
-    return all(select.select([one], [], [], max(0.0, end - time.monotonic()))[0] for one in processes)
+    return all(select.select([fd], [], [], max(0.0, end - time.monotonic()))[0] for fd in descriptors)
 
 
-def kill(place: LabPaths, isolation: Isolation) -> None:
-    """End a lab without a word, one that is still being built as well; wait until all of it is gone."""
+def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
+    """Kill a lab, even one that is still starting, and wait until its processes are gone."""
     try:
-        with _connected(place) as peer:
-            pid = _process_behind(peer)
+        with _connect(paths) as connection:
+            pid = _read_peer_pid(connection)
     except UnavailableError:
         return
-    with _watched(pid, isolation) as processes:
-        if processes:
-            _killed(processes)
-            _end(processes)
+    with _open_processes(pid, isolation) as descriptors:
+        if descriptors:
+            _kill_supervisor(descriptors)
+            _wait_for_end(descriptors)
 
 
-def running(folder: Path) -> LabClient:
-    """Return the lab that runs in a folder.
+def connect_lab(state_dir: Path) -> LabClient:
+    """Return a client of the lab that runs in a state directory.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: no lab runs there.
     """
-    place = LabPaths(folder.resolve(), user())
-    told, pid = _asked(place, {"do": "status"})
-    return LabClient(place, pid, Isolation(told["isolation"]), ClusterSpec.from_dict(told["shape"]))
+    paths = LabPaths(state_dir.resolve(), get_user_name())
+    status, pid = _request(paths, {"action": "status"})
+    return LabClient(paths, pid, Isolation(status["isolation"]), ClusterSpec.from_dict(status["shape"]))
 
 
-def is_lab_running(folder: Path) -> bool:
-    """Whether a lab runs in a folder."""
+def is_lab_running(state_dir: Path) -> bool:
+    """Whether a lab runs in a state directory."""
     try:
-        running(folder)
+        connect_lab(state_dir)
     except UnavailableError:
         return False
     return True
 
 
-def user() -> str:
-    """Return who runs this: the name, or the number of one without a name."""
+def get_user_name() -> str:
+    """Return the name of the effective user, or its number if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
 
 
-def _connected(place: LabPaths) -> socket.socket:
-    """Return a connection, made by way of a descriptor: the name of a socket is short, that of a folder may be long."""
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(ANSWER_LIMIT_S)
+def _connect(paths: LabPaths) -> socket.socket:
+    """Return a connection to the supervisor.
+
+    The address is relative to a directory descriptor: the path of a Unix socket is limited to 107 characters.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(ANSWER_LIMIT_S)
     try:
-        folder = os.open(place.dir, os.O_RDONLY)
+        descriptor = os.open(paths.dir, os.O_RDONLY)
         try:
-            peer.connect(f"/proc/self/fd/{folder}/{place.control.name}")
+            connection.connect(f"/proc/self/fd/{descriptor}/{paths.socket.name}")
         finally:
-            os.close(folder)
+            os.close(descriptor)
     except OSError as error:
-        peer.close()
-        raise _none(place, error) from error
-    return peer
+        connection.close()
+        reason = f"{error.strerror or error}"
+        raise UnavailableError(
+            f"no lab runs in {paths.dir} ({reason}); start one: hpccoll lab up --dir {paths.dir}"
+        ) from error
+    return connection
 
 
-def _process_behind(peer: socket.socket) -> int:
-    """Return who listens at the other end: the kernel tells, and translates the number between namespaces."""
-    pid, _, _ = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _read_peer_pid(connection: socket.socket) -> int:
+    """Return the process ID of the peer in this process's namespace; the kernel translates it."""
+    pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
 
-def _asked(place: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the keeper's answer, and its process."""
-    with _connected(place) as peer:
+def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Send a request to the supervisor; return its answer and its process ID."""
+    with _connect(paths) as connection:
         try:
-            peer.sendall(json.dumps(request).encode() + b"\n")
-            line = peer.makefile("rb").readline()
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line = connection.makefile("rb").readline()
         except OSError as error:
-            raise CommunicationError(f"the lab in {place.dir} does not answer ({error}); `hpccoll lab down`") from error
-        return said(line, place), _process_behind(peer)
+            raise CommunicationError(
+                f"the lab in {paths.dir} does not answer ({error}); end it: hpccoll lab down --dir {paths.dir}"
+            ) from error
+        return parse_answer(line, paths), _read_peer_pid(connection)
 
 
-def _none(place: LabPaths, error: OSError) -> UnavailableError:
-    why = f"{error.strerror or error}"
-    return UnavailableError(f"no lab runs in {place.dir} ({why}); start one: hpccoll lab up --dir {place.dir}")
-
-
-def said(line: bytes, place: LabPaths) -> dict[str, Any]:
-    """Return what a keeper's line says.
+def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
+    """Return the result in a line from the supervisor.
 
     Raises:
-        HpccollError: the line is an error, or none came.
+        HpccollError: the line holds an error, or is empty because the supervisor ended.
     """
     if not line:
-        raise CommunicationError(f"the lab in {place.dir} ended without a word; see {place.dir}/log")
-    heard = json.loads(line)
-    if "error" in heard:
-        kind = {2: UsageError, 3: UnavailableError, 4: CommunicationError}.get(heard["status"], HpccollError)
-        raise kind(heard["error"])
-    told: dict[str, Any] = heard["said"]
-    return told
+        raise CommunicationError(f"the lab in {paths.dir} ended without an error message; see {paths.dir}/log")
+    answer = json.loads(line)
+    if "error" in answer:
+        kind = {2: UsageError, 3: UnavailableError, 4: CommunicationError}.get(answer["status"], HpccollError)
+        raise kind(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result

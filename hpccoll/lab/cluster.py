@@ -3,7 +3,7 @@
     with Lab(ClusterSpec(nodes=4, bytes_per_s=50e6)) as lab:
         print(lab.run(["srun", "-N4", "hostname"]).stdout)
 
-All of it, processes, networks and folder, is gone after the `with`, however its process ends.
+Its processes, networks and state directory are gone after the `with`, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -18,82 +18,81 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeAlias
 
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.lab import client as contact
-from hpccoll.lab import isolation, launch
-from hpccoll.lab import requirements as packages
-from hpccoll.lab.client import LabClient
+from hpccoll.lab import isolation, launch, requirements
+from hpccoll.lab.client import LabClient, connect_lab
 from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
-from hpccoll.lab.state_dir import clear
+from hpccoll.lab.state_dir import clear_state_dir
 
 Stream: TypeAlias = IO[Any] | int | None
-FREE = "max"
+NO_LIMIT = "max"
 GRACE_S = 2.0
-# Nodes are emulated: their ranks share this machine's cores, whatever SLURM was told of them.
+# All nodes share this machine's cores, so Open MPI must oversubscribe and must not bind ranks to cores.
 _MAPPING = "PRTE_MCA_rmaps_default_mapping_policy"
-_MPI = {
+_OPEN_MPI = {
     _MAPPING: "slot:oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")  # of a job around this process: not of the lab
+_OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_OUTER_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")  # variables of a job that this process is part of
 
 
-def default_dir() -> Path:
-    """Return the folder of the lab that `hpccoll lab up` starts without --dir."""
+def get_default_dir() -> Path:
+    """Return the state directory of a lab that is started without --dir."""
     return Path(tempfile.gettempdir()) / f"hpccoll-lab-{os.geteuid()}"
 
 
 class Lab:
-    """A lab of this process: it is built by `with`, and ends with it or with the process.
+    """A lab that starts on entering a `with` block, and ends on leaving it or with this process.
 
     Args:
-        shape: nodes, CPUs, links and what nodes share; four nodes of two CPUs without limits by default.
-        folder: where it keeps its state, and its `shared` folder with results, which stay; by default a temporary one,
-            of which nothing stays.
-        flat: run daemons side by side, without namespaces.
+        spec: nodes, CPUs, links and shared paths; by default four nodes of two CPUs without limits.
+        state_dir: the state directory; files in its `shared` directory outlive the lab. By default a temporary
+            directory, of which nothing stays.
+        flat: run all daemons on 127.0.0.1 without namespaces.
 
     Raises:
-        UnavailableError: SLURM is not installed, or links were asked for where there are no namespaces.
-        CommunicationError: the nodes did not come up.
+        UnavailableError: SLURM is not installed, or a rate or latency was requested where namespaces are unavailable.
+        CommunicationError: the nodes did not start.
     """
 
-    def __init__(self, shape: ClusterSpec | None = None, *, folder: Path | None = None, flat: bool = False) -> None:
-        self.shape, self.flat = shape or ClusterSpec(), flat
-        self._folder = folder
-        self._contact: LabClient | None = None
-        self._lifeline = -1
+    def __init__(self, spec: ClusterSpec | None = None, *, state_dir: Path | None = None, flat: bool = False) -> None:
+        self.spec, self.flat = spec or ClusterSpec(), flat
+        self._given_dir = state_dir
+        self._client: LabClient | None = None
+        self._lifeline = -1  # the write end of a pipe: the lab ends when it closes
         self._started: list[subprocess.Popen[str]] = []
 
     @classmethod
-    def attach(cls, folder: Path) -> Self:
-        """Return the lab that runs in `folder`, which this process does not own.
+    def attach(cls, state_dir: Path) -> Self:
+        """Return the lab that runs in `state_dir`; it does not end with the `with` block or this process.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: no lab runs there.
         """
-        found = contact.running(folder)
-        lab = cls(found.shape, folder=folder)
-        lab._contact = found
+        client = connect_lab(state_dir)
+        lab = cls(client.spec, state_dir=state_dir)
+        lab._client = client
         return lab
 
     def __enter__(self) -> Self:
-        if self._contact is not None:  # of another process: see `attach`
+        if self._client is not None:  # attached
             return self
-        packages.require()
-        folder = self._folder or Path(tempfile.mkdtemp(prefix="hpccoll-lab-"))
-        read, self._lifeline = os.pipe()
+        requirements.require_programs()
+        state_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="hpccoll-lab-"))
+        keep = self._given_dir is not None
+        read_end, self._lifeline = os.pipe()
         try:
-            way, why = isolation.find(self.flat)
-            self._contact = launch.launch(self.shape, folder, way, why, read, keep=self._folder is not None)
+            chosen, reason = isolation.choose_isolation(self.flat)
+            self._client = launch.launch_lab(self.spec, state_dir, chosen, reason, read_end, keep=keep)
         except BaseException:
             os.close(self._lifeline)
             self._lifeline = -1
-            if self._folder is None:
-                clear(folder, keep=False)
+            if not keep:
+                clear_state_dir(state_dir, keep=False)
             raise
         finally:
-            os.close(read)
+            os.close(read_end)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,62 +100,62 @@ class Lab:
             self.close()
 
     def close(self) -> None:
-        """Take the lab down, and what was started on it by `start`."""
+        """End the lab, and the commands that `start` started on it."""
         for process in self._started:
-            if process.poll() is None:  # without namespaces nothing else ends it
+            if process.poll() is None:  # flat mode has no namespace that ends it
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         self._started.clear()
-        if self._contact is not None:
-            self._contact.end()
-            self._contact = None
+        if self._client is not None:
+            self._client.shut_down()
+            self._client = None
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
     @property
-    def contact(self) -> LabClient:
-        """The way to the keeper.
+    def client(self) -> LabClient:
+        """The client of the lab's supervisor.
 
         Raises:
-            UsageError: the lab is not up.
+            UsageError: the lab has not been started.
         """
-        if self._contact is None:
+        if self._client is None:
             raise UsageError("this lab is not up; use it inside `with Lab() as lab:`")
-        return self._contact
+        return self._client
 
     @property
-    def dir(self) -> Path:
-        """Its folder, seen by all nodes, with the daemons' logs in `log`."""
-        return self.contact.place.dir
+    def state_dir(self) -> Path:
+        """The state directory, visible to all nodes; the daemons' logs are in its directory `log`."""
+        return self.client.paths.dir
 
     @property
-    def shared(self) -> Path:
-        """A folder for what jobs read and write, seen by all nodes."""
-        return self.contact.place.shared
+    def shared_dir(self) -> Path:
+        """The directory for the files of jobs, visible to all nodes."""
+        return self.client.paths.shared
 
-    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return this process's environment made fit for the lab, with `more` on top.
+    def build_environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return this process's environment adapted to the lab.
 
-        That is: slurm.conf, no word of another job around this process, and what Open MPI needs to run as root and
-        with more ranks than cores, unless it says otherwise.
+        It sets SLURM_CONF and, unless they are set, the variables that Open MPI needs to run as root and with more
+        ranks than cores. It removes the variables of an outer job. `extra` overrides the result.
         """
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
-        mpi = _MPI | (_MPI_AS_ROOT if os.geteuid() == 0 else {})
-        own = {"PATH": packages.extend_path(), "SLURM_CONF": str(self.contact.place.conf)}
-        found = mpi | kept | own | dict(more or {})
-        if found[_MAPPING] == ":oversubscribe":  # right on one host; over several, Open MPI then fills the first alone
-            found[_MAPPING] = _MPI[_MAPPING]
-        return found
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER_JOB)}
+        defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
+        own = {"PATH": requirements.extend_path(), "SLURM_CONF": str(self.client.paths.conf)}
+        merged = defaults | inherited | own | dict(extra or {})
+        if merged[_MAPPING] == ":oversubscribe":  # right on one host; on several, all ranks would land on the first
+            merged[_MAPPING] = _OPEN_MPI[_MAPPING]
+        return merged
 
-    def command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """Return the command that runs `argv` on the control node, and dies with whoever starts it."""
-        entering = self.contact.isolation.entering(self.contact.pid)
-        if not entering:
+    def wrap_command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
+        """Return the command that runs `argv` on the control node; it dies with the process that starts it."""
+        nsenter = self.client.isolation.build_nsenter_command(self.client.pid)
+        if not nsenter:
             return ["setpriv", "--pdeathsig", "KILL", *argv]
-        # Entering a mount namespace forgets the working directory, so it is entered again; a signal to whoever waits
-        # outside would not reach the command, so it dies with it.
-        return [*entering, "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}", *argv]
+        # Entering a mount namespace resets the working directory, so `env` sets it again. Signals to `nsenter` do not
+        # reach the command, so setpriv makes it die with `nsenter`.
+        return [*nsenter, "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}", *argv]
 
     def start(
         self,
@@ -168,18 +167,17 @@ class Lab:
         stdout: Stream = subprocess.PIPE,
         stderr: Stream = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node, in a session of its own, and return at once.
+        """Start a command on the control node, in a session of its own, and return its process.
 
         Args:
             argv: the command.
-            env: variables on top of `environment()`.
+            env: variables that override `build_environment()`.
             cwd: working directory; default this process's.
             stdin: as subprocess.Popen takes it; the same for `stdout` and `stderr`.
         """
-        words = self.command(argv, cwd)
         process = subprocess.Popen(
-            words,
-            env=self.environment(env),
+            self.wrap_command(argv, cwd),
+            env=self.build_environment(env),
             cwd=cwd,
             stdin=stdin,
             stdout=stdout,
@@ -198,71 +196,71 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the control node to its end.
+        """Run a command on the control node; return its exit status and its output when it has ended.
 
         Raises:
-            CommunicationError: it did not end within `timeout_s` and was killed; the message holds what it said.
+            CommunicationError: the command did not end within `timeout_s` and was killed; the message holds its output.
         """
         process = self.start(argv, env=env, cwd=cwd)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             out, err = end_session(process)
-            what = f"`{' '.join(argv)}` did not end within {timeout_s:g} s and was killed"
-            raise CommunicationError(f"{what}; it said: {(err or out).strip()[-2000:] or 'nothing'}") from error
+            late = f"`{' '.join(argv)}` did not end within {timeout_s:g} s and was killed"
+            raise CommunicationError(f"{late}; its output: {(err or out).strip()[-2000:] or 'none'}") from error
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
-    def link(self, node: str, *, rate: str | None = None, up: bool | None = None) -> None:
-        """Reshape the link of a node, or of `all`, while it runs.
+    def set_link(self, node: str, *, rate: str | None = None, up: bool | None = None) -> None:
+        """Change the link of a node, or of `all`, in the running lab.
 
         Args:
             node: its name.
-            rate: bits per second such as `400M`, or `max` for no limit; None leaves it.
-            up: plug it in or pull it out; None leaves it.
+            rate: bits per second such as `400M`, or `max` for no limit; None keeps the rate.
+            up: whether the link is up; None keeps its state.
 
         Raises:
             UnavailableError: the lab is flat.
         """
-        asked: dict[str, Any] = {} if up is None else {"up": up}
+        change: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:
-            asked["bytes_per_s"] = None if rate == FREE else ClusterSpec(bytes_per_s=parse_rate(rate)).bytes_per_s
-        self.contact.ask("link", node=node, **asked)
+            change["bytes_per_s"] = None if rate == NO_LIMIT else ClusterSpec(bytes_per_s=parse_rate(rate)).bytes_per_s
+        self.client.request("link", node=node, **change)
 
-    def power(self, node: str, *, on: bool) -> None:
+    def set_power(self, node: str, *, on: bool) -> None:
         """Switch a node off as a power cut would, or on again; SLURM notices after some seconds."""
-        self.contact.ask("power", node=node, on=on)
+        self.client.request("power", node=node, on=on)
 
-    def slow(self, node: str, percent: float) -> None:
-        """Stop the processes of a node, but for SLURM's, for that percentage of the time; 0 lets it run freely."""
-        self.contact.ask("slow", node=node, percent=percent)
+    def throttle(self, node: str, percent: float) -> None:
+        """Take that percentage of CPU time from a node's processes, except SLURM's; 0 ends the throttling."""
+        self.client.request("throttle", node=node, percent=percent)
 
-    def mend(self) -> None:
-        """Make the lab as it was when it came up: jobs ended, all nodes on, idle and at full speed, links reshaped."""
-        self.run(["scancel", "--full", "--user", self.contact.place.user], timeout_s=30)
-        self.contact.ask("mend")
+    def restore(self) -> None:
+        """Restore the initial state: no jobs, all nodes on, idle and at full speed, all links up at initial rates."""
+        self.run(["scancel", "--full", "--user", self.client.paths.user], timeout_s=30)
+        self.client.request("restore")
 
-    def told(self) -> dict[str, Any]:
-        """Return what the lab says of itself: `isolation`, `why`, `shape`, and `nodes` with their links."""
-        return self.contact.ask("status")
+    def get_status(self) -> dict[str, Any]:
+        """Return the status of the lab: `isolation`, `why`, `shape` (its configuration) and `nodes`."""
+        return self.client.request("status")
 
 
 def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process of `Lab.start` with all that it started in its session; return what it said."""
-    so_far: subprocess.TimeoutExpired | None = None
+    """End a process of `Lab.start` and its session; return its standard output and standard error so far."""
+    partial: subprocess.TimeoutExpired | None = None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         try:
             return process.communicate(timeout=GRACE_S)
         except subprocess.TimeoutExpired as error:
-            so_far = error
-    # Something left the session and holds the pipes: what came through them so far must do.
+            partial = error
+    # A process outside the session still holds the pipes: return the output so far without waiting for their end.
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()
     process.wait(GRACE_S)
-    return _text(so_far.output if so_far else ""), _text(so_far.stderr if so_far else "")
+    return _decode(partial.output if partial else ""), _decode(partial.stderr if partial else "")
 
 
-def _text(said: bytes | str | None) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+def _decode(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

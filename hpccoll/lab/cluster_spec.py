@@ -1,4 +1,4 @@
-"""What a lab is to look like: how many nodes, how fast their links, what they share."""
+"""`ClusterSpec`: the number of nodes of a lab, their links and shared paths; parsing of rates and times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from hpccoll.errors import UnknownNameError, UsageError
 
-MOST_NODES = 250  # addresses .1 to .250 of one /24; .254 is the control node's
-SLOWEST_BYTES_PER_S = 1000.0
-LONGEST_LATENCY_S = 1.0
+MAX_NODES = 250  # addresses .1 to .250 of one /24; .254 is the control node's
+MIN_BYTES_PER_S = 1000.0
+MAX_LATENCY_S = 1.0
 ALL = "all"
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)(?:bit(?:/s)?|bps)?\s*", re.IGNORECASE)
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s)\s*", re.IGNORECASE)
@@ -23,18 +23,18 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """A lab as it was asked for.
+    """The requested configuration of a lab.
 
     Args:
-        nodes: how many, named node1, node2, ...
-        cpus: CPUs that SLURM believes each node to have; they are all this machine's.
-        bytes_per_s: rate of each node's link in either direction; None for as fast as memory.
-        latency_s: what a frame takes from one node to another, one way; 0 for a plain bridge.
-        shares: paths beneath /tmp that the nodes see, each of which has a /tmp of its own otherwise.
-        subnet: the first three numbers of the addresses; node i has .i.
+        nodes: how many; they are named node1, node2, ...
+        cpus: CPUs per node as SLURM sees them; in fact all nodes share this machine's cores.
+        bytes_per_s: rate of each node's link per direction; None for no limit.
+        latency_s: one-way latency between two nodes; 0 uses a plain bridge.
+        shares: paths below /tmp that all nodes see; otherwise each node has its own /tmp.
+        subnet: the first three numbers of the addresses; node i has the address `subnet`.i.
 
     Raises:
-        UsageError: a number out of range, or a share that is not there.
+        UsageError: a number is out of range, or a shared path does not exist.
     """
 
     nodes: int = 4
@@ -45,32 +45,32 @@ class ClusterSpec:
     subnet: str = "10.77.0"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= MOST_NODES:
-            raise UsageError(f"--nodes {self.nodes}: a lab has 1 to {MOST_NODES} nodes")
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UsageError(f"--nodes {self.nodes}: a lab has 1 to {MAX_NODES} nodes")
         if self.cpus < 1:
             raise UsageError(f"--cpus {self.cpus}: a node has at least one CPU")
-        if self.bytes_per_s is not None and self.bytes_per_s < SLOWEST_BYTES_PER_S:
-            raise UsageError(f"a link of {format_rate(self.bytes_per_s)} is too slow to start on; give at least 8K")
-        if not 0 <= self.latency_s <= LONGEST_LATENCY_S:
-            raise UsageError(f"--latency {self.latency_s} s: give 0 to {LONGEST_LATENCY_S:.0f} s, such as 1ms")
-        numbers = _SUBNET.fullmatch(self.subnet)
-        if numbers is None or any(int(number) > 255 for number in numbers.groups()):
+        if self.bytes_per_s is not None and self.bytes_per_s < MIN_BYTES_PER_S:
+            raise UsageError(f"a link of {format_rate(self.bytes_per_s)} bit/s is too slow; give at least 8K")
+        if not 0 <= self.latency_s <= MAX_LATENCY_S:
+            raise UsageError(f"--latency {self.latency_s} s: give 0 to {MAX_LATENCY_S:.0f} s, such as 1ms")
+        match = _SUBNET.fullmatch(self.subnet)
+        if match is None or any(int(number) > 255 for number in match.groups()):
             raise UsageError(f"--subnet {self.subnet!r} is not the first three numbers of an address, such as 10.77.0")
         for share in self.shares:
             if not Path(share).exists():
-                raise UsageError(f"--share {share}: there is no such path; create it first")
+                raise UsageError(f"--share {share}: no such path; create it first")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the nodes."""
-        return tuple(f"node{at}" for at in range(1, self.nodes + 1))
+        return tuple(f"node{index}" for index in range(1, self.nodes + 1))
 
-    def address(self, name: str) -> str:
+    def get_address(self, name: str) -> str:
         """Return the address of a node, or of the control node `ctl`."""
         return f"{self.subnet}.{254 if name == 'ctl' else self.names.index(name) + 1}"
 
-    def chosen(self, name: str) -> tuple[str, ...]:
-        """Return the node of that name as a tuple of one, or all of them for `all`.
+    def select_nodes(self, name: str) -> tuple[str, ...]:
+        """Return the names of all nodes for `all`, otherwise `name` alone.
 
         Raises:
             UnknownNameError: there is no such node.
@@ -81,30 +81,30 @@ class ClusterSpec:
             raise UnknownNameError("node", name, [*self.names, ALL])
         return (name,)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> ClusterSpec:
-        """Return the shape that `as_dict` wrote."""
-        return cls(**found | {"shares": tuple(found["shares"])})
+    def from_dict(cls, fields: dict[str, Any]) -> ClusterSpec:
+        """Return the configuration that `to_dict` returned."""
+        return cls(**fields | {"shares": tuple(fields["shares"])})
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second of a link rate in bits per second: `400M`, `1G`, `10Mbit` (powers of ten).
+    """Return the bytes per second of a rate in bits per second: `400M`, `1G`, `10Mbit` (powers of ten).
 
     Raises:
-        UsageError: `text` is no rate.
+        UsageError: `text` is not a rate.
     """
     match = _RATE.fullmatch(text)
     if match is None or not float(match[1]):
-        raise UsageError(f"{text!r} is no rate; write bits per second with a suffix K, M or G, such as 400M or 1G")
+        raise UsageError(f"{text!r} is not a rate; write bits per second with a suffix K, M or G, such as 400M or 1G")
     return float(match[1]) * _BITS[match[2].upper()] / 8
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """Return a rate as it is given on the command line: `400M`; `-` where there is no limit."""
+    """Return a rate as the command line takes it: `400M`; `-` for no limit."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -118,18 +118,18 @@ def parse_latency(text: str) -> float:
     """Return the seconds of a time with its unit: `1ms`, `250us`, `0s`.
 
     Raises:
-        UsageError: `text` is no time.
+        UsageError: `text` is not a time.
     """
     if text.strip() == "0":
         return 0.0
     match = _TIME.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no time; write a number with its unit us, ms or s, such as 1ms")
+        raise UsageError(f"{text!r} is not a time; write a number with its unit us, ms or s, such as 1ms")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def find_paths_under_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the folder that nodes hide
-    """Return those of `paths` that a node's own /tmp would hide, without those inside others, in order."""
-    real = sorted({str(Path(path).resolve()) for path in paths})
-    inside = [path for path in real if path.startswith(f"{tmp}/")]
+def find_paths_below_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - nodes hide this one
+    """Return the resolved `paths` below `tmp`, sorted, without those inside other ones."""
+    resolved = sorted({str(Path(path).resolve()) for path in paths})
+    inside = [path for path in resolved if path.startswith(f"{tmp}/")]
     return [path for path in inside if not any(path.startswith(f"{other}/") for other in inside)]

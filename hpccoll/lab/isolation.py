@@ -1,4 +1,4 @@
-"""How nodes are kept apart here: namespaces as root, namespaces of an ordinary user, or not at all (flat)."""
+"""How the nodes of a lab are isolated here: by namespaces as root, by namespaces of an ordinary user, or not (flat)."""
 
 from __future__ import annotations
 
@@ -9,81 +9,93 @@ from enum import Enum
 from hpccoll.errors import UnavailableError
 from hpccoll.lab.requirements import extend_path
 
-_APART = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "--mount", "--uts")
+_NEW_NAMESPACES = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "--mount", "--uts")
 
 
 class Isolation(Enum):
-    """A way to keep nodes apart, best first."""
+    """A way to isolate nodes, best first."""
 
     ROOT = "root"
     USER = "user"
     FLAT = "flat"
 
     @property
-    def means(self) -> str:
-        """What it is, in words."""
+    def description(self) -> str:
+        """One line for people."""
         return {
             Isolation.ROOT: "namespaces, as root",
             Isolation.USER: "namespaces of an ordinary user",
-            Isolation.FLAT: "flat: daemons side by side on 127.0.0.1; nodes share processes, /tmp and the network",
+            Isolation.FLAT: "flat: all daemons on 127.0.0.1; nodes share processes, /tmp and the network",
         }[self]
 
     @property
-    def words(self) -> list[str]:
-        """The command that starts the lab's first process in its own namespaces; it dies with that command."""
+    def unshare_command(self) -> list[str]:
+        """The command prefix that starts the supervisor in its own namespaces; the supervisor dies with that command.
+
+        It is empty in flat mode.
+        """
         if self is Isolation.FLAT:
             return []
-        # Capabilities in the user's own namespace stay with its programs (ip, mount); none of them reach outside.
+        # The capabilities apply to the user's own namespace only; ip and mount need them there.
         user = ["--user", "--map-current-user", "--keep-caps"] if self is Isolation.USER else []
-        return ["unshare", *user, *_APART]
+        return ["unshare", *user, *_NEW_NAMESPACES]
 
-    def entering(self, pid: int) -> list[str]:
-        """Return the command that brings another one to the control node, whose first process has that `pid`."""
+    def build_nsenter_command(self, pid: int) -> list[str]:
+        """Return the command prefix that runs a command on the control node; empty in flat mode.
+
+        Args:
+            pid: the supervisor's process ID.
+        """
         if self is Isolation.FLAT:
             return []
         user = ["--user", "--preserve-credentials"] if self is Isolation.USER else []
         return ["nsenter", "--target", str(pid), *user, "--mount", "--net", "--uts", "--pid"]
 
 
-def find(flat: bool) -> tuple[Isolation, str]:
-    """Return the best way that works here, found by trying, and why not a better one (empty where it is the best).
+def choose_isolation(flat: bool) -> tuple[Isolation, str]:
+    """Return the best isolation that works here, and why no better one does (empty for the best).
+
+    It starts a short-lived process in new namespaces to test each.
 
     Args:
-        flat: whether flat mode was asked for.
+        flat: whether flat mode was requested.
     """
     if flat:
         return Isolation.FLAT, "asked for"
-    refusals = []
-    for isolation in (Isolation.ROOT,) if os.geteuid() == 0 else ():
-        refusals.append(_refusal(isolation))
-        if not refusals[-1]:
-            return isolation, ""
-    refusals.append(_refusal(Isolation.USER))
-    if not refusals[-1]:
-        return Isolation.USER, "; ".join(refusals[:-1])
-    return Isolation.FLAT, "; ".join(refusals)
+    errors: list[str] = []
+    for isolation in (Isolation.ROOT, Isolation.USER) if os.geteuid() == 0 else (Isolation.USER,):
+        error = _test_namespaces(isolation)
+        if not error:
+            return isolation, "; ".join(errors)
+        errors.append(error)
+    return Isolation.FLAT, "; ".join(errors)
 
 
-def _refusal(isolation: Isolation) -> str:
-    """Return why the namespaces cannot be had; empty if they can."""
-    tried = [*isolation.words, "true"]
+def _test_namespaces(isolation: Isolation) -> str:
+    """Return the error of creating the namespaces; empty if it works."""
+    command = [*isolation.unshare_command, "true"]
     environment = {"PATH": extend_path(), "LC_ALL": "C"}
     try:
-        done = subprocess.run(tried, capture_output=True, text=True, timeout=10, check=False, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stderr.strip() if done.returncode else ""
 
 
-def require_node_networks(isolation: Isolation, why: str, wanted: str) -> None:
-    """Refuse what only nodes with networks of their own have.
+def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
+    """Check that nodes have networks of their own.
+
+    Args:
+        isolation: the isolation of the lab.
+        reason: why it is no better.
+        feature: the feature that needs the networks, for the message.
 
     Raises:
         UnavailableError: the lab is flat.
     """
     if isolation is Isolation.FLAT:
         raise UnavailableError(
-            f"{wanted} needs nodes with networks of their own, and this lab is flat ({why}); run it as root, or allow "
-            "user namespaces (sysctl kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_"
-            "userns=0, where these exist)"
+            f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "
+            "allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1` or `sysctl "
+            "kernel.apparmor_restrict_unprivileged_userns=0`, whichever exists"
         )

@@ -1,4 +1,4 @@
-"""The processes of a lab: the controller, the nodes and the delaying switch; started, reshaped, slowed and ended."""
+"""`LabProcesses`: the controller, the nodes and the delay switch of a lab, as child processes of its supervisor."""
 
 from __future__ import annotations
 
@@ -14,130 +14,148 @@ from typing import Any
 
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import network, processes
-from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_under_tmp
+from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_below_tmp
 from hpccoll.lab.isolation import Isolation, require_node_networks
 from hpccoll.lab.state_dir import LabPaths
 
-APART = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+NODE_NAMESPACES = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 START_LIMIT_S = 10.0
 
 
 @dataclass(slots=True)
 class NodeState:
-    """What is known of a node; `process` is None while it is off."""
+    """The state of a node.
+
+    Args:
+        name: its name.
+        device: the control node's end of its link.
+        process: its init process, or the `unshare` around it; None while the node is off.
+        bytes_per_s: the rate of its link; None for no limit.
+        up: whether its link is up.
+        percent: the share of CPU time that is taken from it.
+        throttle: the process that takes it.
+    """
 
     name: str
-    end: str
+    device: str
     process: subprocess.Popen[bytes] | None
     bytes_per_s: float | None
     up: bool = True
     percent: float = 0.0
-    brake: subprocess.Popen[bytes] | None = None
+    throttle: subprocess.Popen[bytes] | None = None
 
 
 class LabProcesses:
-    """Everything that runs in a lab.
+    """The processes of a lab, and their links.
 
     Args:
-        place: the lab's folder.
-        shape: what it looks like.
-        isolation: how nodes are kept apart.
+        paths: the lab's files.
+        spec: its configuration.
+        isolation: how its nodes are isolated.
     """
 
-    def __init__(self, place: LabPaths, shape: ClusterSpec, isolation: Isolation) -> None:
-        self.place, self.shape, self.isolation = place, shape, isolation
-        self.others: list[subprocess.Popen[bytes]] = []
+    def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
+        self.paths, self.spec, self.isolation = paths, spec, isolation
+        self.daemons: list[subprocess.Popen[bytes]] = []  # the controller, then the switch if there is one
         self.nodes = {
-            name: NodeState(name, f"v{at}", None, shape.bytes_per_s) for at, name in enumerate(shape.names, 1)
+            name: NodeState(name, f"v{index}", None, spec.bytes_per_s) for index, name in enumerate(spec.names, 1)
         }
 
     def start_controller(self) -> None:
         """Start slurmctld."""
-        self.others.append(self._started([_found("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
+        self.daemons.append(self._start([_locate("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
 
     def start_switch(self) -> None:
-        """Start the switch that delays frames, where a latency was asked for."""
-        if not self.shape.latency_s:
+        """Start the delay switch if a latency was requested."""
+        if not self.spec.latency_s:
             return
-        ends = [network.CONTROL_END, *(node.end for node in self.nodes.values())]
-        words = [*_program("switch"), str(self.shape.latency_s), *ends]
-        self.others.append(self._started(words, "switch", stdin=subprocess.DEVNULL))
+        devices = [network.CONTROL_DEVICE, *(node.device for node in self.nodes.values())]
+        command = [*_program("switch"), str(self.spec.latency_s), *devices]
+        self.daemons.append(self._start(command, "switch", stdin=subprocess.DEVNULL))
 
-    def begin(self, name: str) -> None:
-        """Start a node's first process, which waits for its link."""
-        node, apart = self.nodes[name], self.isolation is not Isolation.FLAT
-        tmp = self.place.dir / "spool" / name / "tmp"
+    def start_node(self, name: str) -> None:
+        """Start a node's init process, which waits for `connect_node`."""
+        isolated = self.isolation is not Isolation.FLAT
+        tmp = self.paths.dir / "spool" / name / "tmp"
         tmp.mkdir(parents=True, exist_ok=True)
         task = {
             "name": name,
-            "apart": apart,
+            "isolated": isolated,
             "tmp": str(tmp),
-            "shares": find_paths_under_tmp([*self.shape.shares, str(self.place.dir)]),
-            "ip": network.node_batch(self.shape.address(name)),
-            "slurmd": [_found("slurmd"), "-D", *([] if apart else ["-N", name])],
+            "shares": find_paths_below_tmp([*self.spec.shares, str(self.paths.dir)]),
+            "ip": network.build_node_batch(self.spec.get_address(name)),
+            "slurmd": [_locate("slurmd"), "-D", *([] if isolated else ["-N", name])],
         }
-        program = [*_program("node"), json.dumps(task)]
-        node.process = self._started([*(APART if apart else ()), *program], name, stdin=subprocess.PIPE)
+        command = [*(NODE_NAMESPACES if isolated else ()), *_program("node_init"), json.dumps(task)]
+        self.nodes[name].process = self._start(command, name, stdin=subprocess.PIPE)
 
-    def connect(self, name: str) -> None:
-        """Give a node its link, once it has a network of its own, and let it go on."""
+    def connect_node(self, name: str) -> None:
+        """Create a node's link once the node has a network namespace, then let its init process continue."""
         node = self.nodes[name]
         if self.isolation is Isolation.FLAT or node.process is None:
             return
         pid = node.process.pid
         end = time.monotonic() + START_LIMIT_S
-        while _namespace(pid) in (None, _namespace(os.getpid())):
+        while _read_namespace(pid) in (None, _read_namespace(os.getpid())):
             if node.process.poll() is not None or time.monotonic() > end:
-                raise CommunicationError(f"{name} did not start; see {self.place.log(name)}")
+                raise CommunicationError(f"{name} did not start; see {self.paths.log(name)}")
             time.sleep(0.002)
-        network.call(["ip", "-batch", "-"], network.link_batch(node.end, pid, bool(self.shape.latency_s)))
+        batch = network.build_link_batch(node.device, pid, bool(self.spec.latency_s))
+        network.run_network_command(["ip", "-batch", "-"], batch)
         if node.bytes_per_s is not None:
-            self._apply(node)
+            self._apply_rate(node)
         if not node.up:
-            network.call(["ip", "link", "set", node.end, "down"])
-        assert node.process.stdin is not None  # noqa: S101 - opened by `begin`
+            network.run_network_command(["ip", "link", "set", node.device, "down"])
+        assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
         node.process.stdin.write(b"go\n")
         node.process.stdin.flush()
 
-    def link(self, name: str, asked: dict[str, Any]) -> None:
-        """Give a running node's link the rate `bytes_per_s` (None: no limit), or take it `up` or down.
+    def set_link(self, name: str, change: dict[str, Any]) -> None:
+        """Change the link of a node, now or when the node is switched on.
+
+        Args:
+            name: the node.
+            change: may hold `bytes_per_s` (None removes the limit) and `up`.
 
         Raises:
             UnavailableError: the lab is flat.
         """
         require_node_networks(self.isolation, "see `hpccoll lab status`", "a link's rate")
         node = self.nodes[name]
-        if "bytes_per_s" in asked:
-            node.bytes_per_s = asked["bytes_per_s"]
+        if "bytes_per_s" in change:
+            node.bytes_per_s = change["bytes_per_s"]
             if node.process is not None:
-                self._apply(node)
-        if "up" in asked:
-            node.up = asked["up"]
+                self._apply_rate(node)
+        if "up" in change:
+            node.up = change["up"]
             if node.process is not None:
-                network.call(["ip", "link", "set", node.end, "up" if node.up else "down"])
+                network.run_network_command(["ip", "link", "set", node.device, "up" if node.up else "down"])
 
-    def _apply(self, node: NodeState) -> None:
-        assert node.process is not None  # noqa: S101 - its callers have looked
-        network.call(network.shape_words(node.end, node.bytes_per_s))
-        network.call(network.in_network_of(node.process.pid, network.shape_words("eth0", node.bytes_per_s)))
+    def _apply_rate(self, node: NodeState) -> None:
+        """Limit both ends of a running node's link to its rate."""
+        assert node.process is not None  # noqa: S101 - checked by the callers
+        network.run_network_command(network.build_rate_command(node.device, node.bytes_per_s))
+        command = network.build_rate_command("eth0", node.bytes_per_s)
+        network.run_network_command(network.enter_network_of(node.process.pid, command))
 
-    def power(self, name: str, *, on: bool) -> None:
-        """Switch a node off as a power cut would, or on again."""
+    def set_power(self, name: str, *, on: bool) -> None:
+        """Start a node, or kill all its processes at once and remove its link, as a power cut would."""
         node = self.nodes[name]
         if on and node.process is None:
-            self.begin(name)
-            self.connect(name)
+            self.start_node(name)
+            self.connect_node(name)
         elif not on and node.process is not None:
-            self._cut(node)
-            if self.isolation is not Isolation.FLAT:  # the kernel takes its time to remove a dead namespace's devices
-                network.call(["ip", "link", "del", node.end], check=False)
+            self._kill_node(node)
+            if self.isolation is not Isolation.FLAT:  # the kernel is slow to remove the devices of a dead namespace
+                network.run_network_command(["ip", "link", "del", node.device], check=False)
 
-    def _cut(self, node: NodeState) -> None:
-        self._release(node)
+    def _kill_node(self, node: NodeState) -> None:
+        """End a node's processes and wait for their end."""
+        self._end_throttle(node)
         if node.process is None:
             return
-        if self.isolation is Isolation.FLAT:  # no namespace ends its processes: it does so itself
-            assert node.process.stdin is not None  # noqa: S101 - opened by `begin`
+        if self.isolation is Isolation.FLAT:  # without a namespace the init process must end the others itself
+            assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:
             node.process.kill()
@@ -148,83 +166,85 @@ class LabProcesses:
             node.process.wait()
         node.process = None
 
-    def slow(self, name: str, percent: float) -> None:
-        """Stop a node's processes for that percentage of the time; 0 lets it run freely.
+    def throttle_node(self, name: str, percent: float) -> None:
+        """Take that percentage of CPU time from a node's processes; 0 ends the throttling.
 
         Raises:
-            UsageError: the percentage is none, or the node is off.
+            UsageError: the percentage is out of range, or the node is off.
         """
         node = self.nodes[name]
         if not 0 <= percent <= 95:
-            raise UsageError(f"--percent {percent:g}: give 0 (as fast as it can) to 95 (a twentieth of its speed)")
+            raise UsageError(f"--percent {percent:g}: give 0 (full speed) to 95 (a twentieth of the speed)")
         if node.process is None:
             raise UsageError(f"{name} is off; `hpccoll lab power {name} on` first")
-        self._release(node)
+        self._end_throttle(node)
         node.percent = percent
         if percent:
-            others = [self._root(other) for other in self.nodes.values() if other is not node]
-            roots = [str(root) for root in (self._root(node), *others) if root is not None]
-            node.brake = self._started([*_program("brake"), str(percent), *roots], name, stdin=subprocess.DEVNULL)
+            others = [self._find_init(other) for other in self.nodes.values() if other is not node]
+            roots = [str(root) for root in (self._find_init(node), *others) if root is not None]
+            command = [*_program("throttle"), str(percent), *roots]
+            node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
 
-    def _release(self, node: NodeState) -> None:
-        """End a node's brake, which lets its processes go."""
+    def _end_throttle(self, node: NodeState) -> None:
+        """End a node's throttle process, which continues stopped processes as it ends."""
         node.percent = 0.0
-        if node.brake is not None:
-            node.brake.terminate()
-            node.brake.wait()
-            node.brake = None
+        if node.throttle is not None:
+            node.throttle.terminate()
+            node.throttle.wait()
+            node.throttle = None
 
-    def _root(self, node: NodeState) -> int | None:
-        """Return a node's first process, below which is all that it runs."""
+    def _find_init(self, node: NodeState) -> int | None:
+        """Return a node's init process, the ancestor of all its processes; None if the node is off."""
         if node.process is None or self.isolation is Isolation.FLAT:
             return node.process.pid if node.process else None
-        return next(iter(processes.below(node.process.pid)), None)
+        return next(iter(processes.find_descendants(node.process.pid)), None)  # the child of `unshare`
 
-    def mend(self, name: str) -> None:
-        """Make a node as it was when the lab came up."""
+    def restore_node(self, name: str) -> None:
+        """Undo all changes to a node: link up, at the initial rate, power on, full speed."""
         node = self.nodes[name]
         if not node.up:
-            self.link(name, {"up": True})
-        if node.bytes_per_s != self.shape.bytes_per_s:
-            self.link(name, {"bytes_per_s": self.shape.bytes_per_s})
-        self.power(name, on=True)
+            self.set_link(name, {"up": True})
+        if node.bytes_per_s != self.spec.bytes_per_s:
+            self.set_link(name, {"bytes_per_s": self.spec.bytes_per_s})
+        self.set_power(name, on=True)
         if node.percent:
-            self.slow(name, 0.0)
+            self.throttle_node(name, 0.0)
 
-    def resume(self) -> None:
-        """Have SLURM take nodes back that it has drained or given up."""
-        asked = ["sinfo", "-h", "-N", "-t", "down,drain,fail", "-o", "%N"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    def resume_nodes(self) -> None:
+        """Make SLURM use nodes again that it has drained or marked as down."""
+        command = ["sinfo", "-h", "-N", "-t", "down,drain,fail", "-o", "%N"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         for name in sorted({*done.stdout.split()} & {*self.nodes}):
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
 
-    def _started(self, words: list[str], name: str, *, stdin: int) -> subprocess.Popen[bytes]:
-        with self.place.log(name).open("ab") as log:
-            return subprocess.Popen(words, stdin=stdin, stdout=log, stderr=log)
+    def _start(self, command: list[str], log_name: str, *, stdin: int) -> subprocess.Popen[bytes]:
+        """Start a process whose output is appended to a log."""
+        with self.paths.log(log_name).open("ab") as log:
+            return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)
 
     def reap(self) -> None:
-        """Collect what has ended: processes of its own and, as the first of its namespace, orphans."""
-        ended = processes.reap()
-        braking = [node.brake for node in self.nodes.values() if node.brake is not None]
-        nodes = [node.process for node in self.nodes.values() if node.process is not None]
-        for process in (*self.others, *braking, *nodes):
-            process.returncode = ended.get(process.pid, process.returncode)
+        """Collect ended processes, adopted orphans included, and mark nodes whose init process ended as off."""
+        statuses = processes.reap_children()
+        throttles = [node.throttle for node in self.nodes.values() if node.throttle is not None]
+        inits = [node.process for node in self.nodes.values() if node.process is not None]
+        for process in (*self.daemons, *throttles, *inits):
+            process.returncode = statuses.get(process.pid, process.returncode)
         for node in self.nodes.values():
             if node.process is not None and node.process.returncode is not None:
                 node.process = None
 
-    def lost(self) -> str:
-        """Return the name of a node that is off, or of the controller if it has ended; empty where all run."""
-        if self.others[0].returncode is not None:
+    def find_lost(self) -> str:
+        """Return `slurmctld` if it has ended, else the name of a node that is off, else an empty string."""
+        if self.daemons[0].returncode is not None:
             return "slurmctld"
         return next((node.name for node in self.nodes.values() if node.process is None), "")
 
-    def told(self) -> list[dict[str, Any]]:
+    def get_status(self) -> list[dict[str, Any]]:
         """Return the state of each node, for JSON."""
         return [
             {
                 "name": node.name,
-                "address": self.shape.address(node.name) if self.isolation is not Isolation.FLAT else "127.0.0.1",
+                "address": self.spec.get_address(node.name) if self.isolation is not Isolation.FLAT else "127.0.0.1",
                 "power": node.process is not None,
                 "link_up": node.up,
                 "bytes_per_s": node.bytes_per_s,
@@ -234,26 +254,27 @@ class LabProcesses:
         ]
 
     def end(self) -> None:
-        """End all that was started here."""
+        """End the nodes and the daemons, and wait for their end."""
         for node in self.nodes.values():
-            self._cut(node)
-        for process in self.others:
+            self._kill_node(node)
+        for process in self.daemons:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
 
 def _program(name: str) -> list[str]:
-    """Return the command of a program of this folder: without the environment's packages it starts in 20 ms."""
+    """Return the command of a program of this package; without site-packages (-S) it starts in 20 ms."""
     return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
-def _found(program: str) -> str:
-    """Return where a daemon is; its folder is on the PATH that the lab was given."""
+def _locate(program: str) -> str:
+    """Return the path of a daemon; the PATH of the supervisor includes the directories of daemons."""
     return shutil.which(program) or program
 
 
-def _namespace(pid: int) -> str | None:
+def _read_namespace(pid: int) -> str | None:
+    """Return the network namespace of a process, such as `net:[4026531840]`; None if the process has ended."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115 - no path, but a name such as net:[4026531840]
+        return os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115 - the link's target is a name, not a path
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Starting a lab: its folder, its configuration and its first process."""
+"""Starting a lab: its state directory, its configuration and its supervisor."""
 
 from __future__ import annotations
 
@@ -10,96 +10,96 @@ import sys
 from pathlib import Path
 
 from hpccoll.errors import UsageError
-from hpccoll.lab.client import LabClient, kill, running, said, user
+from hpccoll.lab.client import LabClient, connect_lab, get_user_name, kill_lab, parse_answer
 from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation, require_node_networks
 from hpccoll.lab.requirements import extend_path
 from hpccoll.lab.slurm_conf import find_free_ports, format_hosts_file, format_slurm_conf
-from hpccoll.lab.state_dir import LabPaths, clear, remove
+from hpccoll.lab.state_dir import LabPaths, clear_state_dir, remove_path
 
-LONGEST_DIR = 60  # a daemon's socket is 44 characters longer, and none may be longer than 107
-_PLAIN = re.compile(rf"[\w./+-]{{1,{LONGEST_DIR}}}", re.ASCII)
+MAX_DIR = 60  # the path of a daemon's socket is 44 characters longer, and its limit is 107
+_ALLOWED_DIR = re.compile(rf"[\w./+-]{{1,{MAX_DIR}}}", re.ASCII)
 
 
-def launch(
-    shape: ClusterSpec, folder: Path, isolation: Isolation, why: str, lifeline: int | None, *, keep: bool
+def launch_lab(
+    spec: ClusterSpec, state_dir: Path, isolation: Isolation, reason: str, lifeline: int | None, *, keep: bool
 ) -> LabClient:
-    """Start a lab and return when all its nodes are idle.
+    """Start a lab, wait until all its nodes are idle, and return a client of it.
 
     Args:
-        shape: what it is to look like.
-        folder: where it keeps its state; created, and removed with the lab.
-        isolation: how nodes are to be kept apart.
-        why: why not better.
-        lifeline: the end of a pipe to read from; the lab ends when it closes. None: the lab outlives its maker.
-        keep: whether what jobs leave in the shared folder is to outlive the lab.
+        spec: its configuration.
+        state_dir: its state directory; created now, and removed when the lab ends.
+        isolation: how its nodes are isolated.
+        reason: why they are isolated no better.
+        lifeline: the read end of a pipe; the lab ends when the pipe closes. None: the lab outlives this process.
+        keep: whether the files of jobs in the shared directory outlive the lab.
 
     Raises:
-        UsageError: the folder holds something else, or cannot be written.
-        UnavailableError: links were asked for in flat mode, or something is not installed.
-        CommunicationError: the nodes did not come up.
+        UsageError: the directory has other contents, or cannot be written.
+        UnavailableError: a rate or latency was requested in flat mode, or a program is not installed.
+        CommunicationError: the nodes did not start.
     """
-    if shape.bytes_per_s is not None or shape.latency_s:
-        require_node_networks(isolation, why, "--link or --latency")
-    place = LabPaths(folder.resolve(), user())
-    _prepare(place, shape, isolation)
-    hear, tell = os.pipe()
+    if spec.bytes_per_s is not None or spec.latency_s:
+        require_node_networks(isolation, reason, "--link or --latency")
+    paths = LabPaths(state_dir.resolve(), get_user_name())
+    _write_state_dir(paths, spec, isolation)
+    read_end, write_end = os.pipe()
     try:
-        given: dict[str, object] = {"dir": str(place.dir), "user": place.user, "shape": shape.as_dict()}
-        given |= {"isolation": isolation.value, "why": why, "keep": keep}
-        program = [sys.executable, "-S", "-m", "hpccoll.lab.supervisor", json.dumps(given), str(tell)]
-        _start(place, [*isolation.words, *program], lifeline, tell)
+        task: dict[str, object] = {"dir": str(paths.dir), "user": paths.user, "spec": spec.to_dict()}
+        task |= {"isolation": isolation.value, "why": reason, "keep": keep}
+        program = [sys.executable, "-S", "-m", "hpccoll.lab.supervisor", json.dumps(task), str(write_end)]
+        _start_supervisor(paths, [*isolation.unshare_command, *program], lifeline, write_end)
     finally:
-        os.close(tell)
-    with os.fdopen(hear, "rb") as news:
+        os.close(write_end)
+    with os.fdopen(read_end, "rb") as answer:
         try:
-            said(news.readline(), place)
+            parse_answer(answer.readline(), paths)
         except KeyboardInterrupt:
-            kill(place, isolation)
-            clear(place.dir, keep=keep)
+            kill_lab(paths, isolation)
+            clear_state_dir(paths.dir, keep=keep)
             raise
-    return running(folder)
+    return connect_lab(state_dir)
 
 
-def _start(place: LabPaths, words: list[str], lifeline: int | None, tell: int) -> None:
-    """Start the keeper as nobody's child: its maker may end first, and no Ctrl-C of this terminal reaches it."""
-    with place.log("keeper").open("wb") as log:
+def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None, write_end: int) -> None:
+    """Start the supervisor in a session of its own: it may outlive this process, and Ctrl-C does not reach it."""
+    with paths.log("supervisor").open("wb") as log:
         subprocess.run(
-            ["setsid", "--fork", *words],
+            ["setsid", "--fork", *command],
             stdin=lifeline if lifeline is not None else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(tell,),
-            env=_environment(place),
+            pass_fds=(write_end,),
+            env=_build_daemon_environment(paths),
             cwd="/",
             check=True,
         )
 
 
-def _environment(place: LabPaths) -> dict[str, str]:
-    """Return the environment of daemons: what they need and no more; jobs bring that of whoever submits them."""
+def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
+    """Return the minimal environment of daemons; jobs bring the environment of their submission."""
     root = str(Path(__file__).parents[2])
-    return {"PATH": extend_path(), "SLURM_CONF": str(place.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
+    return {"PATH": extend_path(), "SLURM_CONF": str(paths.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 
 
-def _prepare(place: LabPaths, shape: ClusterSpec, isolation: Isolation) -> None:
-    """Create the folder with the configuration."""
-    if not _PLAIN.fullmatch(str(place.dir)):
+def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
+    """Create the state directory with slurm.conf and the hosts file; remove what an earlier lab left there."""
+    if not _ALLOWED_DIR.fullmatch(str(paths.dir)):
         raise UsageError(
-            f"--dir {place.dir}: SLURM takes at most {LONGEST_DIR} letters, digits and any of _ . - + / here; "
-            "name a shorter or plainer folder"
+            f"--dir {paths.dir}: SLURM needs at most {MAX_DIR} characters, each a letter, a digit or one of _ . - + /; "
+            "name a shorter or plainer directory"
         )
     try:
-        place.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = [path.name for path in place.dir.iterdir() if path.name != place.shared.name]
-        if held and not place.conf.exists():
-            raise UsageError(f"--dir {place.dir} holds {held[0]} and is no lab's; name an empty or a new folder")
-        for name in held:
-            remove(place.dir / name)
+        paths.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = [path.name for path in paths.dir.iterdir() if path.name != paths.shared.name]
+        if names and not paths.conf.exists():
+            raise UsageError(f"--dir {paths.dir} holds {names[0]} and is not a lab's; name an empty or a new directory")
+        for name in names:
+            remove_path(paths.dir / name)
         for name in ("state", "spool", "log", "shared"):
-            (place.dir / name).mkdir(exist_ok=True)
-        ports = find_free_ports(shape.nodes) if isolation is Isolation.FLAT else None
-        place.conf.write_text(format_slurm_conf(shape, place, ports), encoding="utf-8")
-        place.hosts.write_text(format_hosts_file(shape), encoding="utf-8")
+            (paths.dir / name).mkdir(exist_ok=True)
+        ports = find_free_ports(spec.nodes) if isolation is Isolation.FLAT else None
+        paths.conf.write_text(format_slurm_conf(spec, paths, ports), encoding="utf-8")
+        paths.hosts.write_text(format_hosts_file(spec), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--dir {place.dir}: cannot write there ({error.strerror or error})") from error
+        raise UsageError(f"--dir {paths.dir}: cannot write there ({error.strerror or error})") from error

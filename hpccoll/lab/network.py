@@ -1,7 +1,7 @@
-"""Links between nodes: pairs of virtual Ethernet, a bridge or the delaying switch, and token buckets for their rates.
+"""Commands that build the network of a lab: veth pairs, a bridge or the delay switch, and token buckets for rates.
 
-Node i holds `eth0`; the other end, `v<i>`, is on the control node. Each end has a bucket for what it sends, so a rate
-holds in both directions.
+Node i has the device `eth0`; the other end of the pair, `v<i>`, is on the control node. Each end has a token bucket for
+what it sends, so a rate applies to both directions.
 """
 
 from __future__ import annotations
@@ -10,78 +10,79 @@ import subprocess
 
 from hpccoll.errors import UnavailableError
 
-BRIDGE, CONTROL_END = "br0", "vctl"
-# Jumbo frames, as clusters have: headers take 0.7 % of a link instead of 4.4 %, and a frame costs this machine less.
+BRIDGE, CONTROL_DEVICE = "br0", "vctl"
+# Jumbo frames, as clusters use: headers take 0.7 % of a link instead of 4.4 %, and a byte costs this machine less.
 MTU = 9000
-# A bucket that is emptied before the kernel's next tick wastes the time between: measured, 50,000 B at 400 Mbit/s cost
-# several percent of the rate, 131,072 B none. It must also hold the largest frame that TCP hands down, 64 KiB.
-LEAST_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
-# The queue takes whole windows of several senders: a drop would halve TCP's rate, which says nothing of the algorithm.
-LEAST_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
+# A bucket that runs empty before the kernel's next tick loses the rest of the tick: measured, 50,000 B at 400 Mbit/s
+# cost several percent of the rate, 131,072 B cost nothing. It must also hold TCP's largest frame, 64 KiB.
+MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
+# The queue holds the full TCP windows of several senders: a drop would halve TCP's rate and distort the measurement.
+MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
-def burst_bytes(bytes_per_s: float) -> int:
-    """Return how much a link of that rate may send at once."""
-    return max(LEAST_BURST_BYTES, round(bytes_per_s * BURST_SECONDS))
+def compute_burst_bytes(bytes_per_s: float) -> int:
+    """Return the size of the token bucket for a rate."""
+    return max(MIN_BURST_BYTES, round(bytes_per_s * BURST_SECONDS))
 
 
-def queue_bytes(bytes_per_s: float) -> int:
-    """Return how much may wait for a link of that rate."""
-    return max(LEAST_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + burst_bytes(bytes_per_s)
+def compute_queue_bytes(bytes_per_s: float) -> int:
+    """Return the length of the queue for a rate."""
+    return max(MIN_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + compute_burst_bytes(bytes_per_s)
 
 
-def shape_words(device: str, bytes_per_s: float | None) -> list[str]:
-    """Return the `tc` command that gives a device a rate, or takes it away for None."""
+def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
+    """Return the `tc` command that limits a device to a rate; None removes the limit."""
     if bytes_per_s is None:
         return ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"]
-    bucket = ["rate", f"{round(bytes_per_s * 8)}bit", "burst", str(burst_bytes(bytes_per_s))]
-    return ["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket, "limit", str(queue_bytes(bytes_per_s))]
+    bucket = ["rate", f"{round(bytes_per_s * 8)}bit", "burst", str(compute_burst_bytes(bytes_per_s))]
+    limit = str(compute_queue_bytes(bytes_per_s))
+    return ["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket, "limit", limit]
 
 
-def control_batch(address: str, switched: bool) -> str:
-    """Return the `ip -batch` commands that prepare the control node.
+def build_control_batch(address: str, delayed: bool) -> str:
+    """Return the `ip -batch` lines that set up the control node.
 
     Args:
         address: the control node's.
-        switched: whether the delaying switch joins the links, and not a bridge.
+        delayed: whether the delay switch connects the links instead of a bridge.
     """
-    if not switched:
+    if not delayed:
         return (
             f"link set lo up\nlink add {BRIDGE} mtu {MTU} type bridge\n"
             f"addr add {address}/24 dev {BRIDGE}\nlink set {BRIDGE} up\n"
         )
     return (
-        f"link set lo up\nlink add {CONTROL_END} mtu {MTU} type veth peer name ctl0 mtu {MTU}\n"
-        f"addr add {address}/24 dev ctl0\nlink set ctl0 up\nlink set {CONTROL_END} up\n"
+        f"link set lo up\nlink add {CONTROL_DEVICE} mtu {MTU} type veth peer name ctl0 mtu {MTU}\n"
+        f"addr add {address}/24 dev ctl0\nlink set ctl0 up\nlink set {CONTROL_DEVICE} up\n"
     )
 
 
-def link_batch(end: str, pid: int, switched: bool) -> str:
-    """Return the `ip -batch` commands that give the network namespace of process `pid` a link that ends in `end`."""
-    master = "" if switched else f"link set {end} master {BRIDGE}\n"
-    return f"link add {end} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {pid}\n{master}link set {end} up\n"
+def build_link_batch(device: str, pid: int, delayed: bool) -> str:
+    """Return the `ip -batch` lines that connect `device` with an eth0 in the network namespace of process `pid`."""
+    master = "" if delayed else f"link set {device} master {BRIDGE}\n"
+    return f"link add {device} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {pid}\n{master}link set {device} up\n"
 
 
-def node_batch(address: str) -> str:
-    """Return the `ip -batch` commands that a node runs on its own side of the link."""
+def build_node_batch(address: str) -> str:
+    """Return the `ip -batch` lines that a node runs for its own end of the link."""
     return f"link set lo up\naddr add {address}/24 dev eth0\nlink set eth0 up\n"
 
 
-def call(words: list[str], given: str = "", *, check: bool = True) -> None:
-    """Run a network command.
+def run_network_command(command: list[str], stdin: str = "", *, check: bool = True) -> None:
+    """Run a command such as `ip` or `tc`.
 
     Raises:
-        UnavailableError: it failed; the message holds its words and what it said.
+        UnavailableError: the command failed; the message holds the command and the last line of its output.
     """
-    done = subprocess.run(words, input=given, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
     if check and done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        lines = (done.stderr or done.stdout).strip().splitlines()
         raise UnavailableError(
-            f"`{' '.join(words)}` ended with {done.returncode}: {said[-1] if said else 'without a word'}; "
-            "the kernel may lack bridge, veth or tbf: `hpccoll lab up --flat` needs none of them"
+            f"`{' '.join(command)}` ended with status {done.returncode}: {lines[-1] if lines else 'no output'}; "
+            "if the kernel lacks bridge, veth or tbf, use `hpccoll lab up --flat`, which needs none of them"
         )
 
 
-def in_network_of(pid: int, words: list[str]) -> list[str]:
-    """Return the command that runs `words` in the network namespace of process `pid`."""
-    return ["nsenter", "--net", "--target", str(pid), *words]
+def enter_network_of(pid: int, command: list[str]) -> list[str]:
+    """Return `command` prefixed such that it runs in the network namespace of process `pid`."""
+    return ["nsenter", "--net", "--target", str(pid), *command]

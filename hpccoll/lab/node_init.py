@@ -1,6 +1,7 @@
-"""The first process of a node: prepares it and starts slurmd. Run as a program of its own.
+"""Program that is the init process of a node: it sets the node up, runs slurmd, and ends all processes of the node.
 
-It reads `go` from standard input when the link is there, and ends the node when that closes.
+It waits for a line `go` on standard input, which says that the network device exists. It ends when slurmd ends or
+standard input closes.
 """
 
 from __future__ import annotations
@@ -16,52 +17,52 @@ from pathlib import Path
 
 from hpccoll.lab import processes
 
-REAP_S = 0.2
+REAP_INTERVAL_S = 0.2
 
 
-def prepare(name: str, task: dict[str, list[str] | str]) -> None:
-    """Give the node its name, shared memory, /tmp and address; the link is there already."""
+def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
+    """Set the node's host name, /dev/shm, /tmp and address; mount the shared paths into its /tmp."""
     socket.sethostname(name)
     mount = ["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs"]
     subprocess.run([*mount, "/dev/shm"], check=True)  # noqa: S108 - the node's own
     tmp = str(task["tmp"])
     subprocess.run([*mount, tmp], check=True)
     for share in task["shares"]:
-        inside = Path(tmp + share.removeprefix("/tmp"))  # noqa: S108 - what the node's own /tmp would hide
+        inside = Path(tmp + share.removeprefix("/tmp"))  # noqa: S108 - the node's own /tmp would hide it
         if Path(share).is_dir():
             inside.mkdir(parents=True, exist_ok=True)
         else:
             inside.parent.mkdir(parents=True, exist_ok=True)
             inside.touch()
         subprocess.run(["mount", "--rbind", share, str(inside)], check=True)
-    subprocess.run(["mount", "--rbind", tmp, "/tmp"], check=True)  # noqa: S108 - see above
+    subprocess.run(["mount", "--rbind", tmp, "/tmp"], check=True)  # noqa: S108 - the node's own
     subprocess.run(["ip", "-batch", "-"], input=str(task["ip"]), text=True, check=True)
 
 
-def serve(daemon: list[str]) -> None:
-    """Start slurmd and wait until it ends or standard input closes."""
-    process = subprocess.Popen(daemon, stdin=subprocess.DEVNULL)
-    process.returncode = 0  # reaped here with all others
+def run_daemon(command: list[str]) -> None:
+    """Start a daemon and reap children until it ends or standard input closes."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    process.returncode = 0  # `reap_children` collects it: Popen must not wait for it
     while True:
-        ready, _, _ = select.select([0], [], [], REAP_S)
-        if process.pid in processes.reap() or (ready and not os.read(0, 4096)):
+        ready, _, _ = select.select([0], [], [], REAP_INTERVAL_S)
+        if process.pid in processes.reap_children() or (ready and not os.read(0, 4096)):
             return
 
 
 def main() -> int:
-    """Be the node that the only argument describes."""
+    """Run the node that the JSON argument describes; return the exit status."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if task["apart"]:
+    if task["isolated"]:
         if os.read(0, 3) != b"go\n":
             return 1
-        prepare(task["name"], task)
+        set_up_node(task["name"], task)
     else:
-        processes.adopt()
+        processes.become_subreaper()
     try:
-        serve(task["slurmd"])
+        run_daemon(task["slurmd"])
     finally:
-        processes.end()
+        processes.kill_descendants()
     return 0
 
 

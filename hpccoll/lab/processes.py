@@ -1,4 +1,4 @@
-"""The processes of a node, as /proc shows them: who descends from whom, and how much they run."""
+"""Processes as /proc shows them: descendants, threads, CPU time; and signals to them."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def _parents() -> dict[int, int]:
-    """Return all processes that can be seen, each with its parent."""
-    found = {}
+def _read_parents() -> dict[int, int]:
+    """Return the parent of every visible process."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError, IndexError):  # ended meanwhile
-                found[int(entry.name)] = int(_after_name(entry / "stat")[1])
-    return found
+            with suppress(OSError, IndexError):  # the process has ended meanwhile
+                parents[int(entry.name)] = int(_read_stat(entry / "stat")[1])
+    return parents
 
 
-def _after_name(stat: Path) -> list[str]:
-    """Return the fields that follow the name, which may hold anything: state, parent, ..."""
+def _read_stat(stat: Path) -> list[str]:
+    """Return the fields of a /proc stat file after the command name: state, parent, ...
+
+    The name is skipped because it may contain spaces and parentheses.
+    """
     return stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
-def below(root: int) -> list[int]:
-    """Return the processes that descend from process `root`."""
-    parents = _parents()
-    found: list[int] = []
+def find_descendants(root: int) -> list[int]:
+    """Return the descendants of process `root`, without itself."""
+    parents = _read_parents()
+    descendants: list[int] = []
     level = {root}
     while level:
         level = {pid for pid, parent in parents.items() if parent in level}
-        found += level
-    return found
+        descendants += level
+    return descendants
 
 
-def handles_cont(pid: int) -> bool:
-    """Whether a process acts on SIGCONT, as srun does, which hands it on to all its tasks."""
+def handles_sigcont(pid: int) -> bool:
+    """Whether a process has a handler for SIGCONT, or has ended; srun forwards SIGCONT to all its tasks."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -47,16 +50,16 @@ def handles_cont(pid: int) -> bool:
     return bool(caught >> (signal.SIGCONT - 1) & 1)
 
 
-def threads(pid: int) -> list[Path]:
-    """Return the threads of a process; none if it has ended."""
+def list_threads(pid: int) -> list[Path]:
+    """Return the /proc directories of the threads of a process; none if it has ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return []
 
 
-def ran_s(thread: Path) -> float | None:
-    """Return how long a thread has run so far; None if it has ended."""
+def read_run_s(thread: Path) -> float | None:
+    """Return the CPU seconds of a thread so far; None if it has ended."""
     try:
         return int((thread / "schedstat").read_text(encoding="ascii").split()[0]) * 1e-9
     except (OSError, IndexError):
@@ -66,45 +69,45 @@ def ran_s(thread: Path) -> float | None:
 def is_runnable(thread: Path) -> bool:
     """Whether a thread runs or waits for a core."""
     try:
-        return _after_name(thread / "stat")[0] == "R"
+        return _read_stat(thread / "stat")[0] == "R"
     except (OSError, IndexError):
         return False
 
 
-def running_everywhere() -> int:
+def count_runnable_threads() -> int:
     """Return how many threads of the whole machine run or wait for a core."""
     return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
 
 
-def send(pids: list[int], number: int) -> None:
-    """Send a signal to all that are still there."""
+def send_signal(pids: list[int], number: int) -> None:
+    """Send a signal to those processes that still exist."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def reap() -> dict[int, int]:
-    """Collect every process that has ended, orphans included, which are inherited; return their exit statuses."""
-    ended: dict[int, int] = {}
+def reap_children() -> dict[int, int]:
+    """Collect every child that has ended, adopted orphans included; return exit statuses by process ID."""
+    statuses: dict[int, int] = {}
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
-    return ended
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return statuses
 
 
-def adopt() -> None:
-    """Become the parent of orphans, as the first process of a namespace is: so that they end with this process."""
-    import ctypes  # here, where it is not needed on every start
+def become_subreaper() -> None:
+    """Make this process adopt orphaned descendants, as the init process of a namespace does."""
+    import ctypes  # imported here because only flat mode needs it
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end() -> None:
-    """End everything that this process started; what it leaves behind while dying, too."""
+def kill_descendants() -> None:
+    """Kill all descendants of this process, including those that appear meanwhile, and wait for their end."""
     for _ in range(100):
-        pids = below(os.getpid())
-        reap()
+        pids = find_descendants(os.getpid())
+        reap_children()
         if not pids:
             return
-        send(pids, signal.SIGKILL)
+        send_signal(pids, signal.SIGKILL)
         time.sleep(0.01)

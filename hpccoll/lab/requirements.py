@@ -1,10 +1,9 @@
-"""What a lab needs of the system: programs that Debian and its kin have in four packages."""
+"""The system programs that a lab needs, and the Debian packages that contain them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 
 from hpccoll.errors import UnavailableError
 
@@ -23,31 +22,26 @@ PROGRAMS = {
     "mount": "mount",
 }
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client iproute2"
-_SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
+_SYSTEM_DIRS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
 def extend_path() -> str:
-    """Return PATH with the folders of daemons, which an ordinary user's often lacks."""
-    given = os.environ.get("PATH", "").split(os.pathsep)
-    return os.pathsep.join([*(each for each in given if each), *(each for each in _SYSTEM if each not in given)])
+    """Return PATH with the directories of daemons appended, which an ordinary user's PATH often lacks."""
+    dirs = [name for name in os.environ.get("PATH", "").split(os.pathsep) if name]
+    return os.pathsep.join([*dirs, *(name for name in _SYSTEM_DIRS if name not in dirs)])
 
 
-def missing(programs: Iterable[str] = PROGRAMS) -> list[str]:
-    """Return the programs that are not installed."""
-    path = extend_path()
-    return [name for name in programs if shutil.which(name, path=path) is None]
-
-
-def require() -> None:
-    """Do nothing if everything is installed.
+def require_programs() -> None:
+    """Check that all programs are installed.
 
     Raises:
-        UnavailableError: something is not; the message names it and the command that installs it.
+        UnavailableError: programs are missing; the message names them and the command that installs them.
     """
-    absent = missing()
-    if absent:
-        packages = " ".join(sorted({PROGRAMS[name] for name in absent}))
+    path = extend_path()
+    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
         raise UnavailableError(
-            f"a lab needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed "
-            f"(of {packages}); on Debian or Ubuntu: {INSTALL}"
+            f"a lab needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed "
+            f"(packages: {packages}); on Debian or Ubuntu: {INSTALL}"
         )

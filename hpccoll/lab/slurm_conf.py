@@ -1,4 +1,4 @@
-"""The text of slurm.conf and of the hosts file: a SLURM without systemd, munge, or anything of the host's own."""
+"""The contents of slurm.conf and of the hosts file: a SLURM that needs no systemd, munge or host configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from hpccoll.lab.state_dir import LabPaths
 
 @dataclass(frozen=True, slots=True)
 class LoopbackPorts:
-    """Where daemons listen in flat mode, where all share one address: the controller's port, and one a node."""
+    """The ports of the daemons in flat mode, where all of them share 127.0.0.1.
+
+    Args:
+        control: the controller's port.
+        nodes: one port per node.
+        host: this machine's name.
+    """
 
     control: int
     nodes: tuple[int, ...]
@@ -20,18 +26,18 @@ class LoopbackPorts:
 
 
 def find_free_ports(nodes: int) -> LoopbackPorts:
-    """Return ports that nobody listens at, one for the controller and one a node."""
+    """Return unused ports, one for the controller and one per node."""
     with ExitStack() as stack:
-        found = []
+        ports = []
         for _ in range(nodes + 1):
-            held = stack.enter_context(socket.socket())
-            held.bind(("127.0.0.1", 0))
-            found.append(held.getsockname()[1])
-    return LoopbackPorts(found[0], tuple(found[1:]), socket.gethostname())
+            bound = stack.enter_context(socket.socket())
+            bound.bind(("127.0.0.1", 0))
+            ports.append(bound.getsockname()[1])
+    return LoopbackPorts(ports[0], tuple(ports[1:]), socket.gethostname())
 
 
-# Each line that is not a default has its reason. A lab is to notice a dead node soon (14 s;
-# 28 s with the default time limits of messages), and to start a job at once.
+# The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts); the scheduler
+# parameters let it start a job at once.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none
@@ -55,39 +61,40 @@ JobCompType=jobcomp/filetxt
 """
 
 
-def format_hosts_file(shape: ClusterSpec) -> str:
+def format_hosts_file(spec: ClusterSpec) -> str:
     """Return the hosts file of a lab: the loopback, the control node, and the nodes."""
-    named = [("127.0.0.1", "localhost"), *((shape.address(name), name) for name in ("ctl", *shape.names))]
-    return "".join(f"{address} {name}\n" for address, name in named)
+    entries = [("127.0.0.1", "localhost"), *((spec.get_address(name), name) for name in ("ctl", *spec.names))]
+    return "".join(f"{address} {name}\n" for address, name in entries)
 
 
-def format_slurm_conf(shape: ClusterSpec, place: LabPaths, flat: LoopbackPorts | None = None) -> str:
+def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: LoopbackPorts | None = None) -> str:
     """Return the slurm.conf of a lab.
 
     Args:
-        shape: its nodes.
-        place: its folder and user.
-        flat: the ports, where all daemons share the host's name and loopback address; None where nodes are apart.
+        spec: the nodes.
+        paths: the state directory and the user.
+        ports: the ports of flat mode; None for nodes with networks of their own.
     """
-    control = f"{flat.host}(127.0.0.1)" if flat else f"ctl({shape.address('ctl')})"
-    own = {
-        "SlurmctldHost": control,
-        "SlurmUser": place.user,
-        "SlurmdUser": place.user,
-        "StateSaveLocation": place.dir / "state",
-        "SlurmdSpoolDir": place.dir / "spool" / "%n",
-        "SlurmctldPidFile": place.dir / "slurmctld.pid",
-        "SlurmdPidFile": place.dir / "spool" / "%n.pid",
-        "SlurmctldLogFile": place.log("slurmctld"),
-        "SlurmdLogFile": place.log("%n"),
-        "JobCompLoc": place.dir / "jobs.txt",
+    settings = {
+        "SlurmctldHost": f"{ports.host}(127.0.0.1)" if ports else f"ctl({spec.get_address('ctl')})",
+        "SlurmUser": paths.user,
+        "SlurmdUser": paths.user,
+        "StateSaveLocation": paths.dir / "state",
+        "SlurmdSpoolDir": paths.dir / "spool" / "%n",
+        "SlurmctldPidFile": paths.dir / "slurmctld.pid",
+        "SlurmdPidFile": paths.dir / "spool" / "%n.pid",
+        "SlurmctldLogFile": paths.log("slurmctld"),
+        "SlurmdLogFile": paths.log("%n"),
+        "JobCompLoc": paths.dir / "jobs.txt",
     }
-    if flat:  # auth/none believes whoever can reach it: nobody from outside this host may
-        own |= {"SlurmctldPort": flat.control, "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
-    lines = [f"{key}={value}\n" for key, value in own.items()]
-    has = f"CPUs={shape.cpus} RealMemory=2000 State=UNKNOWN"
-    for at, name in enumerate(shape.names):
-        where = f"NodeHostname={flat.host} NodeAddr=127.0.0.1 Port={flat.nodes[at]}" if flat else ""
-        lines.append(f"NodeName={name} {where or f'NodeAddr={shape.address(name)}'} {has}\n")
+    if ports:  # auth/none trusts every client, so the daemons must not be reachable from other hosts
+        settings |= {"SlurmctldPort": ports.control, "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
+    lines = [f"{key}={value}\n" for key, value in settings.items()]
+    resources = f"CPUs={spec.cpus} RealMemory=2000 State=UNKNOWN"
+    for index, name in enumerate(spec.names):
+        address = f"NodeAddr={spec.get_address(name)}"
+        if ports:
+            address = f"NodeHostname={ports.host} NodeAddr=127.0.0.1 Port={ports.nodes[index]}"
+        lines.append(f"NodeName={name} {address} {resources}\n")
     lines.append("PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n")
     return _COMMON + "".join(lines)

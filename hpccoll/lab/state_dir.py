@@ -1,4 +1,4 @@
-"""What a lab leaves of its folder: nothing, but for what jobs put into the shared one of a folder that has a name."""
+"""The state directory of a lab: its paths and its removal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SHARED = "shared"
 
 @dataclass(frozen=True, slots=True)
 class LabPaths:
-    """Where a lab lives.
+    """The files of a lab.
 
     Args:
-        dir: its folder.
-        user: who runs it, and the only one whose jobs it takes: auth/none believes what it is told.
+        dir: the state directory.
+        user: the user who runs the lab. Only this user's jobs are accepted, because auth/none verifies nothing.
     """
 
     dir: Path
@@ -23,46 +23,46 @@ class LabPaths:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf, which SLURM_CONF names to every command."""
+        """The slurm.conf of the lab; the environment variable SLURM_CONF names it."""
         return self.dir / "slurm.conf"
 
     @property
     def hosts(self) -> Path:
-        """What stands in for /etc/hosts."""
+        """The hosts file that is mounted over /etc/hosts."""
         return self.dir / "hosts"
 
     @property
-    def control(self) -> Path:
-        """The socket at which the keeper listens."""
+    def socket(self) -> Path:
+        """The Unix socket on which the supervisor listens."""
         return self.dir / "control"
 
     @property
     def shared(self) -> Path:
-        """The folder for what jobs read and write on all nodes."""
+        """The directory for the files of jobs, visible to all nodes."""
         return self.dir / SHARED
 
     def log(self, name: str) -> Path:
-        """Return the log of a daemon."""
+        """Return the path of a daemon's log."""
         return self.dir / "log" / f"{name}.log"
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a whole folder."""
+def remove_path(path: Path) -> None:
+    """Remove a file or a directory tree; errors inside a tree are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
-def clear(folder: Path, *, keep: bool) -> None:
-    """Remove a lab's folder; if asked to `keep` results, all but a shared folder that holds something."""
-    for path in list(folder.iterdir()) if folder.is_dir() else ():
+def clear_state_dir(state_dir: Path, *, keep: bool) -> None:
+    """Remove a state directory; with `keep`, a shared directory that is not empty stays."""
+    for path in list(state_dir.iterdir()) if state_dir.is_dir() else ():
         if path.name != SHARED or not keep:
-            remove(path)
-    for path in (folder / SHARED, folder):
+            remove_path(path)
+    for path in (state_dir / SHARED, state_dir):
         try:
             path.rmdir()
         except FileNotFoundError:
             continue
-        except OSError:  # it holds something
+        except OSError:  # not empty
             return

@@ -1,6 +1,6 @@
-"""The keeper: the first process of a lab. It builds the cluster, does what it is asked at a socket, and takes all down.
+"""Program that is the init process of a lab: it builds the cluster, serves requests on a socket, and ends everything.
 
-Standard input is the lifeline: where it is a pipe, its end (the death of whoever made the lab) ends the lab as well.
+Where standard input is a pipe, the lab ends when the pipe closes, that is, when the process that started it dies.
 """
 
 from __future__ import annotations
@@ -22,65 +22,65 @@ from hpccoll.lab import network, processes
 from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.lab_processes import LabProcesses
-from hpccoll.lab.state_dir import LabPaths, clear
+from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
 IDLE_LIMIT_S = 30.0
 POLL_S = 0.03
 
 
 class Supervisor:
-    """A running lab, seen from inside.
+    """A lab as seen from inside.
 
     Args:
-        place: its folder.
-        shape: what it is to look like.
-        isolation: how its nodes are kept apart.
-        why: why they are not better apart.
-        keep: whether results in the shared folder outlive it.
+        paths: its files.
+        spec: its configuration.
+        isolation: how its nodes are isolated.
+        reason: why they are isolated no better.
+        keep: whether files in the shared directory outlive it.
     """
 
-    def __init__(self, place: LabPaths, shape: ClusterSpec, isolation: Isolation, why: str, *, keep: bool) -> None:
-        self.place, self.shape, self.isolation, self.why, self.keep = place, shape, isolation, why, keep
-        self.crew = LabProcesses(place, shape, isolation)
+    def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation, reason: str, *, keep: bool) -> None:
+        self.paths, self.spec, self.isolation, self.reason, self.keep = paths, spec, isolation, reason, keep
+        self.processes = LabProcesses(paths, spec, isolation)
         self.ended = False
 
-    def build(self) -> None:
-        """Start everything and wait until every node is idle."""
+    def start_cluster(self) -> None:
+        """Set up the control node, start all daemons and wait until every node is idle."""
         if self.isolation is not Isolation.FLAT:
-            subprocess.run(["mount", "--bind", str(self.place.hosts), "/etc/hosts"], check=True)
+            subprocess.run(["mount", "--bind", str(self.paths.hosts), "/etc/hosts"], check=True)
             socket.sethostname("ctl")
-            batch = network.control_batch(self.shape.address("ctl"), bool(self.shape.latency_s))
-            network.call(["ip", "-batch", "-"], batch)
-        self.crew.start_controller()
-        for name in self.shape.names:
-            self.crew.begin(name)
-        for name in self.shape.names:
-            self.crew.connect(name)
-        self.crew.start_switch()
-        self.wait_idle()
+            batch = network.build_control_batch(self.spec.get_address("ctl"), bool(self.spec.latency_s))
+            network.run_network_command(["ip", "-batch", "-"], batch)
+        self.processes.start_controller()
+        for name in self.spec.names:
+            self.processes.start_node(name)
+        for name in self.spec.names:
+            self.processes.connect_node(name)
+        self.processes.start_switch()
+        self.wait_until_idle()
 
-    def wait_idle(self) -> None:
-        """Wait until SLURM calls all nodes idle.
+    def wait_until_idle(self) -> None:
+        """Wait until SLURM reports all nodes as idle; return nodes that it drained or gave up to service.
 
         Raises:
-            CommunicationError: they are not in time; the message holds what the logs end with.
+            CommunicationError: a daemon ended, or the time limit passed; the message holds the last line of each log.
         """
         end = time.monotonic() + IDLE_LIMIT_S
         while time.monotonic() < end:
-            asked = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r: those that answer
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
-            if done.stdout.strip() == str(self.shape.nodes):
+            command = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r: only responding nodes
+            done = subprocess.run(command, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
+            if done.stdout.strip() == str(self.spec.nodes):
                 return
-            self.crew.reap()
-            if lost := self.crew.lost():
-                raise CommunicationError(f"{lost} ended; the logs say last: {last_words(self.place)}")
-            self.crew.resume()
+            self.processes.reap()
+            if lost := self.processes.find_lost():
+                raise CommunicationError(f"{lost} ended; last lines of the logs: {read_last_log_lines(self.paths)}")
+            self.processes.resume_nodes()
             time.sleep(POLL_S)
         late = f"the nodes did not all become idle within {IDLE_LIMIT_S:.0f} s"
-        raise CommunicationError(f"{late}; the logs say last: {last_words(self.place)}")
+        raise CommunicationError(f"{late}; last lines of the logs: {read_last_log_lines(self.paths)}")
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer until told to end, or until the lifeline breaks."""
+        """Answer requests until one ends the lab or standard input closes."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             if sys.stdin is not None and not Path("/dev/null").samefile(f"/proc/self/fd/{sys.stdin.fileno()}"):
@@ -90,117 +90,112 @@ class Supervisor:
                     if key.fileobj is not listener:
                         return
                     self.answer(listener.accept()[0])
-                self.crew.reap()
+                self.processes.reap()
 
-    def answer(self, peer: socket.socket) -> None:
-        """Do one thing that was asked and say what came of it."""
-        with peer:
-            peer.settimeout(5.0)
+    def answer(self, connection: socket.socket) -> None:
+        """Read one request, carry it out, send the result or the error, and close the connection."""
+        with connection:
+            connection.settimeout(5.0)
             try:
-                asked = json.loads(peer.makefile("rb").readline())
-                said = {"said": self.do(asked)}
+                answer: dict[str, Any] = {"result": self.execute(json.loads(connection.makefile("rb").readline()))}
             except HpccollError as error:
-                said = {"error": str(error), "status": error.exit_status}
+                answer = {"error": str(error), "status": error.exit_status}
             except (OSError, ValueError, KeyError, subprocess.SubprocessError):
-                said = {"error": traceback.format_exc(), "status": 1}
+                answer = {"error": traceback.format_exc(), "status": 1}
             try:
-                peer.sendall(json.dumps(said).encode() + b"\n")
-            except OSError:  # whoever asked is gone
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+            except OSError:  # the client is gone
                 return
 
-    def do(self, asked: dict[str, Any]) -> Any:
-        """Carry out a request: `do` names it, `node` the nodes that it is about."""
-        nodes = self.shape.chosen(asked.get("node", "all"))
-        match asked["do"]:
+    def execute(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request on its `node` (default: all); return the status of the lab afterwards."""
+        names = self.spec.select_nodes(request.get("node", "all"))
+        match request["action"]:
             case "link":
-                for name in nodes:
-                    self.crew.link(name, asked)
+                for name in names:
+                    self.processes.set_link(name, request)
             case "power":
-                for name in nodes:
-                    self.crew.power(name, on=asked["on"])
-            case "slow":
-                for name in nodes:
-                    self.crew.slow(name, float(asked["percent"]))
-            case "mend":
-                self.mend()
+                for name in names:
+                    self.processes.set_power(name, on=request["on"])
+            case "throttle":
+                for name in names:
+                    self.processes.throttle_node(name, float(request["percent"]))
+            case "restore":
+                for name in self.spec.names:
+                    self.processes.restore_node(name)
+                self.wait_until_idle()
             case "status":
                 pass
             case "down":
                 self.ended = True
             case other:
-                raise UsageError(f"the lab does not know how to {other!r}")
-        return self.told()
+                raise UsageError(f"unknown action {other!r}; is the lab of another version? End it: hpccoll lab down")
+        return self.get_status()
 
-    def mend(self) -> None:
-        """Undo what was done to nodes and links, and wait until all nodes are idle again."""
-        for name in self.shape.names:
-            self.crew.mend(name)
-        self.wait_idle()
-
-    def told(self) -> dict[str, Any]:
-        """Return what a lab says of itself."""
+    def get_status(self) -> dict[str, Any]:
+        """Return the isolation, the configuration and the state of each node, for JSON."""
         return {
             "isolation": self.isolation.value,
-            "why": self.why,
-            "shape": self.shape.as_dict(),
-            "nodes": self.crew.told(),
+            "why": self.reason,
+            "shape": self.spec.to_dict(),
+            "nodes": self.processes.get_status(),
         }
 
     def end(self) -> None:
-        """End all processes and remove what the lab wrote, except results that are to be kept."""
-        self.crew.end()
-        processes.end()
-        clear(self.place.dir, keep=self.keep)
+        """End all processes and remove the state directory, except for results to keep."""
+        self.processes.end()
+        processes.kill_descendants()
+        clear_state_dir(self.paths.dir, keep=self.keep)
 
 
-def last_words(place: LabPaths) -> str:
-    """Return the last line of each log."""
+def read_last_log_lines(paths: LabPaths) -> str:
+    """Return the last line of each log, joined by semicolons."""
     found = []
-    for path in sorted((place.dir / "log").glob("*.log")):
+    for path in sorted((paths.dir / "log").glob("*.log")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         found += [f"{path.stem}: {lines[-1]}"] if lines else []
-    return "; ".join(found) or "nothing"
+    return "; ".join(found) or "all empty"
 
 
-def listen(place: LabPaths) -> socket.socket:
-    """Open the socket, by way of a descriptor as whoever connects to it does."""
-    folder = os.open(place.dir, os.O_RDONLY)
+def open_listener(paths: LabPaths) -> socket.socket:
+    """Return a listening Unix socket, bound through a directory descriptor because its path is limited in length."""
+    descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"/proc/self/fd/{folder}/{place.control.name}")
+        listener.bind(f"/proc/self/fd/{descriptor}/{paths.socket.name}")
         listener.listen(16)
     finally:
-        os.close(folder)
+        os.close(descriptor)
     return listener
 
 
 def main() -> None:
-    """Build the lab that the first argument describes; say on the descriptor of the second when it stands."""
-    given, news = json.loads(sys.argv[1]), int(sys.argv[2])
+    """Run the lab that the first argument describes; write one line to the descriptor of the second when it is up."""
+    task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    place = LabPaths(Path(given["dir"]), given["user"])
-    shape, isolation = ClusterSpec.from_dict(given["shape"]), Isolation(given["isolation"])
-    keeper = Supervisor(place, shape, isolation, given["why"], keep=given["keep"])
-    if keeper.isolation is Isolation.FLAT:
-        processes.adopt()
-    said: dict[str, Any] = {}
+    paths = LabPaths(Path(task["dir"]), task["user"])
+    spec, isolation = ClusterSpec.from_dict(task["spec"]), Isolation(task["isolation"])
+    supervisor = Supervisor(paths, spec, isolation, task["why"], keep=task["keep"])
+    if isolation is Isolation.FLAT:
+        processes.become_subreaper()
+    answer: dict[str, Any] = {}
     try:
         try:
-            with listen(place) as listener:
-                keeper.build()
-                os.write(news, json.dumps({"said": keeper.told()}).encode() + b"\n")
-                os.close(news)
-                news = -1
-                keeper.serve(listener)
+            with open_listener(paths) as listener:
+                supervisor.start_cluster()
+                os.write(descriptor, json.dumps({"result": supervisor.get_status()}).encode() + b"\n")
+                os.close(descriptor)
+                descriptor = -1
+                supervisor.serve(listener)
         except HpccollError as error:
-            said = {"error": str(error), "status": error.exit_status}
-        except Exception:  # noqa: BLE001 - whoever waits must hear of it
-            said = {"error": traceback.format_exc(), "status": 1}
+            answer = {"error": str(error), "status": error.exit_status}
+        except Exception:  # noqa: BLE001 - the process that started the lab must receive the error
+            answer = {"error": traceback.format_exc(), "status": 1}
     finally:
-        keeper.end()
-        if news >= 0:
-            os.write(news, json.dumps(said).encode() + b"\n")
+        supervisor.end()
+        if descriptor >= 0:
+            os.write(descriptor, json.dumps(answer).encode() + b"\n")
 
 
 if __name__ == "__main__":

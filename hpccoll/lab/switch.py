@@ -1,9 +1,11 @@
-"""A switch that delays: carries frames between the ends of links, each some time after it came. A program of its own.
+"""Program that is an Ethernet switch with latency: it forwards each frame a fixed time after its arrival.
 
-The kernel's own delay (netem) is a module that many machines lack, so frames pass through here: raw packet sockets on
-the control node's ends of the links. Large frames stay whole, as TCP hands them down, with a header that tells the
-kernel where to cut them (the same header as for virtual machines), so 400 Mbit/s are a thousand frames a second. Rates
-are not this program's business: token buckets at the ends keep them.
+    python -m hpccoll.lab.switch DELAY_S DEVICE...
+
+The kernel's own delay (netem) is a module that many machines lack. So this program forwards frames in user space,
+through raw packet sockets on the control node's ends of the links. TCP's large frames stay whole, with the virtio-net
+header that tells the kernel where to cut them, so 400 Mbit/s are only a thousand frames per second. Rates are limited
+by token buckets at the ends of the links, not here.
 """
 
 from __future__ import annotations
@@ -18,74 +20,71 @@ from pathlib import Path
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL, SO_RCVBUFFORCE, SO_SNDBUFFORCE = 0x0003, 33, 32
 VNET_HEADER = 10  # bytes before each frame
-LONGEST_FRAME = 1 << 17
-BUFFER_BYTES = 32 << 20  # whole windows of several senders: a drop would halve TCP's rate
-MOST_AT_ONCE = 64  # frames from one link before the others have their turn
+MAX_FRAME = 1 << 17
+BUFFER_BYTES = 32 << 20  # the full TCP windows of several senders: a drop would halve TCP's rate
+MAX_BATCH = 64  # frames from one link before the other links are served
 
 
-def opened(end: str) -> socket.socket:
-    """Return a socket that carries the frames of one end of a link."""
+def open_link(device: str) -> socket.socket:
+    """Return a non-blocking raw socket bound to a device."""
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     for force, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         try:
             link.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)
-        except PermissionError:  # only the first user namespace may exceed the limit
+        except PermissionError:  # only the initial user namespace may exceed the system's limit
             link.setsockopt(socket.SOL_SOCKET, plain, BUFFER_BYTES)
     link.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-    link.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)  # what this program sends is not to come back
+    link.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)  # do not receive the frames that this program sends
     link.setblocking(False)
-    link.bind((end, ETH_P_ALL))
+    link.bind((device, ETH_P_ALL))
     return link
 
 
 class DelaySwitch:
-    """The ends of all links, and the frames on their way.
+    """A learning switch that delays every frame by the same time.
 
     Args:
-        ends: names of the devices.
-        delay_s: what each frame takes.
+        devices: the control node's ends of the links.
+        delay_s: the delay of each frame.
     """
 
-    def __init__(self, ends: list[str], delay_s: float) -> None:
+    def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
-        self.links = [opened(end) for end in ends]
-        self.behind: dict[bytes, socket.socket] = {}  # which link a hardware address was seen on
-        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()  # all wait equally long: in order
+        self.links = [open_link(device) for device in devices]
+        self.link_of_address: dict[bytes, socket.socket] = {}  # learned from source addresses
+        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()  # in order: all wait equally long
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 
     def run(self) -> None:
-        """Carry frames until killed."""
+        """Forward frames until killed."""
         while True:
-            rest = max(0.0, self.delayed[0][0] - time.monotonic()) if self.delayed else None
-            full = [link for link, frames in self.ready.items() if frames]
-            readable, _, _ = select.select(self.links, full, [], rest)
+            timeout = max(0.0, self.delayed[0][0] - time.monotonic()) if self.delayed else None
+            blocked = [link for link, frames in self.ready.items() if frames]
+            readable, _, _ = select.select(self.links, blocked, [], timeout)
             for link in readable:
-                self.take(link)
-            self.pass_on()
+                self.receive_frames(link)
+            self.send_due_frames()
 
-    def take(self, link: socket.socket) -> None:
-        """Read what has come, and see where it goes."""
-        for _ in range(MOST_AT_ONCE):
+    def receive_frames(self, link: socket.socket) -> None:
+        """Read the frames of a link, learn their source addresses, and queue them for their targets."""
+        for _ in range(MAX_BATCH):
             try:
-                frame = link.recv(LONGEST_FRAME)
-            except OSError:  # nothing more, or its device is gone or down
+                frame = link.recv(MAX_FRAME)
+            except OSError:  # no more frames, or the device is down or removed
                 return
             target, source = frame[VNET_HEADER : VNET_HEADER + 6], frame[VNET_HEADER + 6 : VNET_HEADER + 12]
-            self.behind[source] = link
-            known = self.behind.get(target)
-            to = (
-                [known]
-                if known is not None and not target[0] & 1
-                else [each for each in self.links if each is not link]
-            )
-            self.delayed.append((time.monotonic() + self.delay_s, to, frame))
+            self.link_of_address[source] = link
+            outgoing = self.link_of_address.get(target)
+            is_multicast = target[0] & 1
+            links = [outgoing] if outgoing and not is_multicast else [other for other in self.links if other != link]
+            self.delayed.append((time.monotonic() + self.delay_s, links, frame))
 
-    def pass_on(self) -> None:
-        """Send what is due; a link that is full keeps its frames in order until it has room."""
+    def send_due_frames(self) -> None:
+        """Send the frames whose delay is over; a link whose buffer is full keeps its frames in order."""
         now = time.monotonic()
         while self.delayed and self.delayed[0][0] <= now:
-            _, to, frame = self.delayed.popleft()
-            for link in to:
+            _, links, frame = self.delayed.popleft()
+            for link in links:
                 self.ready[link].append(frame)
         for link, frames in self.ready.items():
             while frames:
@@ -93,11 +92,11 @@ class DelaySwitch:
                     link.send(frames[0])
                 except BlockingIOError:
                     break
-                except OSError:  # its device is down: the frame is lost, as in a cable that was pulled out
+                except OSError:  # the device is down: the frame is lost, as with an unplugged cable
                     pass
                 frames.popleft()
 
 
 if __name__ == "__main__":
-    Path("/proc/self/timerslack_ns").write_text("1", encoding="ascii")  # the kernel wakes sleepers 50 us late otherwise
+    Path("/proc/self/timerslack_ns").write_text("1", encoding="ascii")  # otherwise the kernel wakes sleepers 50 us late
     DelaySwitch(sys.argv[2:], float(sys.argv[1])).run()

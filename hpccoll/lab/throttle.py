@@ -1,8 +1,9 @@
-"""The brake: makes the processes of a node slow, whether the machine is idle or full. A program of its own.
+"""Program that throttles the processes of one node to a fraction of their CPU time.
 
-    python -m hpccoll.lab.throttle PERCENT ROOT OTHER...
+    python -m hpccoll.lab.throttle PERCENT ROOT OTHER_ROOT...
 
-Everything below process ROOT is slowed until this program is told to end; OTHER are the roots of the other nodes.
+It stops and continues all descendants of process ROOT until it receives SIGTERM. The OTHER_ROOT processes are the init
+processes of the other nodes; their CPU time is the reference.
 """
 
 from __future__ import annotations
@@ -17,120 +18,128 @@ from pathlib import Path
 
 from hpccoll.lab import processes
 
-CYCLE_S = 0.004  # short against what is measured, long against what a signal costs
+CYCLE_S = 0.004  # short compared with a measurement, long compared with the cost of a signal
 LONGEST_STOP_S = 0.200
-LOOK_S = 0.050  # between two looks for new processes, and at other nodes
-WORK_S = 0.0002  # who runs less from one look to the next mostly sleeps
-IDLE_S = 1.0  # after which one that worked counts no more; a braked one may have no turn for a while
-MEMORY = 0.8  # of what was seen in the last turns
-AHEAD_S = 0.004  # running time that a node may save up while it waits for others
-FIRST = -10  # the nice level at which signals are sent in time; as root only
+SCAN_INTERVAL_S = 0.050  # between two scans for new processes
+BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
+IDLE_S = 1.0  # a thread stays busy this long after it last ran: a throttled thread may not run in every interval
+SMOOTHING = 0.8  # weight of the past in exponential averages
+MAX_CREDIT_S = 0.004  # running time that a node may save up while it waits for other nodes
+PRIORITY = -10  # nice value that lets signals go out in time; only root can set it
 
 
 class BusyThreads:
-    """The threads below some processes that do work, and how long they run.
+    """The threads below some root processes that use CPU time, and how long they run.
 
-    Those that mostly sleep, as SLURM's do, are left out: to stop them changes nothing, and each time they are let go
-    they look like busy ones. So is what handles SIGCONT (srun), which would hand it on to all its tasks.
+    Two kinds are left out. Stopping sleeping threads, such as those of SLURM's daemons, has no effect, and continuing
+    them makes them look busy. Processes that handle SIGCONT (srun) would forward it to all their tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
         self.roots = tuple(roots)
-        self.noted: dict[Path, float] = {}
-        self.worked: dict[Path, float] = {}  # when it was last seen to
-        self.ran: dict[Path, float] = {}
+        self.last_run_s: dict[Path, float] = {}  # CPU seconds of every thread at the last scan
+        self.last_busy: dict[Path, float] = {}  # time of the scan that last found a thread busy
+        self.counted_s: dict[Path, float] = {}  # running time already returned by `take_used_s`
         self.pids: list[int] = []
-        self.running = 0.0
+        self.mean_running = 0.0
 
-    def look(self) -> None:
-        """Find those that worked since the last look."""
-        found = [pid for root in self.roots for pid in processes.below(root) if not processes.handles_cont(pid)]
-        owner = {thread: pid for pid in found for thread in processes.threads(pid)}
-        noted = {thread: processes.ran_s(thread) or 0.0 for thread in owner}
+    def scan(self) -> None:
+        """Update the set of busy threads and of their processes."""
+        descendants = [pid for root in self.roots for pid in processes.find_descendants(root)]
+        pids = [pid for pid in descendants if not processes.handles_sigcont(pid)]
+        owner = {thread: pid for pid in pids for thread in processes.list_threads(pid)}
+        run_s = {thread: processes.read_run_s(thread) or 0.0 for thread in owner}
         now = time.monotonic()
-        for thread, ran in noted.items():
-            if ran - self.noted.get(thread, ran) > WORK_S:
-                self.worked[thread] = now
-        self.worked = {each: last for each, last in self.worked.items() if each in noted and now - last < IDLE_S}
-        self.ran = {thread: self.ran.get(thread, noted[thread]) for thread in self.worked}
-        self.noted = noted
-        self.pids = sorted({owner[thread] for thread in self.ran})
+        for thread, seconds in run_s.items():
+            if seconds - self.last_run_s.get(thread, seconds) > BUSY_S:
+                self.last_busy[thread] = now
+        self.last_busy = {
+            thread: last for thread, last in self.last_busy.items() if thread in run_s and now - last < IDLE_S
+        }
+        self.counted_s = {thread: self.counted_s.get(thread, run_s[thread]) for thread in self.last_busy}
+        self.last_run_s = run_s
+        self.pids = sorted({owner[thread] for thread in self.counted_s})
 
-    def used_s(self) -> float:
-        """Return how long all of them together have run since this was last asked; note how many run now."""
+    def take_used_s(self) -> float:
+        """Return the CPU seconds of all busy threads since the last call; update the mean number that run."""
         total = 0.0
-        for thread, before in self.ran.items():
-            ran = processes.ran_s(thread)
-            if ran is not None:
-                total += ran - before
-                self.ran[thread] = ran
-        now = sum(processes.is_runnable(thread) for thread in self.ran)
-        self.running += (now - self.running) * (1 - MEMORY)
+        for thread, before in self.counted_s.items():
+            run_s = processes.read_run_s(thread)
+            if run_s is not None:
+                total += run_s - before
+                self.counted_s[thread] = run_s
+        running = sum(processes.is_runnable(thread) for thread in self.counted_s)
+        self.mean_running += (running - self.mean_running) * (1 - SMOOTHING)
         return total
 
 
 class CpuThrottle:
-    """Lets a node's processes run for a part of the time that they would have without it, by stopping all of them.
+    """Limits a node's processes to a fraction of the CPU time that they would get otherwise.
 
-    To stop them for a share of the clock would not do: on a machine that is full, who has stood still goes first when
-    it may run again, and makes up for it. So their running time is counted, and held to a part of what they would have:
-    a core for each running thread, or its share of the cores where more threads than cores run; but no more than the
+    Stopping them for a fraction of wall-clock time is not enough: on a busy machine the scheduler favours threads that
+    were stopped, and they catch up. So their CPU time is counted and limited. The unthrottled reference is one core per
+    running thread, or an equal share of the cores where more threads run than there are cores, but at most what the
     running threads of the other nodes get.
+
+    Args:
+        percent: the share of CPU time to take away.
+        root: the init process of the node.
+        other_roots: the init processes of the other nodes.
     """
 
-    def __init__(self, percent: float, root: int, others: Iterable[int]) -> None:
-        self.share = percent / 100
+    def __init__(self, percent: float, root: int, other_roots: Iterable[int]) -> None:
+        self.stopped_share = percent / 100
         self.cores = len(os.sched_getaffinity(0))
-        self.own, self.others = BusyThreads([root]), BusyThreads(others)
-        self.everywhere = 0.0
-        self.fair = 1.0
-        self.ahead_s = 0.0
-        self.last = self.looked = time.monotonic()
-        self.own.look()
-        self.others.look()
+        self.own, self.others = BusyThreads([root]), BusyThreads(other_roots)
+        self.mean_runnable = 0.0  # threads of the whole machine
+        self.core_share = 1.0  # what one running thread would get of a core
+        self.credit_s = 0.0
+        self.last_step = self.last_scan = time.monotonic()
+        self.own.scan()
+        self.others.scan()
 
     def run(self) -> None:
-        """Brake until told to end."""
+        """Throttle until the process is told to end."""
         while True:
-            self.turn()
-            time.sleep(CYCLE_S * (1 - self.share))
+            self.step()
+            time.sleep(CYCLE_S * (1 - self.stopped_share))
 
-    def turn(self) -> None:
-        """Count what they ran, and stop them for as long as it was too much."""
+    def step(self) -> None:
+        """Charge the CPU time used since the last step; where it exceeds the limit, stop the processes to make up."""
         now = time.monotonic()
-        used_s = self.own.used_s()
-        if now - self.looked > LOOK_S:
-            self.estimate(now)
-        allowed = (1 - self.share) * max(self.own.running, 1.0) * self.fair
-        self.ahead_s = min(self.ahead_s - used_s + allowed * (now - self.last), AHEAD_S)
-        self.last = now
-        if self.ahead_s < 0:
+        used_s = self.own.take_used_s()
+        if now - self.last_scan > SCAN_INTERVAL_S:
+            self.update_reference(now)
+        allowed = (1 - self.stopped_share) * max(self.own.mean_running, 1.0) * self.core_share
+        self.credit_s = min(self.credit_s - used_s + allowed * (now - self.last_step), MAX_CREDIT_S)
+        self.last_step = now
+        if self.credit_s < 0:
             try:
-                processes.send(self.own.pids, signal.SIGSTOP)
-                time.sleep(min(-self.ahead_s / allowed, LONGEST_STOP_S))
+                processes.send_signal(self.own.pids, signal.SIGSTOP)
+                time.sleep(min(-self.credit_s / allowed, LONGEST_STOP_S))
             finally:
-                processes.send(self.own.pids, signal.SIGCONT)
+                processes.send_signal(self.own.pids, signal.SIGCONT)
 
-    def estimate(self, now: float) -> None:
-        """Look again who is there, and what share of a core a running thread gets."""
-        passed_s, self.looked = now - self.looked, now
-        self.everywhere += (processes.running_everywhere() - self.everywhere) * (1 - MEMORY)
-        fair = min(1.0, self.cores / max(self.everywhere, 1.0))
-        used_s = self.others.used_s()
-        if self.others.running > 0.5:
-            fair = min(fair, used_s / passed_s / self.others.running)
-        self.fair += (max(fair, 0.02) - self.fair) * (1 - MEMORY)
-        self.own.look()
-        self.others.look()
+    def update_reference(self, now: float) -> None:
+        """Estimate a running thread's unthrottled share of a core; scan for new threads."""
+        elapsed_s, self.last_scan = now - self.last_scan, now
+        self.mean_runnable += (processes.count_runnable_threads() - self.mean_runnable) * (1 - SMOOTHING)
+        share = min(1.0, self.cores / max(self.mean_runnable, 1.0))
+        used_s = self.others.take_used_s()
+        if self.others.mean_running > 0.5:
+            share = min(share, used_s / elapsed_s / self.others.mean_running)
+        self.core_share += (max(share, 0.02) - self.core_share) * (1 - SMOOTHING)
+        self.own.scan()
+        self.others.scan()
 
 
 def main() -> None:
-    """Brake what the arguments name."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that nothing is left standing
+    """Throttle the node that the command line names."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs `finally`, which continues stopped processes
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, FIRST)
-    percent, root, *others = sys.argv[1:]
-    CpuThrottle(float(percent), int(root), map(int, others)).run()
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    percent, root, *other_roots = sys.argv[1:]
+    CpuThrottle(float(percent), int(root), map(int, other_roots)).run()
 
 
 if __name__ == "__main__":

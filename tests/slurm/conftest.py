@@ -15,8 +15,7 @@ from typing import NoReturn
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab import isolation
-from hpccoll.lab import requirements as packages
+from hpccoll.lab import isolation, requirements
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec
 
@@ -34,7 +33,7 @@ def give_up(reason: str) -> NoReturn:
 def needs_slurm() -> None:
     """SLURM is here, or there is nothing to test."""
     try:
-        packages.require()
+        requirements.require_programs()
     except UnavailableError as error:
         give_up(str(error))
 
@@ -42,7 +41,7 @@ def needs_slurm() -> None:
 @pytest.fixture(scope="session")
 def needs_nodes_apart(needs_slurm) -> None:
     """Nodes can have networks of their own here, or nothing that is about links can be tested."""
-    way, why = isolation.find(flat=False)
+    way, why = isolation.choose_isolation(flat=False)
     if way is isolation.Isolation.FLAT:
         give_up(f"nodes cannot be kept apart here: {why}")
 
@@ -64,4 +63,4 @@ def whole_lab(needs_nodes_apart, shares) -> Iterator[Lab]:
 def lab(whole_lab) -> Iterator[Lab]:
     """Four idle nodes with two CPUs each and links without limits; whatever a test did to them is undone."""
     yield whole_lab
-    whole_lab.mend()
+    whole_lab.restore()

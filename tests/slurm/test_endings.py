@@ -107,7 +107,7 @@ def test_the_warning_before_the_time_limit_requeues(lab, tmp_path):
 def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(lab, tmp_path, node):
     job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS[:-1], "5")
     job.until(lambda: bool(job.records(FILE)))
-    lab.power(node, on=False)
+    lab.set_power(node, on=False)
     before = job.records(FILE)
     job.until(lambda: "PENDING" in job.facts()["JobState"])  # SLURM has noticed, and requeued it
     if node != "node1":  # the batch script itself ran on node1

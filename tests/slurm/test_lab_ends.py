@@ -24,26 +24,31 @@ from hpccoll.lab.isolation import Isolation
 ROOT = Path(__file__).parents[2]
 HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]
 NOBODY = "65534"
+CHOOSES_ISOLATION = """
+from hpccoll.lab.isolation import choose_isolation
+isolation, reason = choose_isolation(flat=False)
+print(isolation.value, "|", reason)
+"""
 USES_A_LAB = """
 import os, sys
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec
 with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
     done = lab.run(["srun", "-N2", "bash", "-c", "hostname; id -u"], timeout_s=60)
-    print(lab.told()["isolation"], *sorted(done.stdout.split()))
-    lab.link("node2", rate="40M")
-    lab.power("node2", on=False)
+    print(lab.get_status()["isolation"], *sorted(done.stdout.split()))
+    lab.set_link("node2", rate="40M")
+    lab.set_power("node2", on=False)
 """
 HOLDS_A_LAB = """
 import sys, time
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec
 with Lab(ClusterSpec(nodes=2), flat=sys.argv[1] == "flat") as lab:
-    (lab.shared / "result").touch()
+    (lab.shared_dir / "result").touch()
     lab.start(["srun", "-N2", "sleep", "600"])
     while "node2" not in lab.run(["squeue", "-h", "-o", "%N"]).stdout.replace("[1-2]", "2"):
         time.sleep(0.05)
-    print(lab.dir, flush=True)
+    print(lab.state_dir, flush=True)
     time.sleep(600)
 """
 
@@ -92,7 +97,7 @@ def gone(folder, limit_s=20.0):
 
 @pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
 def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
-    with Lab(ClusterSpec(nodes=2), folder=folder, flat=flat) as lab:
+    with Lab(ClusterSpec(nodes=2), state_dir=folder, flat=flat) as lab:
         sleeping = lab.start(["srun", "-N2", "sleep", "600"])
         assert left_of(folder)
     assert gone(folder) == []
@@ -101,8 +106,8 @@ def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
 
 
 def test_its_end_waits_for_the_process_that_keeps_its_namespaces(needs_nodes_apart, folder):
-    with Lab(ClusterSpec(nodes=1), folder=folder) as lab:
-        status = Path(f"/proc/{lab.contact.pid}/status").read_text(encoding="ascii")
+    with Lab(ClusterSpec(nodes=1), state_dir=folder) as lab:
+        status = Path(f"/proc/{lab.client.pid}/status").read_text(encoding="ascii")
         parent = int(status.partition("PPid:")[2].split()[0])
         os.kill(parent, signal.SIGSTOP)  # as a busy machine may hold it up after the lab's first process has ended
         late = threading.Timer(1.0, os.kill, (parent, signal.SIGCONT))
@@ -170,17 +175,17 @@ def test_a_record_fulfils_the_schema(lab):
 
     from hpccoll.measure.schema import schema
 
-    record = json.loads(hpccoll("lab", "status", "--json", "-", "--dir", str(lab.dir)).stdout)
+    record = json.loads(hpccoll("lab", "status", "--json", "-", "--dir", str(lab.state_dir)).stdout)
     jsonschema.validate(record, schema())
 
 
 def test_results_in_the_shared_folder_stay(needs_slurm, folder):
-    with Lab(ClusterSpec(nodes=1), folder=folder) as lab:
-        lab.run(["srun", "bash", "-c", f"echo 42 > {lab.shared}/result"])
+    with Lab(ClusterSpec(nodes=1), state_dir=folder) as lab:
+        lab.run(["srun", "bash", "-c", f"echo 42 > {lab.shared_dir}/result"])
     result = folder / "shared" / "result"
     assert result.read_text(encoding="ascii") == "42\n"
     assert left_of(folder) == []
-    with Lab(ClusterSpec(nodes=1), folder=folder):  # and the folder serves again
+    with Lab(ClusterSpec(nodes=1), state_dir=folder):  # and the folder serves again
         assert result.exists()
     result.unlink()
     result.parent.rmdir()
@@ -204,8 +209,13 @@ def test_an_ordinary_user_needs_no_root(needs_slurm):
     python = python_of_nobody()
     if python is None:
         pytest.skip("no Python that an ordinary user may run sees this folder")
-    words = [*python, "-c", "from hpccoll.lab.isolation import find; print(find(False)[0].value)"]
-    if "user" not in subprocess.run(words, capture_output=True, text=True, check=True, env=environment()).stdout:
+    words = [
+        *python,
+        "-c",
+        "from hpccoll.lab.isolation import choose_isolation; print(choose_isolation(False)[0].value)",
+    ]
+    chosen = subprocess.run(words, capture_output=True, text=True, check=True, env=environment()).stdout
+    if not chosen.startswith("user"):
         pytest.skip("this kernel lets ordinary users have no namespaces")
     words = [*python, "-c", USES_A_LAB]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment())
@@ -218,11 +228,11 @@ def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
         done = lab.run(["srun", "-N3", "bash", "-c", "echo $SLURMD_NODENAME"], timeout_s=60)
         assert sorted(done.stdout.split()) == ["node1", "node2", "node3"], done.stderr
         with pytest.raises(UnavailableError, match="lab is flat"):
-            lab.link("node1", rate="1M")
-        lab.power("node2", on=False)
-        assert [node["power"] for node in lab.told()["nodes"]] == [True, False, True]
+            lab.set_link("node1", rate="1M")
+        lab.set_power("node2", on=False)
+        assert [node["power"] for node in lab.get_status()["nodes"]] == [True, False, True]
         listening = lab.run(["ss", "-Hltn"]).stdout.splitlines()
-        ports = re.findall(r"Port=(\d+)", (lab.dir / "slurm.conf").read_text(encoding="utf-8"))
+        ports = re.findall(r"Port=(\d+)", (lab.state_dir / "slurm.conf").read_text(encoding="utf-8"))
         places = [line.split()[3] for line in listening if line.split()[3].rpartition(":")[2] in ports]
         assert places, "the daemons listen nowhere"
         assert all(place.startswith("127.") for place in places), "auth/none must not be reached from outside"
@@ -232,8 +242,7 @@ def test_flat_is_found_where_namespaces_are_refused(needs_slurm):
     # A user namespace may forbid further ones in itself, which is how this kernel is made to refuse them for once.
     inner = "for kind in user net pid mnt; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done; "
     inner += f'exec {sys.executable} -c "$0"'
-    code = "from hpccoll.lab.isolation import find; way, why = find(False); print(way.value, '|', why)"
-    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", inner, code]
+    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", inner, CHOOSES_ISOLATION]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment())
     if "unshare" in done.stderr:
         pytest.skip(f"no user namespace to try it in: {done.stderr}")
@@ -245,5 +254,5 @@ def test_flat_is_found_where_namespaces_are_refused(needs_slurm):
 def test_root_needs_no_user_namespace():
     if os.geteuid():
         pytest.skip("for root")
-    way, why = isolation.find(flat=False)
+    way, why = isolation.choose_isolation(flat=False)
     assert (way, why) == (Isolation.ROOT, "") or why

@@ -57,14 +57,14 @@ def test_nodes_share_nothing_but_the_shared_folder(lab):
     said = "echo $SLURMD_NODENAME > /tmp/mine; cp /tmp/mine /dev/shm/mine; cp /tmp/mine $0/$SLURMD_NODENAME; "
     said += "sleep 0.5; cat /tmp/mine /dev/shm/mine; ls /tmp/mine /dev/shm | wc -l; readlink /proc/self/ns/ipc; "
     said += "ip -4 -o addr show eth0 | grep -o 'inet [0-9.]*'"
-    done = lab.run(["srun", "--nodes=4", "--label", "bash", "-c", said, str(lab.shared)], timeout_s=60)
+    done = lab.run(["srun", "--nodes=4", "--label", "bash", "-c", said, str(lab.shared_dir)], timeout_s=60)
     lines = sorted(done.stdout.splitlines())
     by_rank = [[line.split(": ", 1)[1] for line in lines if line.startswith(f"{rank}:")] for rank in range(4)]
     for rank, name in enumerate(ALL):
         assert by_rank[rank].count(name) == 2, done.stdout
         assert f"inet 10.77.0.{rank + 1}" in by_rank[rank]
     assert len({line for line in done.stdout.split() if line.startswith("ipc:")}) == 4
-    assert sorted(path.name for path in lab.shared.glob("node*")) == ALL
+    assert sorted(path.name for path in lab.shared_dir.glob("node*")) == ALL
 
 
 def test_the_exit_status_and_both_streams_come_back(lab):
@@ -79,7 +79,7 @@ def test_what_does_not_end_is_killed_and_said(lab):
 
 @pytest.mark.parametrize("rate", ["400M", "80M"])
 def test_a_link_keeps_its_rate(lab, rate):
-    lab.link("node2", rate=rate)
+    lab.set_link("node2", rate=rate)
     wanted = parse_rate(rate)
     found = []
     for _ in range(4):  # other work on this machine may take its share of a try
@@ -93,40 +93,40 @@ def test_a_link_keeps_its_rate(lab, rate):
 def test_a_power_cut_and_a_cut_link_are_seen_and_over_again(lab):
     sleeping = lab.start(["srun", "-w", "node3,node4", "--ntasks=2", "sleep", "600"])
     wait_for(lambda: {state(lab, "node3"), state(lab, "node4")} <= {"mixed", "allocated"})
-    lab.link("node1", up=False)
-    lab.power("node4", on=False)
-    told = [(node["power"], node["link_up"]) for node in lab.told()["nodes"]]
+    lab.set_link("node1", up=False)
+    lab.set_power("node4", on=False)
+    told = [(node["power"], node["link_up"]) for node in lab.get_status()["nodes"]]
     assert told == [(True, False), (True, True), (True, True), (False, True)]
     wait_for(lambda: state(lab, "node4").startswith("down") and state(lab, "node1").startswith("down"))
     _, said = sleeping.communicate(timeout=60)
     assert sleeping.returncode != 0
     assert "node4" in said
     assert state(lab, "node2") == "idle"
-    lab.mend()
+    lab.restore()
     assert [state(lab, node) for node in ALL] == ["idle"] * 4
 
 
 def test_a_slow_node_is_slow_alone_and_among_others(lab):
-    lab.slow("node3", percent=75)
+    lab.throttle("node3", percent=75)
     together = pace(lab, "--nodes=4", "--ntasks-per-node=2")
     alone = {name: pace(lab, "--nodes=1", "-w", name)[name] for name in ("node2", "node3")}
     assert together["node3"] < 0.7 * min(together[name] for name in ALL if name != "node3"), together
     assert alone["node3"] < 0.6 * alone["node2"], alone
-    lab.slow("node3", percent=0)
+    lab.throttle("node3", percent=0)
     free = pace(lab, "--nodes=4", "--ntasks-per-node=2")
     assert free["node3"] > 0.7 * sum(free.values()) / 4, free
 
 
 def test_what_cannot_be_is_refused(lab):
     with pytest.raises(UsageError, match="all, node1"):
-        lab.power("node9", on=False)
+        lab.set_power("node9", on=False)
     with pytest.raises(UsageError, match="--percent 100"):
-        lab.slow("node1", percent=100)
-    with pytest.raises(UsageError, match="no rate"):
-        lab.link("node1", rate="slow")
-    lab.power("node1", on=False)
+        lab.throttle("node1", percent=100)
+    with pytest.raises(UsageError, match="not a rate"):
+        lab.set_link("node1", rate="slow")
+    lab.set_power("node1", on=False)
     with pytest.raises(UsageError, match="node1 is off"):
-        lab.slow("node1", percent=50)
+        lab.throttle("node1", percent=50)
 
 
 def test_latency_adds_up_over_the_way_there_and_back(needs_nodes_apart, shares):
@@ -144,7 +144,7 @@ def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_nodes_apart, 
     folder = Path("/tmp") / f"lab-{os.getpid()}"
     with (
         pytest.raises(CommunicationError, match=r"(?s)node1 ended.*no such luck"),
-        Lab(ClusterSpec(nodes=1, shares=(str(tmp_path),)), folder=folder),
+        Lab(ClusterSpec(nodes=1, shares=(str(tmp_path),)), state_dir=folder),
     ):
         pytest.fail("it started")
     assert not folder.exists()

@@ -49,4 +49,4 @@ def test_open_mpi_reaches_all_nodes_in_order(needs_nodes_apart, shares):
 
 def test_the_mapping_that_suits_one_host_is_mended(lab):
     one_host = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    assert lab.environment(one_host)["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
+    assert lab.build_environment(one_host)["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"

@@ -19,7 +19,7 @@ def preflight(lab, tmp_path, *arguments):
 
 
 def test_a_healthy_lab_is_left_in_peace(lab, tmp_path):
-    lab.link("all", rate=RATE)
+    lab.set_link("all", rate=RATE)
     job, ended, named = preflight(lab, tmp_path, "--sweeps", "3")
     assert (ended, named) == (("COMPLETED", "0:0"), []), job.output
     pairs = job.records(FILE, "preflight_pair")
@@ -34,8 +34,8 @@ def test_a_healthy_lab_is_left_in_peace(lab, tmp_path):
 
 
 def test_a_link_at_a_quarter_of_the_rate_is_named(lab, tmp_path):
-    lab.link("all", rate=RATE)
-    lab.link("node3", rate=QUARTER)
+    lab.set_link("all", rate=RATE)
+    lab.set_link("node3", rate=QUARTER)
     job, ended, named = preflight(lab, tmp_path, "--sweeps", "3")
     assert (ended, named) == (("FAILED", "1:0"), [("slow_node_link", ["node3"])]), job.output
     assert "\n--exclude=node3\n" in job.output
@@ -44,8 +44,8 @@ def test_a_link_at_a_quarter_of_the_rate_is_named(lab, tmp_path):
 
 @pytest.mark.full
 def test_a_slowed_node_is_named(lab, tmp_path):
-    lab.link("all", rate=RATE)
-    lab.slow("node2", 75)
+    lab.set_link("all", rate=RATE)
+    lab.throttle("node2", 75)
     job, ended, named = preflight(lab, tmp_path)
     assert (ended, named) == (("FAILED", "1:0"), [("slow_node", ["node2"])]), job.output
 

@@ -11,13 +11,12 @@ from click.testing import CliRunner
 from hpccoll.cli.lab import lab
 from hpccoll.cli.main import main
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
-from hpccoll.lab import isolation, launch, network
-from hpccoll.lab import requirements as packages
+from hpccoll.lab import isolation, launch, network, requirements
 from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_under_tmp, format_rate, parse_latency, parse_rate
+from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_below_tmp, format_rate, parse_latency, parse_rate
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.slurm_conf import LoopbackPorts, format_hosts_file, format_slurm_conf
-from hpccoll.lab.state_dir import LabPaths, clear
+from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
 PLACE = LabPaths(Path("/tmp/some/lab"), "jane")
 
@@ -75,15 +74,15 @@ def test_a_shape_out_of_range_is_refused(wrong, says):
 
 def test_a_shape_survives_json():
     shape = ClusterSpec(nodes=3, bytes_per_s=50e6, latency_s=1e-3, shares=("/tmp",))
-    assert ClusterSpec.from_dict(shape.as_dict()) == shape
+    assert ClusterSpec.from_dict(shape.to_dict()) == shape
 
 
 def test_nodes_are_chosen_by_name():
     shape = ClusterSpec(nodes=2)
-    assert shape.chosen("node2") == ("node2",)
-    assert shape.chosen("all") == ("node1", "node2")
+    assert shape.select_nodes("node2") == ("node2",)
+    assert shape.select_nodes("all") == ("node1", "node2")
     with pytest.raises(UnknownNameError, match="all, node1, node2"):
-        shape.chosen("node3")
+        shape.select_nodes("node3")
 
 
 def test_hosts_are_named():
@@ -117,26 +116,26 @@ def test_flat_daemons_have_ports_of_their_own():
 
 def test_what_tmp_hides_is_shared_once():
     paths = ["/tmp/a/b", "/home/jane", "/tmp/a", "/tmp/ab", "/tmp"]
-    assert find_paths_under_tmp(paths) == ["/tmp/a", "/tmp/ab"]
+    assert find_paths_below_tmp(paths) == ["/tmp/a", "/tmp/ab"]
 
 
 def test_a_bucket_is_never_too_small_for_its_rate():
-    assert network.burst_bytes(parse_rate("400M")) >= 131_072
-    assert network.burst_bytes(parse_rate("10G")) >= parse_rate("10G") * 0.003
+    assert network.compute_burst_bytes(parse_rate("400M")) >= 131_072
+    assert network.compute_burst_bytes(parse_rate("10G")) >= parse_rate("10G") * 0.003
     for rate in map(parse_rate, ("1M", "400M", "10G")):
-        assert network.queue_bytes(rate) > 10 * network.burst_bytes(rate)
+        assert network.compute_queue_bytes(rate) > 10 * network.compute_burst_bytes(rate)
 
 
 def test_a_link_without_limit_has_no_bucket():
-    assert "tbf" in network.shape_words("eth0", 50e6)
-    assert "tbf" not in network.shape_words("eth0", None)
+    assert "tbf" in network.build_rate_command("eth0", 50e6)
+    assert "tbf" not in network.build_rate_command("eth0", None)
 
 
 def test_what_is_missing_is_named_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(packages, "_SYSTEM", ())
+    monkeypatch.setattr(requirements, "_SYSTEM_DIRS", ())
     with pytest.raises(UnavailableError) as caught:
-        packages.require()
+        requirements.require_programs()
     assert caught.value.exit_status == 3
     assert "slurmctld, slurmd, srun" in str(caught.value)
     assert "apt-get install --no-install-recommends slurmctld slurmd slurm-client iproute2" in str(caught.value)
@@ -144,7 +143,7 @@ def test_what_is_missing_is_named_with_its_command(monkeypatch, tmp_path):
 
 def test_a_command_without_slurm_ends_with_3(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(packages, "_SYSTEM", ())
+    monkeypatch.setattr(requirements, "_SYSTEM_DIRS", ())
     assert main(["lab", "run", "--dir", str(tmp_path / "lab"), "--", "hostname"]) == 3
     assert "apt-get install" in capsys.readouterr().err
 
@@ -159,17 +158,17 @@ def test_without_a_lab_there_is_nothing_to_do(command, tmp_path, capsys):
 
 def test_links_are_refused_where_nodes_are_not_apart():
     with pytest.raises(UnavailableError, match=r"--link or --latency needs .* flat \(asked for\)"):
-        launch.launch(ClusterSpec(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None, keep=True)
+        launch.launch_lab(ClusterSpec(bytes_per_s=50e6), Path("/tmp/x"), Isolation.FLAT, "asked for", None, keep=True)
 
 
 def test_flat_is_taken_when_asked_for():
-    assert isolation.find(flat=True) == (Isolation.FLAT, "asked for")
+    assert isolation.choose_isolation(flat=True) == (Isolation.FLAT, "asked for")
 
 
 @pytest.mark.parametrize("name", ["with blank", "a#b", "long" * 20])
 def test_a_folder_that_slurm_cannot_name_is_refused(name, tmp_path):
-    with pytest.raises(UsageError, match="plainer folder"):
-        launch.launch(ClusterSpec(), Path("/tmp") / name, Isolation.FLAT, "", None, keep=True)
+    with pytest.raises(UsageError, match="plainer directory"):
+        launch.launch_lab(ClusterSpec(), Path("/tmp") / name, Isolation.FLAT, "", None, keep=True)
 
 
 def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
@@ -178,8 +177,8 @@ def test_a_folder_that_holds_something_else_is_kept(tmp_path, monkeypatch):
     thesis.parent.mkdir()
     thesis.write_text("x", encoding="ascii")
     try:
-        with pytest.raises(UsageError, match=r"holds thesis\.tex and is no lab's"):
-            launch.launch(ClusterSpec(), thesis.parent, Isolation.FLAT, "", None, keep=True)
+        with pytest.raises(UsageError, match=r"holds thesis\.tex and is not a lab's"):
+            launch.launch_lab(ClusterSpec(), thesis.parent, Isolation.FLAT, "", None, keep=True)
         assert thesis.exists()
     finally:
         thesis.unlink()
@@ -190,9 +189,9 @@ def test_what_jobs_left_is_kept(tmp_path):
     for name in ("state/x", "log/y", "shared/result"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    clear(tmp_path, keep=True)
+    clear_state_dir(tmp_path, keep=True)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["shared", "shared/result"]
-    clear(tmp_path, keep=False)
+    clear_state_dir(tmp_path, keep=False)
     assert not tmp_path.exists()
 
 
