@@ -26,13 +26,12 @@ SECOND_INTERRUPT_S = 0.3  # srun obeys a second Ctrl-C only within a second of t
 KILL_S = 3.0
 
 
-def _add_dir_option(function: Function) -> Function:
-    """Add --dir to a command."""
-    option = click.option("--dir", "state_dir", metavar="DIR", type=click.Path(path_type=Path), help="State directory.")
-    return option(function)
+_dir_option = click.option(
+    "--dir", "state_dir", metavar="DIR", type=click.Path(path_type=Path), help="State directory of the lab."
+)
 
 
-def _add_spec_options(function: Function) -> Function:
+def _spec_options(function: Function) -> Function:
     """Add the options that describe a lab, and --dir, to a command."""
     for option in reversed(
         (
@@ -46,7 +45,7 @@ def _add_spec_options(function: Function) -> Function:
         )
     ):
         function = option(function)
-    return _add_dir_option(function)
+    return _dir_option(function)
 
 
 @click.group()
@@ -65,32 +64,26 @@ def lab() -> None:
 
 
 @lab.command(epilog="Example: hpccoll lab up --nodes 4 --link 400M --latency 1ms")
-@_add_spec_options
+@_spec_options
 def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     """Start a lab in the background; return when all nodes are idle."""
-    from hpccoll.lab.client import is_lab_running
-    from hpccoll.lab.cluster import get_default_dir
-    from hpccoll.lab.isolation import Isolation, choose_isolation
-    from hpccoll.lab.launch import launch_lab
-    from hpccoll.lab.requirements import require_programs
+    from hpccoll.lab import client, cluster, isolation, launch, requirements
 
-    require_programs()
-    state_dir = state_dir or get_default_dir()
-    if is_lab_running(state_dir):
-        raise UsageError(
-            f"a lab runs in {state_dir} already; end it: hpccoll lab down --dir {state_dir}, or name another --dir"
-        )
-    isolation, reason = choose_isolation(flat)
+    requirements.require_programs()
+    state_dir = state_dir or cluster.get_default_dir()
+    if client.is_lab_running(state_dir):
+        end = f"hpccoll lab down --dir {state_dir}"
+        raise UsageError(f"a lab runs in {state_dir} already; end it: {end}; or name another --dir")
+    chosen, reason = isolation.choose_isolation(flat)
     begin = time.monotonic()
-    client = launch_lab(_build_spec(options), state_dir, isolation, reason, None, keep=True)
-    if isolation is Isolation.FLAT:
+    started = launch.launch_lab(_build_spec(options), state_dir, chosen, reason, None, keep=True)
+    if chosen is isolation.Isolation.FLAT:
         _warn_of_flat_mode(reason)
-    click.echo(
-        f"{client.spec.nodes} nodes are idle after {time.monotonic() - begin:.2f} s "
-        f"({isolation.description}{f'; {reason}' if reason else ''}); shared directory {client.paths.shared}"
-    )
-    dir_option = "" if state_dir == get_default_dir() else f" --dir {state_dir}"
-    click.echo(f"next: hpccoll lab run{dir_option} -- srun -N{client.spec.nodes} hostname")
+    how = f"{chosen.description}; {reason}" if reason else chosen.description
+    elapsed_s, nodes = time.monotonic() - begin, started.spec.nodes
+    click.echo(f"{nodes} nodes are idle after {elapsed_s:.2f} s ({how}); shared directory {started.paths.shared}")
+    dir_option = "" if state_dir == cluster.get_default_dir() else f" --dir {state_dir}"
+    click.echo(f"next: hpccoll lab run{dir_option} -- srun -N{nodes} hostname")
     return 0
 
 
@@ -98,7 +91,7 @@ def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     context_settings={"ignore_unknown_options": True},
     epilog="Example: hpccoll lab run -- srun -N4 --ntasks-per-node=2 hostname",
 )
-@_add_spec_options
+@_spec_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options: Any) -> int:
     """Run a command on the control node of the running lab, or of a new lab that ends with the command.
@@ -115,10 +108,8 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
     with ExitStack() as stack:
         if is_lab_running(running_dir):
             if describes_lab and state_dir:
-                raise UsageError(
-                    f"a lab runs in {running_dir} already; leave out --nodes, --link and the like, or end it first: "
-                    f"hpccoll lab down --dir {running_dir}"
-                )
+                end = f"hpccoll lab down --dir {running_dir}"
+                raise UsageError(f"a lab runs in {running_dir} already; omit --nodes, --link etc. or end it: {end}")
             if not describes_lab:
                 return _run_in_foreground(Lab.attach(running_dir), command)
         new_lab = stack.enter_context(Lab(_build_spec(options), state_dir=state_dir, flat=flat))
@@ -128,7 +119,7 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
 
 
 @lab.command(epilog="Example: hpccoll lab down")
-@_add_dir_option
+@_dir_option
 def down(state_dir: Path | None) -> int:
     """End the lab and everything that runs on it; only files in its shared directory stay."""
     _attach(state_dir).client.shut_down()
@@ -136,7 +127,7 @@ def down(state_dir: Path | None) -> int:
 
 
 @lab.command(epilog="Example: hpccoll lab status --json -")
-@_add_dir_option
+@_dir_option
 @click.option("--json", "target", metavar="FILE", help="One JSON object; - for standard output.")
 def status(state_dir: Path | None, target: str | None) -> int:
     """Show the nodes with their links and SLURM states."""
@@ -175,7 +166,7 @@ def status(state_dir: Path | None, target: str | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab link node2 --rate 100M")
 @click.argument("node")
-@_add_dir_option
+@_dir_option
 @click.option("--rate", metavar="RATE", help="Bits per second, such as 400M; max for no limit.")
 @click.option("--on/--off", "up", default=None, help="Take the link up or down.")
 def link(node: str, state_dir: Path | None, rate: str | None, up: bool | None) -> int:
@@ -189,7 +180,7 @@ def link(node: str, state_dir: Path | None, rate: str | None, up: bool | None) -
 @lab.command(epilog="Example: hpccoll lab power node3 off")
 @click.argument("node")
 @click.argument("state", type=click.Choice(["on", "off"]))
-@_add_dir_option
+@_dir_option
 def power(node: str, state: str, state_dir: Path | None) -> int:
     """Switch NODE off as a power cut would, or on again; SLURM notices after some seconds."""
     _attach(state_dir).set_power(node, on=state == "on")
@@ -198,7 +189,7 @@ def power(node: str, state: str, state_dir: Path | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab slow node3 --percent 50")
 @click.argument("node")
-@_add_dir_option
+@_dir_option
 @click.option("--percent", type=float, required=True, help="Percentage of CPU time to take away; 0 ends it.")
 def slow(node: str, state_dir: Path | None, percent: float) -> int:
     """Slow NODE down: take a percentage of CPU time from its processes."""

@@ -134,10 +134,7 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Return a connection to the supervisor.
-
-    The address is relative to a directory descriptor: the path of a Unix socket is limited to 107 characters.
-    """
+    """Return a connection to the supervisor, made through a directory descriptor because socket paths are limited."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_LIMIT_S)
     try:
@@ -148,10 +145,8 @@ def _connect(paths: LabPaths) -> socket.socket:
             os.close(descriptor)
     except OSError as error:
         connection.close()
-        reason = f"{error.strerror or error}"
-        raise UnavailableError(
-            f"no lab runs in {paths.dir} ({reason}); start one: hpccoll lab up --dir {paths.dir}"
-        ) from error
+        missing = f"no lab runs in {paths.dir} ({error.strerror or error})"
+        raise UnavailableError(f"{missing}; start one: hpccoll lab up --dir {paths.dir}") from error
     return connection
 
 
@@ -168,9 +163,8 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
             connection.sendall(json.dumps(request).encode() + b"\n")
             line = connection.makefile("rb").readline()
         except OSError as error:
-            raise CommunicationError(
-                f"the lab in {paths.dir} does not answer ({error}); end it: hpccoll lab down --dir {paths.dir}"
-            ) from error
+            silent = f"the lab in {paths.dir} does not answer ({error})"
+            raise CommunicationError(f"{silent}; end it: hpccoll lab down --dir {paths.dir}") from error
         return parse_answer(line, paths), _read_peer_pid(connection)
 
 

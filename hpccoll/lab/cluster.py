@@ -86,8 +86,7 @@ class Lab:
             chosen, reason = isolation.choose_isolation(self.flat)
             self._client = launch.launch_lab(self.spec, state_dir, chosen, reason, read_end, keep=keep)
         except BaseException:
-            os.close(self._lifeline)
-            self._lifeline = -1
+            self.close()
             if not keep:
                 clear_state_dir(state_dir, keep=False)
             raise

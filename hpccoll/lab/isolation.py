@@ -30,10 +30,7 @@ class Isolation(Enum):
 
     @property
     def unshare_command(self) -> list[str]:
-        """The command prefix that starts the supervisor in its own namespaces; the supervisor dies with that command.
-
-        It is empty in flat mode.
-        """
+        """The command prefix that starts the supervisor in namespaces and ends with it; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
         # The capabilities apply to the user's own namespace only; ip and mount need them there.
@@ -41,11 +38,7 @@ class Isolation(Enum):
         return ["unshare", *user, *_NEW_NAMESPACES]
 
     def build_nsenter_command(self, pid: int) -> list[str]:
-        """Return the command prefix that runs a command on the control node; empty in flat mode.
-
-        Args:
-            pid: the supervisor's process ID.
-        """
+        """Return the command prefix that enters the namespaces of the supervisor `pid`; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
         user = ["--user", "--preserve-credentials"] if self is Isolation.USER else []
@@ -55,10 +48,7 @@ class Isolation(Enum):
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
     """Return the best isolation that works here, and why no better one does (empty for the best).
 
-    It starts a short-lived process in new namespaces to test each.
-
-    Args:
-        flat: whether flat mode was requested.
+    Each is tested with a short-lived process in new namespaces; `flat` requests flat mode without a test.
     """
     if flat:
         return Isolation.FLAT, "asked for"
@@ -85,13 +75,8 @@ def _test_namespaces(isolation: Isolation) -> str:
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
     """Check that nodes have networks of their own.
 
-    Args:
-        isolation: the isolation of the lab.
-        reason: why it is no better.
-        feature: the feature that needs the networks, for the message.
-
     Raises:
-        UnavailableError: the lab is flat.
+        UnavailableError: the lab is flat; the message names the `feature` that needs networks and the `reason`.
     """
     if isolation is Isolation.FLAT:
         raise UnavailableError(

@@ -24,35 +24,19 @@ START_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class NodeState:
-    """The state of a node.
-
-    Args:
-        name: its name.
-        device: the control node's end of its link.
-        process: its init process, or the `unshare` around it; None while the node is off.
-        bytes_per_s: the rate of its link; None for no limit.
-        up: whether its link is up.
-        percent: the share of CPU time that is taken from it.
-        throttle: the process that takes it.
-    """
+    """The processes and the settings of a node."""
 
     name: str
-    device: str
-    process: subprocess.Popen[bytes] | None
-    bytes_per_s: float | None
-    up: bool = True
-    percent: float = 0.0
+    device: str  # the control node's end of its link
+    process: subprocess.Popen[bytes] | None  # its init process, or the `unshare` around it; None while it is off
+    bytes_per_s: float | None  # of its link; None for no limit
+    up: bool = True  # its link
+    percent: float = 0.0  # of CPU time that is taken away
     throttle: subprocess.Popen[bytes] | None = None
 
 
 class LabProcesses:
-    """The processes of a lab, and their links.
-
-    Args:
-        paths: the lab's files.
-        spec: its configuration.
-        isolation: how its nodes are isolated.
-    """
+    """The processes of a lab, and their links."""
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
         self.paths, self.spec, self.isolation = paths, spec, isolation
@@ -111,11 +95,9 @@ class LabProcesses:
         node.process.stdin.flush()
 
     def set_link(self, name: str, change: dict[str, Any]) -> None:
-        """Change the link of a node, now or when the node is switched on.
+        """Apply `change` to a node's link: `bytes_per_s` (None removes the limit), `up`, or both.
 
-        Args:
-            name: the node.
-            change: may hold `bytes_per_s` (None removes the limit) and `up`.
+        If the node is off, the change takes effect when it is switched on.
 
         Raises:
             UnavailableError: the lab is flat.

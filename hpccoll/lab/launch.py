@@ -98,7 +98,7 @@ def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -
             remove_path(paths.dir / name)
         for name in ("state", "spool", "log", "shared"):
             (paths.dir / name).mkdir(exist_ok=True)
-        ports = find_free_ports(spec.nodes) if isolation is Isolation.FLAT else None
+        ports = find_free_ports(spec.nodes + 1) if isolation is Isolation.FLAT else []
         paths.conf.write_text(format_slurm_conf(spec, paths, ports), encoding="utf-8")
         paths.hosts.write_text(format_hosts_file(spec), encoding="utf-8")
     except OSError as error:

@@ -22,10 +22,7 @@ def _read_parents() -> dict[int, int]:
 
 
 def _read_stat(stat: Path) -> list[str]:
-    """Return the fields of a /proc stat file after the command name: state, parent, ...
-
-    The name is skipped because it may contain spaces and parentheses.
-    """
+    """Return the fields of a /proc stat file after the command name, which may contain spaces: state, parent, ..."""
     return stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 

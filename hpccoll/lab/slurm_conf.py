@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.state_dir import LabPaths
 
 
-@dataclass(frozen=True, slots=True)
-class LoopbackPorts:
-    """The ports of the daemons in flat mode, where all of them share 127.0.0.1.
-
-    Args:
-        control: the controller's port.
-        nodes: one port per node.
-        host: this machine's name.
-    """
-
-    control: int
-    nodes: tuple[int, ...]
-    host: str
-
-
-def find_free_ports(nodes: int) -> LoopbackPorts:
-    """Return unused ports, one for the controller and one per node."""
+def find_free_ports(count: int) -> list[int]:
+    """Return the numbers of unused TCP ports of 127.0.0.1."""
     with ExitStack() as stack:
-        ports = []
-        for _ in range(nodes + 1):
-            bound = stack.enter_context(socket.socket())
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
             bound.bind(("127.0.0.1", 0))
-            ports.append(bound.getsockname()[1])
-    return LoopbackPorts(ports[0], tuple(ports[1:]), socket.gethostname())
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 # The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts); the scheduler
@@ -67,16 +50,17 @@ def format_hosts_file(spec: ClusterSpec) -> str:
     return "".join(f"{address} {name}\n" for address, name in entries)
 
 
-def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: LoopbackPorts | None = None) -> str:
+def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: Sequence[int] = ()) -> str:
     """Return the slurm.conf of a lab.
 
     Args:
         spec: the nodes.
         paths: the state directory and the user.
-        ports: the ports of flat mode; None for nodes with networks of their own.
+        ports: in flat mode, where all daemons share 127.0.0.1, the controller's port and one port per node; else none.
     """
+    host = socket.gethostname()
     settings = {
-        "SlurmctldHost": f"{ports.host}(127.0.0.1)" if ports else f"ctl({spec.get_address('ctl')})",
+        "SlurmctldHost": f"{host}(127.0.0.1)" if ports else f"ctl({spec.get_address('ctl')})",
         "SlurmUser": paths.user,
         "SlurmdUser": paths.user,
         "StateSaveLocation": paths.dir / "state",
@@ -88,13 +72,13 @@ def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: LoopbackPorts |
         "JobCompLoc": paths.dir / "jobs.txt",
     }
     if ports:  # auth/none trusts every client, so the daemons must not be reachable from other hosts
-        settings |= {"SlurmctldPort": ports.control, "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
+        settings |= {"SlurmctldPort": ports[0], "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"}
     lines = [f"{key}={value}\n" for key, value in settings.items()]
     resources = f"CPUs={spec.cpus} RealMemory=2000 State=UNKNOWN"
-    for index, name in enumerate(spec.names):
+    for index, name in enumerate(spec.names, 1):
         address = f"NodeAddr={spec.get_address(name)}"
         if ports:
-            address = f"NodeHostname={ports.host} NodeAddr=127.0.0.1 Port={ports.nodes[index]}"
+            address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[index]}"
         lines.append(f"NodeName={name} {address} {resources}\n")
     lines.append("PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n")
     return _COMMON + "".join(lines)

@@ -29,15 +29,7 @@ POLL_S = 0.03
 
 
 class Supervisor:
-    """A lab as seen from inside.
-
-    Args:
-        paths: its files.
-        spec: its configuration.
-        isolation: how its nodes are isolated.
-        reason: why they are isolated no better.
-        keep: whether files in the shared directory outlive it.
-    """
+    """A lab as seen from inside; `launch.launch_lab` documents the arguments."""
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation, reason: str, *, keep: bool) -> None:
         self.paths, self.spec, self.isolation, self.reason, self.keep = paths, spec, isolation, reason, keep

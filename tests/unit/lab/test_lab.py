@@ -15,7 +15,7 @@ from hpccoll.lab import isolation, launch, network, requirements
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_below_tmp, format_rate, parse_latency, parse_rate
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.slurm_conf import LoopbackPorts, format_hosts_file, format_slurm_conf
+from hpccoll.lab.slurm_conf import format_hosts_file, format_slurm_conf
 from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
 PLACE = LabPaths(Path("/tmp/some/lab"), "jane")
@@ -106,8 +106,9 @@ def test_slurm_conf_names_everything():
     assert all(str(PLACE.dir) in said[key] for key in ("StateSaveLocation", "SlurmdSpoolDir", "SlurmdLogFile"))
 
 
-def test_flat_daemons_have_ports_of_their_own():
-    said = settings(format_slurm_conf(ClusterSpec(nodes=2), PLACE, LoopbackPorts(7000, (7001, 7002), "laptop")))
+def test_flat_daemons_have_ports_of_their_own(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "laptop")
+    said = settings(format_slurm_conf(ClusterSpec(nodes=2), PLACE, [7000, 7001, 7002]))
     assert said["SlurmctldHost"] == "laptop(127.0.0.1)"
     assert said["SlurmctldPort"] == "7000"
     assert said["CommunicationParameters"] == "NoInAddrAny,NoCtldInAddrAny"
