@@ -22,10 +22,10 @@ from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.step import IntArray
-from hpccoll.predict.catalogue import machine_named
 from hpccoll.predict.forecast import forecast
-from hpccoll.predict.winner_map import draw_map
-from hpccoll.predict.winners import compete, rank_counts
+from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
+from hpccoll.predict.machine_catalogue import load_machine
+from hpccoll.predict.winner_map import draw_winner_map
 
 PER_NODE, NODES = 6, 4096
 NBYTES = 8192
@@ -56,7 +56,7 @@ class Case:
 
     def machine(self, hops_us: tuple[float, float]) -> Machine:
         """Return Summit with these latencies."""
-        summit = machine_named("summit")
+        summit = load_machine("summit")
 
         def link(of: Link, us: float) -> Link:
             return replace(of, alpha_s=us * 1e-6, overhead_s=min(of.overhead_s, us * 1e-6))
@@ -175,15 +175,15 @@ def _keys(left: Any, right: Any) -> None:
 
 def draw_maps(folder: Path, machine: str) -> None:
     """Draw which of the rule's three algorithms, and which of all, is fastest on a machine."""
-    described, most = machine_named(machine), MACHINES[machine]
-    counts = rank_counts(most, described)
+    described, most = load_machine(machine), MACHINES[machine]
+    counts = list_rank_counts(most, described)
     rule = [get_algorithm(Operation.ALL_REDUCE, name) for name in CONTENDERS]
     more = ("recursive_doubling", "rabenseifner", "swing", "hierarchical", "two_shot")
     every = [*rule, *(get_algorithm(Operation.ALL_REDUCE, name) for name in more)]
     sizes = [8 * 4**k for k in range(14)]
     for kind, algorithms, marks in (("rule", rule, (32, 512)), ("all", every, ())):
-        winners = compete(algorithms, described, counts, sizes)
-        draw_map(winners, marks).savefig(folder / f"winners-{kind}-{machine}.png", dpi=130)
+        winners = forecast_grid(algorithms, described, counts, sizes)
+        draw_winner_map(winners, marks).savefig(folder / f"winners-{kind}-{machine}.png", dpi=130)
 
 
 def main() -> int:

@@ -17,25 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.cli.machine_options import rows_of
+from hpccoll.cli.machine_options import read_measured_rows
 from hpccoll.errors import HpccollError
 from hpccoll.measure.journal import Journal
 from hpccoll.measure.record import SCHEMA
-from hpccoll.predict.fit import Fit, Measured, fit
+from hpccoll.predict.fit import MachineFit, MeasuredRow, fit_machine
 from hpccoll.units import format_size
 
 MUST = 0.15
 
 
-def groups(rows: list[Measured]) -> dict[str, list[Measured]]:
+def groups(rows: list[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
     """Return the rows of each operation."""
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[MeasuredRow]] = {}
     for row in rows:
         found.setdefault(row.plan.operation.value, []).append(row)
     return found
 
 
-def told(operation: str, found: Fit) -> str:
+def told(operation: str, found: MachineFit) -> str:
     """Return what is printed of an operation: the machine, the errors, and a line a size."""
     machine, near = found.machine, found.machine.within
     betas = ", ".join(f"{1e-9 / beta:.2f}" for beta in (near.beta_s_per_byte, *(beta for _, beta in near.bands)))
@@ -54,7 +54,7 @@ def told(operation: str, found: Fit) -> str:
     return "\n".join(lines)
 
 
-def records(operation: str, found: Fit, path: str) -> Iterator[dict[str, Any]]:
+def records(operation: str, found: MachineFit, path: str) -> Iterator[dict[str, Any]]:
     """Yield the records of kind `prediction`: one a row, and a last one with the machine and the errors."""
     head = {"schema": SCHEMA, "kind": "prediction", "record": path, "op": operation}
     for row in found.rows:
@@ -74,10 +74,10 @@ def main() -> int:
     options = parser.parse_args()
     missed = 0
     try:
-        measured = groups(rows_of(options.record, "record"))
+        measured = groups(read_measured_rows(options.record, "record"))
         journal = Journal(options.json) if options.json else None
         for operation, rows in measured.items():
-            found = fit(rows, options.record)
+            found = fit_machine(rows, options.record)
             missed += found.median_error(fitted=False) > MUST
             if journal is not None:
                 for record in records(operation, found, options.record):

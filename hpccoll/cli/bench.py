@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
@@ -99,7 +99,7 @@ def _run(options: Options) -> int:
 
     world = job.world()  # first of all: a foreign launcher must not look like wrong usage
     with _session(options, world.Dup()) as session, ExitStack() as stack:
-        run = run_record(world)
+        run = make_run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
         wrong, stopped = 0, False
         rows = session.run(world.bcast(outputs.finished if outputs else None))
@@ -204,7 +204,7 @@ class _Outputs:
             option = "--resume" if options.resume else "--json"
             self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
             self.journal.write(run)
-        self.progress = stack.enter_context(progress("rows", session.rows))
+        self.progress = stack.enter_context(show_progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
 
     def _resume(self, path: str) -> None:

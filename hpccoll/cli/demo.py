@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, loader
-from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
-from hpccoll.demo.examples import EXAMPLES, Example, example_named, example_of
+from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpccoll.demo.play import Held
+    from hpccoll.demo.run_example import RankValues
 
 WHOLE_LINE = 110
 
@@ -46,7 +46,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
         raise UsageError(f"--force is for send_send_deadlock; {example.name} runs without it")
     from hpccoll.communicator import Communicator
     from hpccoll.demo import deadlock
-    from hpccoll.demo.play import play
+    from hpccoll.demo.run_example import run_example
     from hpccoll.runtime import job
 
     world = job.world()
@@ -54,12 +54,12 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
         started = f"this job has {world.size}" if world.size > 1 else "this is one process"
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
         raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
-    if target != STDOUT and prints():
+    if target != STDOUT and is_printing_rank():
         _introduce(example, chosen, draw)
     if force:
-        deadlock.force(world, example.arguments(world.rank)[0], limit)
+        deadlock.force_deadlock(world, example.arguments(world.rank)[0], limit)
     with Communicator(world) as comm:
-        held = world.gather(play(example, comm, chosen))
+        held = world.gather(run_example(example, comm, chosen))
     _report(world, example, chosen, held, target)
 
 
@@ -77,12 +77,12 @@ def _chosen(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None
         if algorithm is not None:
             raise UsageError(f"{name} is an algorithm itself; leave --algorithm out, or name an example before it")
         own = loader.load_algorithm(name)
-        shows = example_of(own.operation)
+        shows = find_example(own.operation)
         if shows is None:
             valid = sorted({each.operation.value for each in EXAMPLES if each.operation is not None})
             raise UsageError(f"no example shows {own.operation.value}; there are examples of {', '.join(valid)}")
         return shows, _proven(shows, own)
-    example = example_named(name)
+    example = get_example(name)
     operation = example.operation
     if algorithm is None:
         return example, get_algorithm(operation, example.algorithm) if operation is not None else None
@@ -108,7 +108,7 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
     if example.name == "send_send_deadlock":
         from hpccoll.demo import deadlock
 
-        told = f"The checker, before anything runs: {deadlock.explanation()}"
+        told = f"The checker, before anything runs: {deadlock.explain_deadlock()}"
         print("\n" + "\n".join(textwrap.wrap(told, WHOLE_LINE)))
     if algorithm is None:
         if draw:
@@ -127,15 +127,15 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
 
 
 def _report(
-    world: Any, example: Example, algorithm: Algorithm | None, held: Sequence[Held] | None, target: str | None
+    world: Any, example: Example, algorithm: Algorithm | None, held: Sequence[RankValues] | None, target: str | None
 ) -> None:
     """Print and write what the ranks held; collective, though only rank 0 has it."""
-    from hpccoll.cli.run_record import run_record
+    from hpccoll.cli.run_record import make_run_record
 
-    run = run_record(world) if target is not None else None
+    run = make_run_record(world) if target is not None else None
     if held is None:
         return
-    with json_lines(target) as lines:
+    with open_json_lines(target) as lines:
         if run is not None:
             lines.write(run)
             lines.write(_record(example, algorithm, held))
@@ -143,7 +143,7 @@ def _report(
         _show(example, held)
 
 
-def _record(example: Example, algorithm: Algorithm | None, held: Sequence[Held]) -> dict[str, Any]:
+def _record(example: Example, algorithm: Algorithm | None, held: Sequence[RankValues]) -> dict[str, Any]:
     columns = {
         side: {title: [getattr(each, side)[at] for each in held] for at, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
@@ -153,13 +153,14 @@ def _record(example: Example, algorithm: Algorithm | None, held: Sequence[Held])
     return {"schema": SCHEMA, "kind": "demo", **what, **columns}
 
 
-def _show(example: Example, held: Sequence[Held]) -> None:
-    from hpccoll.demo.calls import shown
-    from hpccoll.demo.play import written
+def _show(example: Example, held: Sequence[RankValues]) -> None:
+    from hpccoll.demo.library_calls import format_library_calls
+    from hpccoll.demo.run_example import format_value
 
     before, after = example.titles
     rows = [
-        (f"rank {rank}", *(written(value) for value in (*each.before, *each.after))) for rank, each in enumerate(held)
+        (f"rank {rank}", *(format_value(value) for value in (*each.before, *each.after)))
+        for rank, each in enumerate(held)
     ]
     print()
     print("The exchange, mended" if example.name == "send_send_deadlock" else "What each rank holds")
@@ -169,5 +170,5 @@ def _show(example: Example, held: Sequence[Held]) -> None:
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     print("\nThe same call")
-    for library, text in shown(example).items():
+    for library, text in format_library_calls(example).items():
         print(f"\n{library}:\n{textwrap.indent(text, '    ')}")

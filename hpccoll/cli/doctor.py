@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, json_lines, launched_rank, prints
+from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
 from hpccoll.doctor.checks import REQUIRABLE
 from hpccoll.errors import UnavailableError, UnknownNameError
 
@@ -64,8 +64,12 @@ def doctor(required: tuple[str, ...], every: bool, limit: float, target: str | N
     """
     from hpccoll.doctor import checks, mpi_job
 
-    met = mpi_job.met(os.environ, MEETING_LIMIT_S) if launched_rank() is not None else mpi_job.not_launched(os.environ)
-    if met.world is None and not prints():
+    met = (
+        mpi_job.met(os.environ, MEETING_LIMIT_S)
+        if get_launched_rank() is not None
+        else mpi_job.not_launched(os.environ)
+    )
+    if met.world is None and not is_printing_rank():
         return 0  # each rank is a job of its own: the first one says so
     hosts = _hosts(met, limit)
     findings: list[Finding] = []
@@ -83,7 +87,7 @@ def doctor(required: tuple[str, ...], every: bool, limit: float, target: str | N
         missing = met.world.bcast(missing)
     if missing is None:
         return 0
-    if prints():
+    if is_printing_rank():
         print(f"Error: {missing}", file=sys.stderr)
     return UnavailableError.exit_status  # all ranks know: none needs to be aborted, which leaves shared memory behind
 
@@ -106,10 +110,10 @@ def _hosts(met: Job, limit: float) -> list[Any]:
 
 def _run_record(met: Job) -> dict[str, Any]:
     """Return the record of kind `run`. Collective where MPI runs."""
-    from hpccoll.cli.run_record import run_record_alone
+    from hpccoll.cli.run_record import make_serial_run_record
 
     if met.world is None:
-        return run_record_alone()
+        return make_serial_run_record()
     from datetime import UTC, datetime
 
     from hpccoll.measure.record import RunRecord
@@ -132,7 +136,7 @@ def _run_record(met: Job) -> dict[str, Any]:
 
 def _report(findings: Sequence[Finding], run: dict[str, Any], every: bool, target: str | None) -> None:
     """Write the records, and print the table unless the records went there."""
-    with json_lines(target) as lines:
+    with open_json_lines(target) as lines:
         if target is not None:
             lines.write(run)
             for finding in findings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.output import prints
+from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
 from hpccoll.measure.output import require_writable, unwritable
 from hpccoll.units import parse_size
@@ -83,9 +83,9 @@ def _trace(subject: DrawingRequest) -> bytes:
     plan, machine = subject.plan, subject.machine
     if machine is None:
         return format_trace_json(in_rounds(plan)).encode()
-    from hpccoll.predict.forecast import ITEMSIZE, elements
+    from hpccoll.predict.forecast import ITEMSIZE, count_elements
 
-    count = elements(plan.operation, subject.nbytes, plan.ranks)
+    count = count_elements(plan.operation, subject.nbytes, plan.ranks)
     return format_trace_json(simulated(plan, machine, count, ITEMSIZE)).encode()
 
 
@@ -136,7 +136,7 @@ def draw(
     timed = _machine(output, machine)
     sizes = _nodes(nodes, ranks, timed)
     subject = DrawingRequest(_plan(algorithm, ranks, root, chunks, sizes), sizes, timed, parse_size(size))
-    if not prints():
+    if not is_printing_rank():
         return
     require_writable(output, "-o")
     _write(output, kind.draw(subject), f"{kind.name} of {algorithm.full_name} on {ranks} ranks")
@@ -154,7 +154,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     """Trace a run; every rank of the job takes part, rank 0 writes."""
     from hpccoll.measure.steps import measured
     from hpccoll.plan.drawing.trace import format_trace_json
-    from hpccoll.predict.forecast import elements
+    from hpccoll.predict.forecast import count_elements
     from hpccoll.runtime import job
 
     world = job.world()
@@ -165,7 +165,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     _plan(algorithm, size, root, 1, ())
     if world.rank == 0:
         require_writable(output, "-o")
-    timeline = measured(world, algorithm, elements(algorithm.operation, nbytes, size), root)
+    timeline = measured(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
     if timeline is not None:
         _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 
@@ -190,9 +190,9 @@ def _kind(output: str, ranks: int, chunks: int) -> DrawingFormat:
 
 
 def _one(name: str) -> Algorithm:
-    from hpccoll.cli.verify import chosen
+    from hpccoll.cli.verify import resolve_algorithms
 
-    found = chosen([name])
+    found = resolve_algorithms([name])
     if len(found) != 1:
         names = ", ".join(each.full_name for each in found)
         raise UsageError(f"{name} names {len(found)} algorithms; draw one of them: {names}")
@@ -216,9 +216,9 @@ def _machine(output: str, name: str | None) -> Machine | None:
         return None
     if Path(output).suffix.lower() != ".json":
         raise UsageError(f"--machine {name} times a trace, and -o {output} is none; write a .json file")
-    from hpccoll.predict.catalogue import machine_named
+    from hpccoll.predict.machine_catalogue import load_machine
 
-    return machine_named(name)
+    return load_machine(name)
 
 
 def _nodes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
@@ -227,9 +227,9 @@ def _nodes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int,
         return _sizes(nodes, ranks)
     if machine is None:
         return ()
-    from hpccoll.predict.forecast import layout
+    from hpccoll.predict.forecast import fill_nodes
 
-    return layout(ranks, machine)
+    return fill_nodes(ranks, machine)
 
 
 def _sizes(nodes: str, ranks: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
-from hpccoll.cli.output import prints
+from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -39,7 +39,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
         if name.endswith(".json")
         else _made(name, 4 if ranks is None else ranks, root, chunks, nbytes)
     )
-    if not prints():
+    if not is_printing_rank():
         return
     proof = check(plan)
     text = _written(plan, suffix, nbytes)

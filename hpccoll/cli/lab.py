@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpccoll.cli.output import json_lines, print_table
+from hpccoll.cli.output import open_json_lines, print_table
 from hpccoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def status(state_dir: Path | None, target: str | None) -> int:
     words = attached.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=30).stdout.split()
     states = dict(zip(words[::2], words[1::2], strict=False))
     nodes = [node | {"state": states.get(node["name"], "unknown")} for node in report["nodes"]]
-    with json_lines(target) as out:
+    with open_json_lines(target) as out:
         out.write({"schema": "hpccoll/1", "kind": "lab", "dir": str(attached.state_dir), **report, "nodes": nodes})
     if target != "-":
         latency = report["shape"]["latency_s"]

@@ -11,12 +11,12 @@ import click
 
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.predict.catalogue import machine_named
+from hpccoll.predict.machine_catalogue import load_machine
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
     from hpccoll.measure.record import CollectiveRecord
-    from hpccoll.predict.fit import Measured
+    from hpccoll.predict.fit import MeasuredRow
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT = "dgx-h100"
@@ -26,7 +26,7 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenMachine:
     """The machine that was asked for; `nodes` where the user says how many, `errors` of a fit (fitted, left out)."""
 
     machine: Machine
@@ -48,7 +48,7 @@ class Choice:
         return f"{self.machine.name}; median error {left_out:.1%} on sizes left out, {fitted:.1%} on those fitted"
 
 
-def machine_options(command: Command) -> Command:
+def add_machine_options(command: Command) -> Command:
     """Add --machine, --nodes, --alpha, --beta and --gamma."""
     for option in (
         click.option("--gamma", metavar="TIME|BANDWIDTH", help="To reduce a byte; 1e-11 (seconds) or 100GB/s."),
@@ -63,7 +63,9 @@ def machine_options(command: Command) -> Command:
     return command
 
 
-def chosen_machine(counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]) -> Choice:
+def resolve_machine(
+    counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
+) -> ChosenMachine:
     """Return the machine that the options mean.
 
     Args:
@@ -82,16 +84,18 @@ def chosen_machine(counts: Sequence[int], options: Mapping[str, Any], algorithms
         raise UsageError(f"--nodes {nodes} is more than --ranks {min(counts)}; every node needs a rank")
     errors = None
     if costs:
-        alpha = seconds(costs.get("alpha", "0"), "--alpha")
-        machine = Machine.flat(alpha, *(per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma")))
+        alpha = parse_seconds(costs.get("alpha", "0"), "--alpha")
+        machine = Machine.flat(
+            alpha, *(parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
+        )
     elif name is not None and name.startswith(FIT):
         machine, errors = _fitted(name.removeprefix(FIT), {each.full_name for each in algorithms})
     else:
-        machine = machine_named(name if name is not None else DEFAULT)
-    return Choice(machine, nodes, errors)
+        machine = load_machine(name if name is not None else DEFAULT)
+    return ChosenMachine(machine, nodes, errors)
 
 
-def seconds(text: str, option: str) -> float:
+def parse_seconds(text: str, option: str) -> float:
     """Return the seconds that `text` names: 3.7us, 1.2ms, 1e-6."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*(s|ms|us|ns|)\s*", text.replace("µ", "u"), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6:
@@ -99,12 +103,12 @@ def seconds(text: str, option: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def per_byte(text: str, option: str) -> float:
+def parse_seconds_per_byte(text: str, option: str) -> float:
     """Return the seconds a byte that `text` names: as a time, or as a bandwidth (12.5GB/s, 1e9 bytes a GB)."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*GB/s\s*", text, re.IGNORECASE)
     if match is None:
         try:
-            return seconds(text, option)
+            return parse_seconds(text, option)
         except UsageError:
             raise UsageError(
                 f"{option} {text!r} is neither a time a byte, such as 8e-11, nor a bandwidth, such as 12.5GB/s"
@@ -116,16 +120,16 @@ def per_byte(text: str, option: str) -> float:
 
 def _fitted(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
     """Fit the machine to a bench record, by the rows of `names` or, without any, by all."""
-    from hpccoll.predict.fit import fit
+    from hpccoll.predict.fit import fit_machine
 
-    rows = rows_of(path, "--machine fit:")
+    rows = read_measured_rows(path, "--machine fit:")
     if names and any(row.algorithm.full_name in names for row in rows):
         rows = [row for row in rows if row.algorithm.full_name in names]
-    found = fit(rows, path)
+    found = fit_machine(rows, path)
     return found.machine, (found.median_error(fitted=True), found.median_error(fitted=False))
 
 
-def rows_of(path: str, option: str) -> list[Measured]:
+def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
     """Return the rows of a bench record that a machine can be fitted to: those of plans, on 2 ranks or more.
 
     Raises:
@@ -137,13 +141,13 @@ def rows_of(path: str, option: str) -> list[Measured]:
     return [row for row in found if row is not None]
 
 
-def _measured(record: CollectiveRecord) -> Measured | None:
+def _measured(record: CollectiveRecord) -> MeasuredRow | None:
     """Return the row as a plan and its time; None where it is not of a plan that is known here."""
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm
     from hpccoll.plan.operation import Operation
-    from hpccoll.predict.fit import Measured
+    from hpccoll.predict.fit import MeasuredRow
     from hpccoll.selection import choose_chunk_count
 
     row = record.row
@@ -160,4 +164,4 @@ def _measured(record: CollectiveRecord) -> Measured | None:
     full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
     nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)
     plan = algorithm.plan(row.ranks, row.root or 0, chunks, nodes)
-    return Measured(algorithm, plan, row.nodes, row.count, itemsize, row.nbytes, record.time_us.p50 * 1e-6)
+    return MeasuredRow(algorithm, plan, row.nodes, row.count, itemsize, row.nbytes, record.time_us.p50 * 1e-6)

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from hpccoll import __version__
-from hpccoll.cli.output import launched_rank, prints
+from hpccoll.cli.output import get_launched_rank, is_printing_rank
 from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells count
@@ -29,7 +29,7 @@ STATUS_FILE = "HPCCOLL_STATUS_FILE"  # where a batch script finds it: srun's own
 
 
 @dataclass(frozen=True, slots=True)
-class Lazy:
+class LazyCommand:
     """Where a subcommand is, `module:attribute`, and what it does in a line."""
 
     target: str
@@ -43,22 +43,34 @@ class Lazy:
 
 
 COMMANDS = {
-    "bench": Lazy("hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."),
-    "draw": Lazy("hpccoll.cli.draw:draw", "Draw an algorithm as text, a picture, an animation or a trace."),
-    "demo": Lazy("hpccoll.cli.demo:demo", "Run the classic examples, printed rank by rank before and after."),
-    "doctor": Lazy("hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."),
-    "export": Lazy("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
-    "lab": Lazy("hpccoll.cli.lab:lab", "Start a throw-away SLURM cluster on this machine."),
-    "preflight": Lazy("hpccoll.cli.preflight:preflight", "Name the nodes and links of a job that are slow or broken."),
-    "report": Lazy("hpccoll.cli.report:report", "Show result files as one HTML page, with findings in words."),
-    "scaling": Lazy("hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."),
-    "schema": Lazy("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
-    "simulate": Lazy("hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."),
-    "train": Lazy(
+    "bench": LazyCommand(
+        "hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."
+    ),
+    "draw": LazyCommand("hpccoll.cli.draw:draw", "Draw an algorithm as text, a picture, an animation or a trace."),
+    "demo": LazyCommand("hpccoll.cli.demo:demo", "Run the classic examples, printed rank by rank before and after."),
+    "doctor": LazyCommand(
+        "hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."
+    ),
+    "export": LazyCommand("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
+    "lab": LazyCommand("hpccoll.cli.lab:lab", "Start a throw-away SLURM cluster on this machine."),
+    "preflight": LazyCommand(
+        "hpccoll.cli.preflight:preflight", "Name the nodes and links of a job that are slow or broken."
+    ),
+    "report": LazyCommand("hpccoll.cli.report:report", "Show result files as one HTML page, with findings in words."),
+    "scaling": LazyCommand(
+        "hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."
+    ),
+    "schema": LazyCommand("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
+    "simulate": LazyCommand(
+        "hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."
+    ),
+    "train": LazyCommand(
         "hpccoll.cli.train:train", "Train a small model over a mesh of data, tensor and pipeline parallelism."
     ),
-    "tune": Lazy("hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."),
-    "verify": Lazy("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
+    "tune": LazyCommand(
+        "hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."
+    ),
+    "verify": LazyCommand("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
 }
 
 
@@ -115,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a reader that went away shows here rather than at exit
         return _left(status if isinstance(status, int) else 0)
     except click.ClickException as error:
-        if prints():  # every rank was called with the same words
+        if is_printing_rank():  # every rank was called with the same words
             error.show()
         return _left(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -132,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _left(status: int) -> int:
     """Leave the status of the command in the file that a batch script named, and return it."""
-    if os.environ.get(STATUS_FILE) and (prints() or status):
+    if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
         # Only the first rank that speaks; and where no file can be written, the script has the launcher's status.
         with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
             file.write(f"{status}\n")
@@ -147,17 +159,17 @@ def _closed_pipe() -> int:
 
 def _in_job() -> bool:
     """Whether other ranks may be waiting for this one: MPI was loaded by a process that a launcher started."""
-    return launched_rank() is not None and "mpi4py.MPI" in sys.modules
+    return get_launched_rank() is not None and "mpi4py.MPI" in sys.modules
 
 
 def _end(status: int, message: str) -> int:
     """Say once why the command ends, and take the other ranks of the job along."""
     if not _in_job():
-        if prints():
+        if is_printing_rank():
             print(message, file=sys.stderr)
         return _left(status)
     # Often all ranks fail alike. The lowest speaks and ends the job before the others' time has come.
-    time.sleep(min(launched_rank() or 0, 8) * GRACE_S)
+    time.sleep(min(get_launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
     _left(status)
     time.sleep(GRACE_S / 2)  # the launcher forwards what it has read, not what is in the pipe when the job dies

@@ -19,24 +19,24 @@ from hpccoll.measure.output import unwritable
 SCHEMA = "hpccoll/1"
 STDOUT = "-"
 # What launchers tell a process about its place. An mpirun inside SLURM sets its own as well: SLURM's word comes last.
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
-def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank as its launcher says, without loading MPI; None where no launcher says so."""
-    for name in _RANK:
+    for name in _RANK_VARIABLES:
         if environ.get(name, "").isdecimal():
             return int(environ[name])
     return None
 
 
-def prints() -> bool:
+def is_printing_rank() -> bool:
     """Whether this process is the one that prints: rank 0, or no MPI job at all."""
-    return not launched_rank()
+    return not get_launched_rank()
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLines:
+class JsonLinesWriter:
     """Writes records, one a line, each flushed: a run that is cut short leaves every finished one readable."""
 
     stream: IO[str] | None
@@ -61,7 +61,7 @@ class JsonLines:
 
 
 @contextmanager
-def json_lines(target: str | None, option: str = "--json", mode: str = "w") -> Iterator[JsonLines]:
+def open_json_lines(target: str | None, option: str = "--json", mode: str = "w") -> Iterator[JsonLinesWriter]:
     """Open where records go.
 
     Args:
@@ -72,17 +72,17 @@ def json_lines(target: str | None, option: str = "--json", mode: str = "w") -> I
     Raises:
         UsageError: the file cannot be written; the message names option and path.
     """
-    if target is None or not prints():
-        yield JsonLines(None, "", option)
+    if target is None or not is_printing_rank():
+        yield JsonLinesWriter(None, "", option)
     elif target == STDOUT:
-        yield JsonLines(sys.stdout, target, option)
+        yield JsonLinesWriter(sys.stdout, target, option)
     else:
         try:
             stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - an error of the body is not its own
         except OSError as error:
             raise unwritable(target, option, error) from error
         try:
-            yield JsonLines(stream, target, option)
+            yield JsonLinesWriter(stream, target, option)
         finally:
             with suppress(OSError):  # every line was flushed: what may be left is one that has failed already
                 stream.close()
@@ -97,7 +97,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         rows: cells as text.
         numbers: the columns that are aligned to the right.
     """
-    if not prints():
+    if not is_printing_rank():
         return
     lines = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record_alone
+from hpccoll.cli.output import SCHEMA, STDOUT, open_json_lines, print_table
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.measure.output import require_writable
 from hpccoll.units import GB, format_size, parse_size
@@ -105,8 +105,8 @@ def _reach(options: Options) -> int:
     if survey is None:
         return 0
     found = find_faults(survey, options.threshold)
-    with json_lines(options.target) as lines:
-        lines.write(run_record_alone())
+    with open_json_lines(options.target) as lines:
+        lines.write(make_serial_run_record())
         lines.write(_summary(survey, options.threshold, found))
     if options.exclude_file is not None:
         Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
@@ -120,13 +120,13 @@ def _conduct(conductor: Coordinator, options: Options) -> list[Fault]:
     from hpccoll.preflight.faults import find_faults
 
     survey = conductor.survey
-    with json_lines(options.target) as lines:
+    with open_json_lines(options.target) as lines:
         if options.exclude_file is not None:
             require_writable(options.exclude_file, "--exclude-file")
         if options.target is not None:
             lines.write(_run_record(survey))
         try:
-            with progress("rounds", conductor.steps) as advance:
+            with show_progress("rounds", conductor.steps) as advance:
                 conductor.run(advance)
             conductor.recheck(options.threshold)
         finally:
@@ -144,7 +144,7 @@ def _conduct(conductor: Coordinator, options: Options) -> list[Fault]:
 def _run_record(survey: PreflightResults) -> dict[str, Any]:
     from hpccoll.runtime import job
 
-    here = run_record_alone()
+    here = make_serial_run_record()
     versions = {name: job.versions().get(name) for name in here["versions"]}
     return here | {
         "versions": versions,

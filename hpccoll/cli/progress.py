@@ -9,7 +9,7 @@ from typing import IO
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar of `total` steps while the body runs; call what it yields, with a word on the step, after each.
 
     Nothing is shown without a terminal. The bar vanishes in the end, so it never mixes with results.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from hpccoll.cli.output import STDOUT, json_lines, prints
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record_alone
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. Ends with
     status 1 when a result in the files is wrong; the page is written all the same.
     """
-    if not prints():
+    if not is_printing_rank():
         return 0
     from hpccoll.measure.output import require_writable
     from hpccoll.report.judge import judge
@@ -61,9 +61,9 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     models = _models(results, drawn, machine, no_bound)
     findings = judge(results, drawn, models, _wanted)
     _write(output, render(results, drawn, models, findings, sections(results)))
-    with json_lines(target) as lines:
+    with open_json_lines(target) as lines:
         if target is not None:
-            lines.write(run_record_alone())
+            lines.write(make_serial_run_record())
         for finding in findings:
             lines.write(finding.as_dict())
     if target != STDOUT:
@@ -80,17 +80,17 @@ def _refuse_overwriting(files: Sequence[str], output: str) -> None:
 
 def _models(results: Results, drawn: Sequence[Picture], machine: str | None, no_bound: bool) -> Models:
     """Return the machines that bounds are taken from: the one that was named, or one fitted for each job."""
-    from hpccoll.cli.machine_options import rows_of
-    from hpccoll.predict.catalogue import machine_named
+    from hpccoll.cli.machine_options import read_measured_rows
+    from hpccoll.predict.machine_catalogue import load_machine
     from hpccoll.report.distance import Models, fitted_models, jobs_of, named_models
 
     jobs = jobs_of(drawn)
     if no_bound:
         return Models()
     if machine is not None:
-        return named_models(jobs, machine_named(machine))
-    rows = [row for file in results.files for row in rows_of(file, "FILE")]
-    with progress("machines", len(jobs)) as advance:
+        return named_models(jobs, load_machine(machine))
+    rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
+    with show_progress("machines", len(jobs)) as advance:
         return fitted_models(jobs, rows, advance)
 
 

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def slurm_job() -> dict[str, str]:
+def read_slurm_job() -> dict[str, str]:
     """Return what SLURM says about the job that this process is in; nothing outside SLURM."""
     from hpccoll.measure.record import SLURM
 
     return {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
 
 
-def run_record(world: Any) -> dict[str, Any]:
+def make_run_record(world: Any) -> dict[str, Any]:
     """Return the record of kind `run`: what this run is and where. Collective over the MPI communicator `world`."""
     from hpccoll.measure.record import RunRecord
     from hpccoll.runtime import job
@@ -33,11 +33,11 @@ def run_record(world: Any) -> dict[str, Any]:
         oversubscribed=where.oversubscribed,
         commit=job.commit(),
         start_time=datetime.now(UTC),
-        slurm=slurm_job(),
+        slurm=read_slurm_job(),
     ).as_dict()
 
 
-def run_record_alone() -> dict[str, Any]:
+def make_serial_run_record() -> dict[str, Any]:
     """Return the record of kind `run` of a command that needs no MPI, without loading it."""
     import platform
 
@@ -57,5 +57,5 @@ def run_record_alone() -> dict[str, Any]:
         oversubscribed=False,
         commit=None,
         start_time=datetime.now(UTC),
-        slurm=slurm_job(),
+        slurm=read_slurm_job(),
     ).as_dict()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.output import STDOUT, json_lines, print_table, prints
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
 from hpccoll.errors import UsageError
 from hpccoll.units import format_size
 
@@ -28,7 +28,7 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
 
     A folder stands for all .jsonl files in it and beneath, such as those that slurm/sweep.sh leaves.
     """
-    if not prints():
+    if not is_printing_rank():
         return
     from hpccoll.measure.scaling import read, result_files, scalings
 
@@ -39,7 +39,7 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
             f"nothing to compare: no row of {', '.join(map(str, files[:4]))} was measured on two numbers of nodes; "
             "name results of runs on different numbers of nodes"
         )
-    with json_lines(target) as lines:
+    with open_json_lines(target) as lines:
         for each in found:
             lines.write(each.record())
     if target != STDOUT:

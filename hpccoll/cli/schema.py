@@ -6,12 +6,12 @@ import json
 
 import click
 
-from hpccoll.cli.output import prints
+from hpccoll.cli.output import is_printing_rank
 from hpccoll.measure.schema import schema as json_schema
 
 
 @click.command(epilog="Example: hpccoll schema > hpccoll.schema.json")
 def schema() -> None:
     """Print the JSON Schema of the records, one of which is one line of a result file."""
-    if prints():
+    if is_printing_rank():
         click.echo(json.dumps(json_schema(), indent=2))

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from hpccoll.algorithms import Algorithm
-from hpccoll.cli.machine_options import Choice, chosen_machine, machine_options
-from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record_alone
-from hpccoll.cli.verify import chosen
+from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
+from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan.simulation.bounds import bounds
 from hpccoll.plan.simulation.simulate import Simulation
-from hpccoll.predict.forecast import chunks_for, fits, forecast, layout
+from hpccoll.predict.forecast import can_run_on, chunks_for, fill_nodes, forecast
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _sizes(text: str) -> list[int]:
 @click.argument("names", nargs=-1, metavar="OP/ALGORITHM...")
 @click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
-@machine_options
+@add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Into how many a message is pipelined; default: by stated cost.")
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Of operations that have one.")
 @click.option("--full", is_flag=True, help="Simulate every rank, also where a few can stand for all.")
@@ -95,17 +95,17 @@ def simulate(
     (summit, dgx-h100, h200, workstation, laptop), a TOML file, fit:FILE for what a bench record says of this one, or
     --alpha, --beta and --gamma.
     """
-    algorithms = chosen(names or ("all_reduce",))
+    algorithms = resolve_algorithms(names or ("all_reduce",))
     asked = Asked(_whole_numbers(ranks, "--ranks"), _sizes(size), chunks, root, full, frozenset(names))
-    choice = chosen_machine(asked.ranks, machine, algorithms if names else [])
-    if not prints():
+    choice = resolve_machine(asked.ranks, machine, algorithms if names else [])
+    if not is_printing_rank():
         return
     if picture is not None:
         _draw(algorithms, choice, max(asked.ranks), picture)
         return
-    with json_lines(target) as lines:
+    with open_json_lines(target) as lines:
         if target is not None:
-            lines.write(run_record_alone())
+            lines.write(make_serial_run_record())
         found = []
         for one in _simulated(algorithms, choice, asked):
             lines.write(_record(*one, choice))
@@ -114,7 +114,7 @@ def simulate(
         _show(found, choice)
 
 
-def _simulated(algorithms: Sequence[Algorithm], choice: Choice, asked: Asked) -> Iterator[One]:
+def _simulated(algorithms: Sequence[Algorithm], choice: ChosenMachine, asked: Asked) -> Iterator[One]:
     """Yield each algorithm, its chunks and what was found, over rank counts and sizes.
 
     One that was not asked for by name is left out where its ranks would share memory across nodes.
@@ -124,19 +124,19 @@ def _simulated(algorithms: Sequence[Algorithm], choice: Choice, asked: Asked) ->
         for n in asked.ranks
         for nbytes in asked.sizes
         for each in algorithms
-        if fits(each, n, choice.of(n)) or each.full_name in asked.named
+        if can_run_on(each, n, choice.of(n)) or each.full_name in asked.named
     ]
-    with progress("simulated", len(jobs)) as advance:
+    with show_progress("simulated", len(jobs)) as advance:
         for each, n, nbytes in jobs:
             on = choice.of(n)
             cut = asked.chunks if asked.chunks is not None else chunks_for(each, n, on, nbytes)
-            cost = each.plan(n, 0, cut, layout(n, on)).cost
+            cost = each.plan(n, 0, cut, fill_nodes(n, on)).cost
             trace = not asked.full or (cost is not None and cost.steps * n <= TRACED)
             yield each, cut, forecast(each, n, on, nbytes, chunks=cut, root=asked.root, full=asked.full, trace=trace)
             advance(each.full_name)
 
 
-def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: Choice) -> dict[str, Any]:
+def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: ChosenMachine) -> dict[str, Any]:
     plan, n = done.plan, done.plan.ranks
     least = bounds(plan.operation, n, done.machine, done.nbytes)
     stands_for = n / done.simulated_ranks
@@ -186,7 +186,7 @@ def _path_record(path: CriticalPath) -> dict[str, Any]:
     return {"last_rank": path.rank, "waits": len(path), "waits_between": int(path.far.sum()), "ends": shown}
 
 
-def _show(found: Sequence[One], choice: Choice) -> None:
+def _show(found: Sequence[One], choice: ChosenMachine) -> None:
     rows = [_row(*each) for each in found]
     print_table(f"Simulated on {choice.title}", COLUMNS, rows, numbers=COLUMNS[1:])
     print("across: what leaves nodes, of all that is sent; latency, bandwidth: time in multiples of the lower bounds")
@@ -241,22 +241,22 @@ def _told(done: Simulation, path: CriticalPath) -> str:
     return "\n".join([head, *lines])
 
 
-def _draw(algorithms: Sequence[Algorithm], choice: Choice, most: int, picture: str) -> None:
+def _draw(algorithms: Sequence[Algorithm], choice: ChosenMachine, most: int, picture: str) -> None:
     """Write the map of winners."""
     from hpccoll.measure.output import require_writable, unwritable
-    from hpccoll.predict.winner_map import SUFFIXES, draw_map
-    from hpccoll.predict.winners import compete, rank_counts
+    from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
+    from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 
     if not picture.lower().endswith(SUFFIXES):
         raise UsageError(f"--map {picture}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
     require_writable(picture, "--map")
     machine = choice.of(most)
-    counts = rank_counts(most, machine)
+    counts = list_rank_counts(most, machine)
     if len(counts) < 2 or len({each.operation for each in algorithms}) > 1:
         raise UsageError("--map compares algorithms of one OP over rank counts: name one OP, and --ranks 4 or more")
-    with progress("simulated", len(algorithms) * len(counts)) as advance:
-        winners = compete(algorithms, machine, counts, MAP_SIZES, advance)
+    with show_progress("simulated", len(algorithms) * len(counts)) as advance:
+        winners = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)
     try:
-        draw_map(winners).savefig(picture, dpi=160)
+        draw_winner_map(winners).savefig(picture, dpi=160)
     except OSError as error:
         raise unwritable(picture, "--map", error) from error

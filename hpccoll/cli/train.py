@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, print_table, prints
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record
+from hpccoll.cli.output import STDOUT, is_printing_rank, print_table
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.settings import ACTIVATIONS, DTYPES, MODELS, Mlp, Settings, require_torch
@@ -95,7 +95,7 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
     limit_threads(os.environ)
     layout = job.layout(world)
     device = device_of(settings, layout.members[layout.node[world.rank]].index(world.rank))
-    run = run_record(world)
+    run = make_run_record(world)
     with Communicator(world) as comm:
         start, damaged = begin(comm, settings, folder)
         wishes = Wishes(files.checkpoint is not None, folder, files.every, files.stop_file)
@@ -124,15 +124,15 @@ def _outputs(files: Files, run: dict[str, Any], start: Start, damaged: list[str]
 
     with ExitStack() as stack:
         journal = None
-        if prints() and files.json is not None:
+        if is_printing_rank() and files.json is not None:
             # A run that goes on adds to what it wrote before; one that begins anew overwrites, as `bench --json`.
             journal = stack.enter_context(Journal(files.json, resume=start.resumed))
             journal.write(run)
-        bar = stack.enter_context(progress("steps", max(steps - start.step, 0))) if prints() else None
+        bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0))) if is_printing_rank() else None
         outputs = _Outputs(files, journal, bar)
         for each in damaged:
             outputs.warn(each)
-        if start.resumed and prints():
+        if start.resumed and is_printing_rank():
             click.echo(f"# resumed after step {start.step} from {files.checkpoint}", err=True)
         stack.callback(outputs.show)  # also when the run is cut short
         yield outputs
@@ -156,7 +156,7 @@ class _Outputs:
 
     def warn(self, sentence: str) -> None:
         """Say at once what is not as it should be."""
-        if prints():
+        if is_printing_rank():
             click.echo(f"# {sentence}", err=True)
 
     def end(self, summary: TrainSummary) -> None:
@@ -167,7 +167,7 @@ class _Outputs:
 
     def show(self) -> None:
         """Print some of the steps, evenly over the run, and what it came to."""
-        if not prints() or self._files.json == STDOUT:
+        if not is_printing_rank() or self._files.json == STDOUT:
             return
         if self._steps:
             shown = self._steps[: -1 : -(-len(self._steps) // LINES)] + self._steps[-1:]

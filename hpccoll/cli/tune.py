@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import json_lines, print_table, prints
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record
+from hpccoll.cli.output import is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
@@ -95,7 +95,7 @@ def _run(options: Options) -> int:
     if world.size < 2:
         raise UsageError("one rank has nothing to choose from; start tune as your jobs run: mpirun -n 4 hpccoll tune")
     sweep = _sweep(options, layout.nodes)
-    run, wrong = run_record(world), 0
+    run, wrong = make_run_record(world), 0
     with Communicator(world) as comm, ExitStack() as stack:
         ready = trials(sweep, world, comm, WHOLE_BUDGET_S, options.budget)
         outputs = _Outputs(options, stack, path, where, ready, run) if world.rank == 0 else None
@@ -141,7 +141,7 @@ def _show(options: Options, path: Path, where: TuningSite) -> None:
         )
     table = tuning_files.read_table(path)
     if options.json:
-        with json_lines(options.json) as lines:
+        with open_json_lines(options.json) as lines:
             lines.write(table.as_json())
     if options.json != "-":
         _print(table, path, table.series)
@@ -167,9 +167,9 @@ class _Outputs:
             require_writable(path, "--output")
         tuning_files.read_table_to_extend(path, where)  # what may not be overwritten shows before anything is measured
         self.stored = 0
-        self.lines = stack.enter_context(json_lines(options.json))
+        self.lines = stack.enter_context(open_json_lines(options.json))
         self.lines.write(run)
-        self.progress = stack.enter_context(progress("rows", sum(trial.rows for trial in ready)))
+        self.progress = stack.enter_context(show_progress("rows", sum(trial.rows for trial in ready)))
         stack.callback(self.end)  # also when the run is cut short
 
     @property
@@ -211,7 +211,7 @@ class _Outputs:
 
 def _print(table: TuningTable, path: Path, series: Sequence[TuningSeries]) -> None:
     """Print who wins at each size, a table for each series."""
-    if not prints():
+    if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")
     click.echo("auto takes the fastest; a tie stays with the smaller size\n")

@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
-from hpccoll.cli.output import SCHEMA, STDOUT, json_lines, print_table, prints
-from hpccoll.cli.progress import progress
-from hpccoll.cli.run_record import run_record_alone
+from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan.groups import Nodes
 from hpccoll.plan.operation import Operation
@@ -37,7 +37,7 @@ ALONE = 200  # tasks up to which starting workers takes longer than the work
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """What was found of one algorithm on one number of ranks; the fields are those of the record."""
 
     op: str
@@ -58,15 +58,15 @@ class Verdict:
         return {"schema": SCHEMA, "kind": "plan", "command": "verify", **asdict(self)}
 
 
-def variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
+def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
     """Yield the (root, chunks, nodes) that are proven; those that the algorithm does not take are 0, 1 and None."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     on_nodes = "nodes" in algorithm.parameters
     chunks = (FEW_CHUNKS if on_nodes else CHUNKS) if "chunks" in algorithm.parameters else (1,)
-    return product(roots, chunks, node_layouts(ranks) if on_nodes else [None])
+    return product(roots, chunks, list_node_layouts(ranks) if on_nodes else [None])
 
 
-def node_layouts(ranks: int) -> list[Nodes]:
+def list_node_layouts(ranks: int) -> list[Nodes]:
     """Return nodes to prove: one; of equal size; of 6 and a rest; one rank and all others; dealt out to three."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
@@ -77,11 +77,11 @@ def node_layouts(ranks: int) -> list[Nodes]:
     return list(dict.fromkeys(layouts))
 
 
-def prove(algorithm: Algorithm, ranks: int) -> Verdict:
+def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
     """Prove all variants of `algorithm` on `ranks` ranks."""
     start, failures, plans = time.perf_counter(), [], 0
     proof: Proof | None = None
-    for root, chunks, nodes in variants(algorithm, ranks):
+    for root, chunks, nodes in list_variants(algorithm, ranks):
         plans += 1
         variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
@@ -91,7 +91,7 @@ def prove(algorithm: Algorithm, ranks: int) -> Verdict:
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong too, and the others are still due
             what = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
             failures.append(f"{variant}: {what}")
-    return Verdict(
+    return VerifyResult(
         op=algorithm.operation.value,
         algorithm=algorithm.name,
         ranks=ranks,
@@ -107,7 +107,7 @@ def prove(algorithm: Algorithm, ranks: int) -> Verdict:
     )
 
 
-def chosen(names: Sequence[str]) -> list[Algorithm]:
+def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     """Return the algorithms that `names` mean: `operation/algorithm`, an operation for all of its, `FILE.py:FUNCTION`.
 
     Raises:
@@ -136,19 +136,19 @@ def chosen(names: Sequence[str]) -> list[Algorithm]:
     return list(found.values())
 
 
-def _portion(tasks: list[tuple[str, int]]) -> list[Verdict]:
+def _portion(tasks: list[tuple[str, int]]) -> list[VerifyResult]:
     """Prove a portion in a worker; algorithms travel by name, since their functions may not be pickled."""
-    return [prove(chosen([name])[0], ranks) for name, ranks in tasks]
+    return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
-def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[Verdict], None]) -> None:
+def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[VerifyResult], None]) -> None:
     """Prove every algorithm on every rank count, on all cores, and hand each verdict to `done` as it comes."""
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
     alone = any(loader.is_user_defined(each) for each in algorithms)  # workers do not know what was loaded here
     if alone or cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
         for each, n in tasks:
-            done(prove(each, n))
+            done(prove_variants(each, n))
         return
     # Dealt like cards, the largest first, so that every portion holds as much work as the next.
     hands = max(cores, len(tasks) // PORTION)
@@ -164,7 +164,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
             raise
 
 
-def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[Verdict]) -> None:
+def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[VerifyResult]) -> None:
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for each in algorithms:
@@ -194,15 +194,15 @@ def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     own. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks,
     and for uneven layouts.
     """
-    algorithms, counts = chosen(names), parse_range(ranks)
-    if not prints():
+    algorithms, counts = resolve_algorithms(names), parse_range(ranks)
+    if not is_printing_rank():
         return
-    verdicts: list[Verdict] = []
-    with json_lines(target) as lines, progress("proven", len(algorithms) * len(counts)) as advance:
+    verdicts: list[VerifyResult] = []
+    with open_json_lines(target) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
         if target is not None:
-            lines.write(run_record_alone())
+            lines.write(make_serial_run_record())
 
-        def done(verdict: Verdict) -> None:
+        def done(verdict: VerifyResult) -> None:
             verdicts.append(verdict)
             lines.write(verdict.record())
             advance(f"{verdict.op}/{verdict.algorithm}")

@@ -17,21 +17,21 @@ LOOK_S = 0.001  # between two looks at a request
 STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
-def program() -> list[list[Action]]:
+def make_program() -> list[list[Action]]:
     """Return the example as a free program: x is chunk 0, y is chunk 1; both ranks send, then receive."""
     return [[Send(1, 0), Recv(1, 1)], [Send(0, 0), Recv(0, 1)]]
 
 
-def explanation() -> str:
+def explain_deadlock() -> str:
     """Return what the checker says of the program, before anything runs."""
     try:
-        check_program(program())
+        check_program(make_program())
     except DeadlockError as error:
         return str(error)
     return "the checker finds no deadlock"
 
 
-def force(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
+def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
     """Run the program for real, by synchronous sends, and give up after `limit_s` seconds.
 
     Raises:

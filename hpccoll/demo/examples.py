@@ -251,7 +251,7 @@ EXAMPLES = (
 )
 
 
-def example_named(name: str) -> Example:
+def get_example(name: str) -> Example:
     """Return the example of that name, or raise UnknownNameError with the valid ones."""
     for example in EXAMPLES:
         if example.name == name:
@@ -259,6 +259,6 @@ def example_named(name: str) -> Example:
     raise UnknownNameError("example", name, [example.name for example in EXAMPLES])
 
 
-def example_of(operation: Operation) -> Example | None:
+def find_example(operation: Operation) -> Example | None:
     """Return the example that shows an operation, None where there is none."""
     return next((each for each in EXAMPLES if each.operation is operation and each.variable), None)

@@ -28,18 +28,18 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.predict.pipelined import pipelined
+from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.units import KiB, MiB
 
 Floats: TypeAlias = NDArray[np.float64]
-BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # where a band of message sizes ends and the next begins
+BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # where a band of message sizes ends and the next begins
 _FEWEST_SIZES = 4
 _ROUNDS, _STEP, _SOFT = 4, 1e-3, 0.1
 _LEAST, _MOST = 1e-16, 1e3  # seconds: of any parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """A row that was measured: an algorithm's plan for `count` elements of `itemsize`, S in bytes, and its median."""
 
     algorithm: Algorithm
@@ -52,10 +52,10 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class PredictedRow:
     """A measured row and what the fitted machine predicts for it; `fitted` where it was among those fitted."""
 
-    row: Measured
+    row: MeasuredRow
     seconds: float
     fitted: bool
 
@@ -66,18 +66,18 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MachineFit:
     """The machine that was found, and every row beside its prediction."""
 
     machine: Machine
-    rows: tuple[Predicted, ...]
+    rows: tuple[PredictedRow, ...]
 
     def median_error(self, *, fitted: bool) -> float:
         """Return the median error of the rows that were fitted, or of those that were left out."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
-def fit(rows: Sequence[Measured], where: str) -> Fit:
+def fit_machine(rows: Sequence[MeasuredRow], where: str) -> MachineFit:
     """Fit a machine to every other size of `rows`, and predict the others.
 
     Args:
@@ -102,8 +102,8 @@ def fit(rows: Sequence[Measured], where: str) -> Fit:
     shape = _Shape(*jobs[0], max(sizes), fences)
     values = _fitted(shape, [row for row in rows if row.nbytes in known])
     machine = shape.machine(values, f"fit:{where}")
-    found_rows = (Predicted(row, _simulated(row, machine), row.nbytes in known) for row in rows)
-    return Fit(machine, tuple(found_rows))
+    found_rows = (PredictedRow(row, _simulated(row, machine), row.nbytes in known) for row in rows)
+    return MachineFit(machine, tuple(found_rows))
 
 
 class _Shape:
@@ -111,7 +111,7 @@ class _Shape:
 
     def __init__(self, ranks: int, nodes: int, largest: int, fences: bool) -> None:
         self.ranks_per_node, self.fences = -(-ranks // nodes), fences
-        self.borders = tuple(border for border in BORDERS if border < largest)
+        self.borders = tuple(border for border in BAND_BORDERS if border < largest)
         one = 2 + len(self.borders)
         self.near = one if self.ranks_per_node > 1 else 0
         near = [3e-6, *[2e-10] * (one - 1)] if self.near else []
@@ -130,7 +130,7 @@ class _Shape:
         return replace(Link.one_port(*values[:2]), bands=bands)
 
 
-def _fitted(shape: _Shape, rows: Sequence[Measured]) -> Floats:
+def _fitted(shape: _Shape, rows: Sequence[MeasuredRow]) -> Floats:
     """Return the parameters, shape (K,), that come closest to the rows."""
     measured = np.array([row.seconds for row in rows])
     values = shape.start
@@ -148,7 +148,7 @@ def _fitted(shape: _Shape, rows: Sequence[Measured]) -> Floats:
     return values
 
 
-def _slopes(shape: _Shape, row: Measured, values: Floats) -> Floats:
+def _slopes(shape: _Shape, row: MeasuredRow, values: Floats) -> Floats:
     """Return by how much a row's simulated time grows with each parameter, shape (K,).
 
     The time is homogeneous in the parameters: slopes times parameters give it back.
@@ -162,7 +162,7 @@ def _slopes(shape: _Shape, row: Measured, values: Floats) -> Floats:
     return np.maximum(slopes, 0.0)
 
 
-def _simulated(row: Measured, machine: Machine) -> float:
+def _simulated(row: MeasuredRow, machine: Machine) -> float:
     if row.algorithm.is_hybrid:
-        return pipelined(row.plan, machine, row.count, row.itemsize).seconds
+        return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

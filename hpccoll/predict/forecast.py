@@ -8,13 +8,13 @@ from hpccoll.algorithms.registry import Algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.simulate import Simulation, simulate
-from hpccoll.predict.pipelined import pipelined
+from hpccoll.predict.pipelined import simulate_pipelined
 
 ITEMSIZE = 4  # float32, as `hpccoll bench` sends by default
 _MOST_CHUNKS = 128
 
 
-def elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE) -> int:
+def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE) -> int:
     """Return the elements a rank whose S is `nbytes` or, where that is not divisible, the next smaller S there is.
 
     Above zero bytes it is at least one element, as `hpccoll bench` counts.
@@ -24,13 +24,13 @@ def elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE
     return max(nbytes // (itemsize * (n if operation.blocked else 1)), min(nbytes, 1))
 
 
-def layout(n: int, machine: Machine) -> tuple[int, ...]:
+def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
     """Return how many ranks each node of the machine gets."""
     full, rest = divmod(n, machine.ranks_per_node)
     return (machine.ranks_per_node,) * full + ((rest,) if rest else ())
 
 
-def fits(algorithm: Algorithm, n: int, machine: Machine) -> bool:
+def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
     """Return whether n ranks can run it: those that share memory are on one node, unless it goes by nodes itself."""
     return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
@@ -44,7 +44,7 @@ def chunks_for(algorithm: Algorithm, n: int, machine: Machine, nbytes: int) -> i
     if "chunks" not in algorithm.parameters or algorithm.cost is None:
         return 1
     link = machine.between if n > machine.ranks_per_node else machine.within
-    nodes, most = layout(n, machine), max(elements(algorithm.operation, nbytes, n), 1)
+    nodes, most = fill_nodes(n, machine), max(count_elements(algorithm.operation, nbytes, n), 1)
 
     def seconds(chunks: int) -> float:
         cost = algorithm.plan(n, 0, chunks, nodes).cost
@@ -81,8 +81,8 @@ def forecast(
     """
     if chunks is None:
         chunks = chunks_for(algorithm, n, machine, nbytes)
-    plan = algorithm.plan(n, root, chunks, layout(n, machine))
-    count = elements(plan.operation, nbytes, n)
+    plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
+    count = count_elements(plan.operation, nbytes, n)
     if algorithm.is_hybrid and not trace:
-        return pipelined(plan, machine, count, ITEMSIZE, full=full)
+        return simulate_pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)

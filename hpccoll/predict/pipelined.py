@@ -16,7 +16,7 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.simulate import Simulation, message_bytes, simulate
 
 
-def pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
+def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
     """Return what a plan of two levels takes on `machine`; on one node, what it takes in one part.
 
     Args:

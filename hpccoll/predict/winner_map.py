@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.predict.winners import TIE, Winners
+from hpccoll.predict.forecast_grid import TIE, ForecastGrid
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _FINE = 360  # points along each axis
 _SMALLEST, _LARGE = 0.0035, 0.03  # of the map: smaller regions bear no name, larger ones a bold one
 
 
-def draw_map(winners: Winners, marks: tuple[int, ...] = ()) -> Figure:
+def draw_winner_map(winners: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
     """Return the figure.
 
     Args:
@@ -62,7 +62,7 @@ def draw_map(winners: Winners, marks: tuple[int, ...] = ()) -> Figure:
     return figure
 
 
-def _interpolated(winners: Winners, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
+def _interpolated(winners: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
     """Return the logarithms of times on the fine grid, shape (A, y, x)."""
     from scipy.interpolate import RegularGridInterpolator
 
@@ -75,7 +75,7 @@ def _colour(name: str, number: int) -> str:
     return _COLOURS.get(name, _OTHERS[number % len(_OTHERS)])
 
 
-def _paint(axes: Axes, winners: Winners, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
+def _paint(axes: Axes, winners: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
     from matplotlib.colors import ListedColormap
 
     there = np.unique(best)
@@ -96,7 +96,7 @@ def _cross(axes: Axes, times: Floats, best: NDArray[np.intp], x: Floats, y: Floa
                 axes.contour(x, y, lead, levels=[0.0], colors=[_INK], linewidths=1.3, zorder=2)
 
 
-def _name(axes: Axes, winners: Winners, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
+def _name(axes: Axes, winners: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
     """Write each region's name where there is most room for it, upright where it is too narrow."""
     from matplotlib.patheffects import withStroke
     from scipy.ndimage import label
@@ -153,7 +153,7 @@ def _run(inside: NDArray[np.bool_], at: int) -> tuple[int, int]:
     return first, last
 
 
-def _frame(axes: Axes, winners: Winners, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
+def _frame(axes: Axes, winners: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
     q = winners.machine.ranks_per_node
     inside = winners.ranks[0] < q < winners.ranks[-1]
     operations = sorted({each.operation.value for each in winners.algorithms})

@@ -19,7 +19,7 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.bounds import bounds
 from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.predict.fit import Measured, fit
+from hpccoll.predict.fit import MeasuredRow, fit_machine
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
 from hpccoll.report.series import Picture
 
@@ -73,7 +73,7 @@ def named_models(jobs: Iterable[Job], machine: Machine) -> Models:
 
 
 def fitted_models(
-    jobs: Iterable[Job], rows: Sequence[Measured], advance: Callable[[str], None] = lambda _: None
+    jobs: Iterable[Job], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> Models:
     """Return the machines that come closest to the measured rows of each job.
 
@@ -90,7 +90,7 @@ def fitted_models(
         mine = _affordable([row for row in rows if (row.plan.ranks, row.nodes) == job], share)
         where = f"{job[0]} rank{'s' * (job[0] > 1)} on {job[1]} node{'s' * (job[1] > 1)}"
         try:
-            fitted = fit(mine, where)
+            fitted = fit_machine(mine, where)
         except HpccollError as error:
             missing.append(str(error))
             continue
@@ -110,15 +110,15 @@ def jobs_of(pictures: Iterable[Picture]) -> list[Job]:
     return sorted({(p.setting.ranks, p.setting.nodes) for p in pictures if p.setting.ranks > 1})
 
 
-def _affordable(rows: Sequence[Measured], most: float) -> list[Measured]:
+def _affordable(rows: Sequence[MeasuredRow], most: float) -> list[MeasuredRow]:
     """Return as many rows as can be fitted in reasonable time: some sizes, whole algorithms, the cheapest first."""
     sizes = sorted({row.nbytes for row in rows})
     every = max(-(-len(sizes) // _MOST_SIZES), 1)
-    by_algorithm: dict[str, list[Measured]] = {}
+    by_algorithm: dict[str, list[MeasuredRow]] = {}
     for row in rows:
         if row.nbytes in sizes[::every] or row.nbytes == sizes[-1]:
             by_algorithm.setdefault(row.algorithm.full_name, []).append(row)
-    kept: list[Measured] = []
+    kept: list[MeasuredRow] = []
     work = 0.0
     for mine in sorted(by_algorithm.values(), key=_work):
         work += _work(mine)
@@ -128,7 +128,7 @@ def _affordable(rows: Sequence[Measured], most: float) -> list[Measured]:
     return kept
 
 
-def _work(rows: Sequence[Measured]) -> float:
+def _work(rows: Sequence[MeasuredRow]) -> float:
     """Return what simulating these rows costs, in rounds; where few rounds move everything, each has many messages."""
     steps = [row.plan.cost.steps if row.plan.cost else row.plan.ranks for row in rows]
     rounds = sum(many + (row.plan.ranks if many <= _DIRECT else 0) for many, row in zip(steps, rows, strict=True))

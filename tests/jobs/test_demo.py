@@ -15,8 +15,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hpccoll.demo.calls import LIBRARIES, shown
-from hpccoll.demo.examples import EXAMPLES, example_named
+from hpccoll.demo.examples import EXAMPLES, get_example
+from hpccoll.demo.library_calls import LIBRARIES, format_library_calls
 from hpccoll.measure.schema import schema
 from tests.jobs.launch import BIN, LIMIT_S, environment, hpccoll
 
@@ -94,7 +94,7 @@ def test_every_example_has_its_values_here() -> None:
 
 @pytest.mark.parametrize("name", AFTER)
 def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
-    example, out = example_named(name), tmp_path / "demo.jsonl"
+    example, out = get_example(name), tmp_path / "demo.jsonl"
     done = hpccoll(example.ranks, "demo", name, "--json", str(out))
     assert done.returncode == 0, done.stderr
     run, record = (json.loads(line) for line in out.read_text().splitlines())
@@ -110,7 +110,7 @@ def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
     assert [line.split()[1] for line in lines] == [str(rank) for rank in range(example.ranks)]
     for about in example.about:
         assert about in done.stdout
-    for library, text in shown(example).items():
+    for library, text in format_library_calls(example).items():
         assert f"\n{library}:\n    {text.splitlines()[0]}" in done.stdout
 
 
@@ -131,7 +131,7 @@ def test_the_ring_is_drawn_in_its_two_phases() -> None:
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "barrier_staggered", "weighted_sum"])
 def test_any_plan_is_drawn_on_request(name: str) -> None:
-    example = example_named(name)
+    example = get_example(name)
     assert example.operation is not None
     done = hpccoll(example.ranks, "demo", name, "--draw")
     assert done.returncode == 0, done.stderr
@@ -209,7 +209,7 @@ def elsewhere(ranks: int) -> dict[tuple[str, str], list[Any]]:
 
 @pytest.mark.parametrize("name", [name for name in AFTER if name != "barrier_staggered"])
 def test_the_same_call_in_other_libraries_gives_the_same(name: str) -> None:
-    found = elsewhere(example_named(name).ranks)
+    found = elsewhere(get_example(name).ranks)
     libraries = {library for library, _ in found}
     assert "mpi4py" in libraries
     for library in libraries:
@@ -226,7 +226,7 @@ def test_the_same_call_in_other_libraries_gives_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_the_shown_calls_are_statements_alone(example: Any) -> None:
-    texts = shown(example)
+    texts = format_library_calls(example)
     assert list(texts) == list(LIBRARIES)
     for text in texts.values():
         compile(text, example.name, "exec")

@@ -17,7 +17,7 @@ from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
 from hpccoll.plan.step import Load, Move, Store
 from hpccoll.predict.forecast import forecast
-from hpccoll.predict.pipelined import pipelined
+from hpccoll.predict.pipelined import simulate_pipelined
 from tests.unit.plan.shared_referee import fault_in_some_order
 
 MIXED = [known for known in list_algorithms() if known.is_hybrid]
@@ -141,7 +141,7 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
     algorithm = get_algorithm(Operation.ALL_REDUCE, name)
     plan, count = algorithm.plan(8, nodes=[2] * 4), 4 * 2**20
     parts = wanted_parts(plan, plan.operation.sizes(count, 8, plan.column(0).chunks), 4)
-    whole, first = pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
+    whole, first = simulate_pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
     node_sends = whole.between[:2].sum()
     assert parts > 1
     assert whole.nbytes == 4 * count

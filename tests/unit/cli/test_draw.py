@@ -17,7 +17,7 @@ RING = "all_reduce/ring"
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK:
+    for name in output._RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hpccoll.algorithms import get_algorithm
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
-from hpccoll.cli.machine_options import per_byte, seconds
+from hpccoll.cli.machine_options import parse_seconds, parse_seconds_per_byte
 from hpccoll.cli.simulate import simulate as command
 from hpccoll.errors import UsageError
 from hpccoll.measure.schema import schema
@@ -21,7 +21,7 @@ from hpccoll.plan.operation import Operation
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK:
+    for name in output._RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -94,14 +94,14 @@ def bench_record(path, ranks: int = 2) -> None:
 
 @pytest.mark.parametrize(("ranks", "nodes", "layout"), [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 3, 1]), (4, 1, [4])])
 def test_plans_of_two_levels_are_laid_out_on_the_nodes_of_their_rows(tmp_path, ranks, nodes, layout):
-    from hpccoll.cli.machine_options import rows_of
+    from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.measure.record import CollectiveRecord, Row
     from hpccoll.measure.stopping import Stop
 
     row = Row("all_reduce", "hpccoll", "hierarchical_ring", "host", True, 64, 16, "float32", "sum", None, ranks, nodes)
     path = tmp_path / "bench.jsonl"
     path.write_text(json.dumps(CollectiveRecord(row, (5.0,), Stop.CONVERGED, 0).as_dict()) + "\n")
-    (found,) = rows_of(str(path), "FILE")
+    (found,) = read_measured_rows(str(path), "FILE")
     expected = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
     column, same = (plan.make(np.arange(ranks)) for plan in (found.plan, expected))
     assert (column.count, column.chunks) == (same.count, same.chunks)
@@ -170,15 +170,15 @@ def test_usage_errors(arguments, message, capsys, tmp_path, monkeypatch):
     ("text", "value"), [("3.7us", 3.7e-6), ("1e-6", 1e-6), ("2 ms", 2e-3), ("5ns", 5e-9), ("1.5µs", 1.5e-6), ("0", 0)]
 )
 def test_times(text, value):
-    assert seconds(text, "--alpha") == pytest.approx(value)
+    assert parse_seconds(text, "--alpha") == pytest.approx(value)
 
 
 def test_bandwidths():
-    assert per_byte("12.5GB/s", "--beta") == pytest.approx(8e-11)
-    assert per_byte("8e-11", "--beta") == pytest.approx(8e-11)
+    assert parse_seconds_per_byte("12.5GB/s", "--beta") == pytest.approx(8e-11)
+    assert parse_seconds_per_byte("8e-11", "--beta") == pytest.approx(8e-11)
     for wrong in ("", "-1", "nan", "1e99"):
         with pytest.raises(UsageError, match="--beta"):
-            per_byte(wrong, "--beta")
+            parse_seconds_per_byte(wrong, "--beta")
 
 
 def test_help_has_an_example():

@@ -35,7 +35,7 @@ HEAVY = ("mpi4py", "torch", "matplotlib", "scipy", "cupy")
 def hpccoll(*arguments: str, code: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own; `code` runs before it."""
     program = f"import sys\n{code}\nfrom hpccoll.cli.main import COMMANDS, main\nsys.exit(main(sys.argv[1:]))"
-    clean = {name: value for name, value in os.environ.items() if name not in output._RANK}
+    clean = {name: value for name, value in os.environ.items() if name not in output._RANK_VARIABLES}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=clean | {"PYTHONPATH": str(ROOT)} | environ,
@@ -48,7 +48,7 @@ def hpccoll(*arguments: str, code: str = "", **environ: str) -> subprocess.Compl
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK:
+    for name in output._RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -61,7 +61,7 @@ def test_all_plans_are_proven_and_shown():
     assert result.exit_code == 0, result.output
     for algorithm in list_algorithms():
         row = next(line for line in result.stdout.splitlines() if line.startswith(algorithm.full_name + " "))
-        plans = sum(len(list(command.variants(algorithm, n))) for n in range(1, 7))
+        plans = sum(len(list(command.list_variants(algorithm, n))) for n in range(1, 7))
         assert f" {plans}/{plans} " in row
         assert (algorithm.cost.__doc__ or "").split("\n", 1)[0] in row
     ring = next(line for line in result.stdout.splitlines() if line.startswith("all_reduce/ring"))
@@ -80,12 +80,12 @@ def test_a_terminal_gets_a_frame_and_remarks_where_there_is_room(width, remark, 
 
 def test_roots_and_chunks_that_are_tried():
     chain = get_algorithm(Operation.REDUCE, "chain")
-    assert {root for root, *_ in command.variants(chain, 9)} == {0, 1, 4, 8}
-    assert {chunks for _, chunks, _ in command.variants(chain, 9)} == {1, 2, 3, 8}
-    assert list(command.variants(chain, 1)) == [(0, 1, None), (0, 2, None), (0, 3, None), (0, 8, None)]
-    assert list(command.variants(get_algorithm(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1, None)]
+    assert {root for root, *_ in command.list_variants(chain, 9)} == {0, 1, 4, 8}
+    assert {chunks for _, chunks, _ in command.list_variants(chain, 9)} == {1, 2, 3, 8}
+    assert list(command.list_variants(chain, 1)) == [(0, 1, None), (0, 2, None), (0, 3, None), (0, 8, None)]
+    assert list(command.list_variants(get_algorithm(Operation.ALL_REDUCE, "ring"), 9)) == [(0, 1, None)]
     dealt = ((0, 3, 6), (1, 4, 7), (2, 5, 8))
-    on_nodes = {nodes for *_, nodes in command.variants(get_algorithm(Operation.BARRIER, "hierarchical"), 9)}
+    on_nodes = {nodes for *_, nodes in command.list_variants(get_algorithm(Operation.BARRIER, "hierarchical"), 9)}
     assert on_nodes == {None, (3, 3, 3), (6, 3), (1, 8), dealt}
 
 
@@ -192,10 +192,10 @@ def test_under_a_launcher_only_rank_0_prints(name, rank):
 
 
 def test_the_mpiruns_word_comes_before_slurms():
-    assert output.launched_rank({"SLURM_PROCID": "0", "PMI_RANK": "3"}) == 3
-    assert output.launched_rank({"SLURM_PROCID": "5"}) == 5
-    assert output.launched_rank({"PMI_RANK": "x"}) is None
-    assert output.launched_rank({}) is None
+    assert output.get_launched_rank({"SLURM_PROCID": "0", "PMI_RANK": "3"}) == 3
+    assert output.get_launched_rank({"SLURM_PROCID": "5"}) == 5
+    assert output.get_launched_rank({"PMI_RANK": "x"}) is None
+    assert output.get_launched_rank({}) is None
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback():
@@ -276,7 +276,7 @@ def test_exit_statuses(error, status, monkeypatch, capsys):
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(command, "chosen", fail)
+    monkeypatch.setattr(command, "resolve_algorithms", fail)
     assert cli.main(["verify"]) == status
     printed = capsys.readouterr()
     assert ("this" in printed.err) == (status < 130)
@@ -284,7 +284,7 @@ def test_exit_statuses(error, status, monkeypatch, capsys):
 
 
 def test_errors_that_were_not_foreseen_keep_their_traceback(monkeypatch):
-    monkeypatch.setattr(command, "chosen", lambda *_: 1 / 0)
+    monkeypatch.setattr(command, "resolve_algorithms", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["verify"])
 
@@ -296,7 +296,7 @@ def test_a_rank_that_fails_in_a_job_takes_the_others_along(monkeypatch, capsys):
     monkeypatch.setattr(job, "abort", ended.append)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())
     monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setattr(command, "chosen", lambda *_: 1 / 0)
+    monkeypatch.setattr(command, "resolve_algorithms", lambda *_: 1 / 0)
     assert cli.main(["verify"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err  # from the rank that failed, although it is not rank 0
     assert cli.main(["verify", "--ranks", "nonsense"]) == 1

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpccoll.cli.schema import schema as command
-from hpccoll.cli.verify import Verdict
+from hpccoll.cli.verify import VerifyResult
 from hpccoll.errors import UsageError
 from hpccoll.measure.record import VERSIONS, CollectiveRecord, Row, RowKey, RunRecord
 from hpccoll.measure.schema import schema
@@ -36,7 +36,7 @@ RUN = RunRecord(
     commit="0123abc",
     start_time=datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=1))),
 )
-VERDICT = Verdict("all_reduce", "ring", 4, 1, True, (), 6, 6, 24, 1.5, 1.5, 0.01)
+VERDICT = VerifyResult("all_reduce", "ring", 4, 1, True, (), 6, 6, 24, 1.5, 1.5, 0.01)
 
 
 @pytest.fixture(scope="module")

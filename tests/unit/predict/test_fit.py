@@ -12,20 +12,20 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.predict.fit import BORDERS, Measured, fit
-from hpccoll.predict.forecast import chunks_for, elements, forecast, layout
-from hpccoll.predict.pipelined import pipelined
-from hpccoll.predict.winner_map import draw_map
-from hpccoll.predict.winners import compete, rank_counts
+from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
+from hpccoll.predict.forecast import chunks_for, count_elements, fill_nodes, forecast
+from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
+from hpccoll.predict.pipelined import simulate_pipelined
+from hpccoll.predict.winner_map import draw_winner_map
 
 NAMES = ("ring", "recursive_doubling", "tree", "rabenseifner")
 SIZES = [8 * 4**k for k in range(10)]
-NEAR = Link(2e-6, 3e-10, 2e-6, bands=((BORDERS[0], 1.5e-10), (BORDERS[1], 6e-10)))
+NEAR = Link(2e-6, 3e-10, 2e-6, bands=((BAND_BORDERS[0], 1.5e-10), (BAND_BORDERS[1], 6e-10)))
 HERE = Machine("here", 4, NEAR, NEAR, 1, 2e-10, (), call_s=1.5e-6)
 LIMITED = Machine("flat", 1, Link.one_port(1e-6, 1e-9), Link.one_port(1e-6, 1e-9), 1, 0.0)
 
 
-def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> list[Measured]:
+def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> list[MeasuredRow]:
     draw = np.random.default_rng(3)
     rows = []
     for name in NAMES:
@@ -34,17 +34,17 @@ def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> li
         for nbytes in SIZES:
             seconds = simulate(plan, machine, nbytes // 4, trace=False).seconds
             seconds *= float(np.exp(noise * draw.standard_normal()))
-            rows.append(Measured(algorithm, plan, nodes, nbytes // 4, 4, nbytes, seconds))
+            rows.append(MeasuredRow(algorithm, plan, nodes, nbytes // 4, 4, nbytes, seconds))
     return rows
 
 
 def test_a_machine_is_found_again_from_its_times():
-    found = fit(measured(HERE, 4, 1), "times")
+    found = fit_machine(measured(HERE, 4, 1), "times")
     assert found.machine.within.alpha_s == pytest.approx(2e-6, rel=0.02)
     assert found.machine.call_s == pytest.approx(1.5e-6, rel=0.05)
     assert found.machine.gamma_s_per_byte == pytest.approx(2e-10, rel=0.05)
     border, beta = found.machine.within.bands[0]
-    assert border == BORDERS[0]
+    assert border == BAND_BORDERS[0]
     assert beta == pytest.approx(1.5e-10, rel=0.1)
     assert found.median_error(fitted=True) < 0.01
     assert found.median_error(fitted=False) < 0.02
@@ -53,23 +53,26 @@ def test_a_machine_is_found_again_from_its_times():
 def test_nodes_are_told_apart():
     wide = Link.one_port(4e-5, 2e-9)
     machine = Machine("two nodes", 2, Link.one_port(2e-6, 3e-10), wide, 1, 1e-10)
-    found = fit(measured(machine, 4, 2), "times")
+    found = fit_machine(measured(machine, 4, 2), "times")
     assert found.machine.between.alpha_s == pytest.approx(4e-5, rel=0.05)
     assert found.machine.between.beta_s_per_byte == pytest.approx(2e-9, rel=0.05)
     assert found.median_error(fitted=False) < 0.02
 
 
 def test_fences_and_bands_between_nodes_are_found_again():
-    near, bent = Link.one_port(2e-6, 3e-10), Link(4e-5, 2e-9, 4e-5, bands=((BORDERS[0], 8e-9), (BORDERS[1], 4e-9)))
+    near, bent = (
+        Link.one_port(2e-6, 3e-10),
+        Link(4e-5, 2e-9, 4e-5, bands=((BAND_BORDERS[0], 8e-9), (BAND_BORDERS[1], 4e-9))),
+    )
     machine = Machine("two nodes", 2, near, bent, 1, 1e-10, (), 0.0, 3e-4)
     rows = measured(machine, 4, 2)
     for name in ("hierarchical_ring", "hierarchical_doubling"):
         algorithm = get_algorithm(Operation.ALL_REDUCE, name)
         plan = algorithm.plan(4, nodes=[2, 2])
         for nbytes in SIZES:
-            seconds = pipelined(plan, machine, nbytes // 4, 4).seconds
-            rows.append(Measured(algorithm, plan, 2, nbytes // 4, 4, nbytes, seconds))
-    found = fit(rows, "times")
+            seconds = simulate_pipelined(plan, machine, nbytes // 4, 4).seconds
+            rows.append(MeasuredRow(algorithm, plan, 2, nbytes // 4, 4, nbytes, seconds))
+    found = fit_machine(rows, "times")
     assert found.machine.fence_s == pytest.approx(3e-4, rel=0.05)
     assert found.machine.between.bands[0][1] == pytest.approx(8e-9, rel=0.1)
     assert found.median_error(fitted=False) < 0.02
@@ -81,13 +84,13 @@ def test_parts_that_follow_cost_what_messages_of_their_size_do():
     machine = Machine("two nodes", 2, Link.one_port(1e-9, 1e-15), link, 1, 0.0)
     plan = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(4, nodes=[2, 2])
     nbytes = 2**24
-    assert pipelined(plan, machine, nbytes // 4, 4).seconds == pytest.approx(0.75 * nbytes * 1e-8, rel=0.1)
+    assert simulate_pipelined(plan, machine, nbytes // 4, 4).seconds == pytest.approx(0.75 * nbytes * 1e-8, rel=0.1)
 
 
 def test_rows_that_were_disturbed_do_not_draw_the_others_with_them():
     rows = measured(HERE, 4, 1, noise=0.05)
     rows[::9] = [replace(row, seconds=row.seconds * 20) for row in rows[::9]]
-    found = fit(rows, "times")
+    found = fit_machine(rows, "times")
     assert found.median_error(fitted=False) < 0.1
     assert max(row.error for row in found.rows) > 0.9  # those remain what they are
 
@@ -96,7 +99,7 @@ def test_half_of_the_sizes_are_left_out():
     rows = measured(HERE, 4, 1)
     # Wrong only where it is not fitted: the fit is as good as ever, and the error shows.
     wrong = [replace(row, seconds=row.seconds * 2) if SIZES.index(row.nbytes) % 2 else row for row in rows]
-    found = fit(wrong, "times")
+    found = fit_machine(wrong, "times")
     assert found.median_error(fitted=True) < 0.01
     assert found.median_error(fitted=False) == pytest.approx(0.5, abs=0.02)
 
@@ -104,16 +107,16 @@ def test_half_of_the_sizes_are_left_out():
 def test_what_cannot_be_fitted_is_refused():
     rows = measured(HERE, 4, 1)
     with pytest.raises(UsageError, match=r"times: a fit takes 4 sizes above 0 bytes; found 1 rows of 1 sizes"):
-        fit(rows[:1], "times")
+        fit_machine(rows[:1], "times")
     with pytest.raises(UsageError, match=r"several jobs \(4 ranks on 1 nodes; 4 ranks on 2 nodes\)"):
-        fit([*rows, *measured(HERE, 4, 2)], "times")
+        fit_machine([*rows, *measured(HERE, 4, 2)], "times")
 
 
 def test_sizes_and_layouts_are_those_of_a_run():
-    assert elements(Operation.ALL_REDUCE, 10, 4) == 2
-    assert elements(Operation.ALL_GATHER, 8, 4) == 1  # at least one element a block, as the bench counts
-    assert elements(Operation.BARRIER, 8, 4) == 0
-    assert layout(13, Machine.flat(1, 1, 1).with_ranks_per_node(6)) == (6, 6, 1)
+    assert count_elements(Operation.ALL_REDUCE, 10, 4) == 2
+    assert count_elements(Operation.ALL_GATHER, 8, 4) == 1  # at least one element a block, as the bench counts
+    assert count_elements(Operation.BARRIER, 8, 4) == 0
+    assert fill_nodes(13, Machine.flat(1, 1, 1).with_ranks_per_node(6)) == (6, 6, 1)
     chain = get_algorithm(Operation.BROADCAST, "chain")
     assert chunks_for(chain, 16, LIMITED, 8) == 1
     assert chunks_for(chain, 16, LIMITED, 2**20) > 4
@@ -130,7 +133,7 @@ def test_more_chunks_pay_as_the_stated_cost_says():
 def test_winners_at_the_ends_are_those_of_the_textbook():
     algorithms = [get_algorithm(Operation.ALL_REDUCE, name) for name in NAMES]
     told: list[str] = []
-    winners = compete(algorithms, LIMITED, [4, 16], [8, 2**26], told.append)
+    winners = forecast_grid(algorithms, LIMITED, [4, 16], [8, 2**26], told.append)
     assert winners.winner(16, 8).name == "recursive_doubling"
     assert winners.winner(16, 2**26).name in ("ring", "rabenseifner")
     assert winners.winner(16, 2**26).name != winners.winner(16, 8).name
@@ -139,15 +142,17 @@ def test_winners_at_the_ends_are_those_of_the_textbook():
 
 def test_rank_counts_fill_nodes():
     six = LIMITED.with_ranks_per_node(6)
-    assert rank_counts(50, six) == [2, 4, 6, 12, 24, 48]
-    assert rank_counts(8, LIMITED) == [2, 4, 8]
-    assert rank_counts(5, six) == [2, 4]
+    assert list_rank_counts(50, six) == [2, 4, 6, 12, 24, 48]
+    assert list_rank_counts(8, LIMITED) == [2, 4, 8]
+    assert list_rank_counts(5, six) == [2, 4]
 
 
 def test_the_map_names_every_region_and_is_drawn_alike_each_time(tmp_path):
     algorithms = [get_algorithm(Operation.ALL_REDUCE, name) for name in NAMES]
-    winners = compete(algorithms, LIMITED.with_ranks_per_node(2), [2, 4, 8, 16, 32], [8 * 16**k for k in range(7)])
-    figure = draw_map(winners, (8,))
+    winners = forecast_grid(
+        algorithms, LIMITED.with_ranks_per_node(2), [2, 4, 8, 16, 32], [8 * 16**k for k in range(7)]
+    )
+    figure = draw_winner_map(winners, (8,))
     texts = {text.get_text() for axes in figure.axes for text in axes.texts}
     assert {"recursive doubling", "rabenseifner", "8"} <= texts
     fastest = {winners.winner(n, size).name for n in winners.ranks for size in winners.sizes}
@@ -155,5 +160,5 @@ def test_the_map_names_every_region_and_is_drawn_alike_each_time(tmp_path):
     assert "two kinds" not in figure.axes[0].get_title(loc="left")
     paths = [tmp_path / name for name in ("a.png", "b.png")]
     for path in paths:
-        draw_map(winners, (8,)).savefig(path)
+        draw_winner_map(winners, (8,)).savefig(path)
     assert paths[0].read_bytes() == paths[1].read_bytes()

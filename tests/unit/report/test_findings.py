@@ -210,11 +210,11 @@ def test_bandwidth_that_falls_from_node_to_node_is_told(write):
 
 
 def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
-    from hpccoll.predict.catalogue import machine_named
+    from hpccoll.predict.machine_catalogue import load_machine
 
     rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
     file = write(rows)
-    models = named_models(jobs_of(pictures(load([file]).rows)), machine_named("summit"))
+    models = named_models(jobs_of(pictures(load([file]).rows)), load_machine("summit"))
     bound = [each for each in found(file, models=models) if each.area == "bound"]
     assert bound
     assert "256 KiB" in bound[0].evidence
@@ -251,11 +251,11 @@ def test_the_doctors_warnings_are_passed_on(write):
 
 
 def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
-    from hpccoll.cli.machine_options import rows_of
+    from hpccoll.cli.machine_options import read_measured_rows
 
     results = load([TWO, FOUR])
     drawn = pictures(results.rows)
-    rows = [row for file in results.files for row in rows_of(file, "FILE")]
+    rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
     models = fitted_models([*jobs_of(drawn), (3, 1)], rows)
     assert (2, 1) in models.of
     error = models.of[2, 1].error

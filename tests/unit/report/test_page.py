@@ -21,7 +21,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK:
+    for name in output._RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan.simulation.machine import Machine, MachineError, machine_of
-from hpccoll.predict.catalogue import built_in, described, machine_named
+from hpccoll.predict.machine_catalogue import list_machines, load_machine, parse_machine
 
 GOOD = """
 name = "two nodes"
@@ -32,7 +32,7 @@ bandwidth_GBps = 12.5
 
 
 def test_a_description_becomes_a_machine():
-    machine = described(GOOD, "file")
+    machine = parse_machine(GOOD, "file")
     near, wide = machine.within, machine.between
     assert [near.alpha_s, near.beta_s_per_byte, near.overhead_s] == pytest.approx([1.5e-6, 5e-11, 1.5e-6])
     assert [wide.alpha_s, wide.beta_s_per_byte, wide.overhead_s] == pytest.approx([1e-5, 8e-11, 2.5e-6])
@@ -44,13 +44,13 @@ def test_a_description_becomes_a_machine():
 
 
 def test_the_machines_that_come_along_have_sources_and_are_plausible():
-    assert built_in() == ["dgx-h100", "h200", "laptop", "summit", "workstation"]
-    for name in built_in():
-        machine = machine_named(name)
+    assert list_machines() == ["dgx-h100", "h200", "laptop", "summit", "workstation"]
+    for name in list_machines():
+        machine = load_machine(name)
         assert len(machine.sources) >= 3, name
         assert 1e-7 < machine.within.alpha_s < machine.between.alpha_s < 1e-3, name
         assert machine.within.beta_s_per_byte < machine.between.beta_s_per_byte, name
-    summit = machine_named("summit")
+    summit = load_machine("summit")
     assert (summit.ranks_per_node, summit.nics_per_node) == (6, 2)
 
 
@@ -78,12 +78,12 @@ def test_the_machines_that_come_along_have_sources_and_are_plausible():
 def test_what_cannot_be_meant_is_named(change, message):
     assert change[0] in GOOD
     with pytest.raises(MachineError, match=rf"my\.toml.*{message}"):
-        described(GOOD.replace(*change), "my.toml")
+        parse_machine(GOOD.replace(*change), "my.toml")
 
 
 def test_missing_links_are_named():
     with pytest.raises(MachineError, match=r"needs a table \[between\]"):
-        described(GOOD.partition("[between]")[0], "my.toml")
+        parse_machine(GOOD.partition("[between]")[0], "my.toml")
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_missing_links_are_named():
 )
 def test_names_that_are_none(name, error, message):
     with pytest.raises(error, match=message):
-        machine_named(name)
+        load_machine(name)
 
 
 def test_files_that_are_no_text(tmp_path):
     path = tmp_path / "my.toml"
     path.write_bytes(b"name = '\xff'")
     with pytest.raises(MachineError, match="is no text"):
-        machine_named(str(path))
+        load_machine(str(path))
     path.write_text(GOOD)
-    assert machine_named(str(path)).name == "two nodes"
+    assert load_machine(str(path)).name == "two nodes"
 
 
 def is_sound(machine: Machine) -> bool:
@@ -126,7 +126,7 @@ def sound_or_refused(describe: Callable[[], Machine]) -> bool:
 
 @given(st.text(max_size=300))
 def test_any_text_is_a_machine_or_an_error_of_ours(text):
-    assert sound_or_refused(lambda: described(text, "drawn"))
+    assert sound_or_refused(lambda: parse_machine(text, "drawn"))
 
 
 VALUES = st.one_of(
@@ -157,4 +157,4 @@ def test_any_mapping_is_a_machine_or_an_error_of_ours(found, mended):
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 10_000}", "a" * 2_000_000])
 def test_texts_that_are_out_of_all_proportion(text):
     with pytest.raises(MachineError, match=r"my\.toml"):
-        described(text, "my.toml")
+        parse_machine(text, "my.toml")

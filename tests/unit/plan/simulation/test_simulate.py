@@ -20,7 +20,7 @@ from hpccoll.plan.simulation.bounds import bounds, broadcast_s
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
 from hpccoll.plan.step import Move, Op, Span
-from hpccoll.predict.forecast import layout
+from hpccoll.predict.forecast import fill_nodes
 
 ALPHA, BETA, GAMMA = 1e-6, 1e-9, 1e-10
 FLAT = Machine.flat(ALPHA, BETA, GAMMA)
@@ -162,7 +162,7 @@ LINKS = st.builds(
 def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, nics, gamma, count, chunks):
     q = max(q, n) if algorithm.uses_shared_memory else q  # who shares memory is on one node
     machine = Machine("drawn", q, links[0], links[1], min(nics, q), gamma)
-    plan = algorithm.plan(n, n // 2, chunks, layout(n, machine))
+    plan = algorithm.plan(n, n // 2, chunks, fill_nodes(n, machine))
     few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
     times = n // few.simulated_ranks
     assert few.simulated_ranks * times == n
@@ -224,7 +224,7 @@ def test_24576_ranks_in_seconds_and_little_memory():
 
     tracemalloc.start()
     for algorithm in (RING, get_algorithm(Operation.ALL_REDUCE, "double_tree"), hierarchical("ring", "ring")):
-        plan = algorithm.plan(24_576, 0, 4, layout(24_576, machine))
+        plan = algorithm.plan(24_576, 0, 4, fill_nodes(24_576, machine))
         tracemalloc.reset_peak()
         begin = time.process_time()
         found = simulate(plan, machine, 24_576 * 4)

@@ -20,15 +20,15 @@ LIBRARIES: dict[str, ModuleType] = {
 }
 
 
-def shown(example: Example) -> dict[str, str]:
+def format_library_calls(example: Example) -> dict[str, str]:
     """Return, for each library, the lines that make the example's calls."""
     return {
-        library: "\n\n".join(body(getattr(module, call)) for call in example.calls)
+        library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()
     }
 
 
-def body(function: Callable[..., Any]) -> str:
+def get_function_body(function: Callable[..., Any]) -> str:
     """Return the statements of a function as it is written, without its docstring and its last return."""
     source = textwrap.dedent(inspect.getsource(function))
     definition = ast.parse(source).body[0]

@@ -13,13 +13,13 @@ _FOLDER, _SUFFIX = "machines", ".toml"
 _MOST_BYTES = 2**20
 
 
-def built_in() -> list[str]:
+def list_machines() -> list[str]:
     """Return the names of the machines that come along."""
     entries = (entry.name for entry in (files(__package__) / _FOLDER).iterdir())
     return sorted(name.removesuffix(_SUFFIX) for name in entries if name.endswith(_SUFFIX))
 
 
-def machine_named(name: str) -> Machine:
+def load_machine(name: str) -> Machine:
     """Return a machine by its name, or as the TOML file of that path describes it.
 
     Raises:
@@ -27,25 +27,25 @@ def machine_named(name: str) -> Machine:
         UsageError: the file cannot be read.
         MachineError: it does not describe a machine.
     """
-    if name in built_in():
+    if name in list_machines():
         text = (files(__package__) / _FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
-        return described(text, name)
+        return parse_machine(text, name)
     if not name.endswith(_SUFFIX):
-        raise UnknownNameError("machine", name, [*built_in(), "FILE.toml", "fit:FILE"])
+        raise UnknownNameError("machine", name, [*list_machines(), "FILE.toml", "fit:FILE"])
     try:
         data = Path(name).read_bytes()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--machine {name}: cannot read it ({why}); name a TOML file or one of {built_in()}"
+            f"--machine {name}: cannot read it ({why}); name a TOML file or one of {list_machines()}"
         ) from error
     try:
-        return described(data.decode(), f"--machine {name}")
+        return parse_machine(data.decode(), f"--machine {name}")
     except UnicodeDecodeError as error:
         raise MachineError(f"--machine {name}: is no text ({error.reason} at byte {error.start})") from error
 
 
-def described(text: str, where: str) -> Machine:
+def parse_machine(text: str, where: str) -> Machine:
     """Return the machine that a TOML text describes.
 
     Args:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RankValues:
     """What one rank held: values as nested lists, numbers or None, in the order of the example's titles."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
 
 
-def play(example: Example, comm: Communicator, algorithm: Algorithm | None) -> Held:
+def run_example(example: Example, comm: Communicator, algorithm: Algorithm | None) -> RankValues:
     """Run every call of the example, each on arguments of its own. Collective.
 
     Args:
@@ -46,7 +46,7 @@ def play(example: Example, comm: Communicator, algorithm: Algorithm | None) -> H
         if example.operation is Operation.BARRIER:
             result = round(seconds, 4)
         after += [_plain(value) for value in (result if isinstance(result, tuple) else (result,))]
-    return Held(before, tuple(after))
+    return RankValues(before, tuple(after))
 
 
 class _Chosen:
@@ -65,10 +65,10 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value for people: `[1, 2.5]`, `-` for nothing."""
     if value is None:
         return "-"
     if isinstance(value, list):
-        return f"[{', '.join(written(each) for each in value)}]"
+        return f"[{', '.join(format_value(each) for each in value)}]"
     return f"{value:.4f}" if value != int(value) else str(int(value))
