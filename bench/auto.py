@@ -22,11 +22,11 @@ from script import Result, main
 from hpccoll import peers
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.engines import other, own
-from hpccoll.measure.memory import SharedModule, buffers_in
+from hpccoll.measure.contenders import other, own
+from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.units import format_size
@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Iterator[Result]:
     """Yield a case for each kind of buffer and size, and what it says of auto."""
     engines = [each for each in peers.available(bench.comm, ("mpi", "gloo")).values() if not isinstance(each, str)]
     for buffer in BUFFERS:
-        module = buffers_in(buffer, bench.own, 2 * max(bench.sizes) + MORE)
+        module = make_buffer_module(buffer, bench.own, 2 * max(bench.sizes) + MORE)
         for nbytes in bench.sizes:
             case, free = contest(bench, buffer, module, nbytes, engines)
             yield bench.run(case)
@@ -56,11 +56,11 @@ def contest(
     bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.Peer]
 ) -> tuple[Case, list[Callable[[], None]]]:
     """Return the case of an all-reduce in place, and what frees it."""
-    if isinstance(module, SharedModule):
+    if isinstance(module, SharedMemoryModule):
         module.rewind()
     comm, count = bench.comm, max(nbytes // 4, 1)
     workload = Workload(
-        Task(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, True, comm.rank, comm.size), module
+        WorkloadSpec(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, True, comm.rank, comm.size), module
     )
     ready = [("auto", own(bench.own, workload, "auto")), (AGAIN, own(bench.own, workload, "auto"))]
     for name in list_algorithm_names(Operation.ALL_REDUCE):

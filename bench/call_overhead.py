@@ -45,7 +45,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def ways(bench: Bench, x: Floats) -> Iterator[Case]:
-    """Race every way to call all_reduce on one array, then on arrays that were not seen before."""
+    """Time every way to call all_reduce on one array, then on arrays that were not seen before."""
     comm, own = bench.comm, bench.own
     # After the first asynchronous operation of a communicator its calls may not block any more: it gets its own.
     with Communicator(comm) as apart:
@@ -78,7 +78,7 @@ def waited(own: Communicator, x: Floats) -> Callable[[], object]:
 
 
 def first_sight(bench: Bench, x: Floats) -> Case:
-    """Race raw calls against hpccoll's on arrays that it has not seen, or has forgotten since."""
+    """Time raw calls against hpccoll's on arrays that it has not seen, or has forgotten since."""
     comm, own = bench.comm, bench.own
     pool = [np.zeros_like(x) for _ in range(2 * SIGHTINGS)]
 
@@ -95,7 +95,7 @@ def first_sight(bench: Bench, x: Floats) -> Case:
 
 
 def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterator[Case]:
-    """Race the blocking, the persistent and the non-blocking form of one of MPI's collectives."""
+    """Time the blocking, the persistent and the non-blocking form of one of MPI's collectives."""
     comm, name = bench.comm, NAMES[operation]
     arguments = arranged(comm, operation, nbytes)
     request = getattr(comm, f"{name}_init")(*arguments)

@@ -107,7 +107,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
-    """Race the loop, the loop once more, the executable and the MPI library on x; in the large ring also the memory."""
+    """Time the loop, the loop once more, the executable and the MPI library on x; in the large ring also the memory."""
     comm = bench.comm
     musts = [Must("no slower than the loop", "loop")]
     sides = [
@@ -206,7 +206,7 @@ def repeated_gather(rank: IntArray, n: int) -> Rounds:
 
 
 def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
-    """Race EXCHANGES exchanges of 8 bytes with the neighbours, for the cost of one; free the requests after."""
+    """Time EXCHANGES exchanges of 8 bytes with the neighbours, for the cost of one; free the requests after."""
     comm, n = bench.comm, bench.comm.size
     to, frm = (comm.rank + 1) % n, (comm.rank - 1) % n
     out, into = np.zeros(2, np.float32), np.zeros(2, np.float32)

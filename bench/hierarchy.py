@@ -20,10 +20,10 @@ from compare import Bench, Case, Must, Side
 from script import Result, main
 
 from hpccoll import peers
-from hpccoll.measure.engines import other, own
-from hpccoll.measure.memory import buffers_in
+from hpccoll.measure.contenders import other, own
+from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.record import SCHEMA
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.runtime.job import layout
@@ -45,7 +45,7 @@ TIMES = 1.9  # the library
 
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield a case for each size and operation, and what it says of the link or of short messages."""
-    module = buffers_in("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
+    module = make_buffer_module("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
     engine = peers.available(bench.comm, ("mpi",))["mpi"]
     if isinstance(engine, str):
         return
@@ -65,7 +65,7 @@ def contest(
     """Return the case of an operation, and what frees it."""
     comm, blocks = bench.comm, bench.comm.size if operation.blocked else 1
     count, in_place = max(nbytes // 4 // blocks, 1), not operation.blocked
-    task = Task(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, module)
     large = nbytes >= LARGE
     library = other(engine, workload)

@@ -18,17 +18,17 @@ from compare import Bench, Case, Must, Side
 from mpi4py import MPI
 from script import Result, main
 
-from hpccoll.measure.benchmark import Method, Race
-from hpccoll.measure.engines import other
+from hpccoll.measure.interleaved import TimingOptions, InterleavedBenchmark
+from hpccoll.measure.contenders import other
 from hpccoll.measure.stopping import StoppingRule
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 ENGINE = "mpi engine of hpccoll bench"
 MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0)
-METHOD = Method(StoppingRule(5, 2000, 0.025, 1.0), warmup=1, check=True, seed=0)
+METHOD = TimingOptions(StoppingRule(5, 2000, 0.025, 1.0), warmup=1, check=True, seed=0)
 
 
 def measure(bench: Bench) -> Iterator[Result]:
@@ -39,12 +39,12 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
-    """Race the engine in the bench's hands against the loop, on the same buffers."""
+    """Time the engine in the bench's hands against the loop, on the same buffers."""
     comm = bench.comm
-    task = Task(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
+    task = WorkloadSpec(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, NUMPY)
     contender = other(MpiPeer(comm), workload)
-    race = Race(comm, workload, [contender], METHOD)
+    race = InterleavedBenchmark(comm, workload, [contender], METHOD)
     race.warm_up(contender)
     loops = [by_hand(comm, workload, in_place) for _ in range(2)]
     sides = [

@@ -19,7 +19,7 @@ import numpy as np
 
 from hpccoll.cli.machine_options import read_measured_rows
 from hpccoll.errors import HpccollError
-from hpccoll.measure.journal import Journal
+from hpccoll.measure.result_file import RecordWriter
 from hpccoll.measure.record import SCHEMA
 from hpccoll.predict.fit import MachineFit, MeasuredRow, fit_machine
 from hpccoll.units import format_size
@@ -75,7 +75,7 @@ def main() -> int:
     missed = 0
     try:
         measured = groups(read_measured_rows(options.record, "record"))
-        journal = Journal(options.json) if options.json else None
+        journal = RecordWriter(options.json) if options.json else None
         for operation, rows in measured.items():
             found = fit_machine(rows, options.record)
             missed += found.median_error(fitted=False) > MUST

@@ -20,7 +20,7 @@ from compare import Bench, Case
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
-from hpccoll.measure.journal import Journal
+from hpccoll.measure.result_file import RecordWriter
 from hpccoll.measure.record import RunRecord
 from hpccoll.measure.statistics import CONFIDENCE
 from hpccoll.runtime import job
@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
         bench = Bench(name, comm, own, sizes, options.seconds, options.patience, options.seed, options.link_mbit)
         run = _run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
         show: Callable[[str], object] = print if comm.rank == 0 and options.json != "-" else _silent
-        journal = stack.enter_context(Journal(options.json)) if comm.rank == 0 and options.json else None
+        journal = stack.enter_context(RecordWriter(options.json)) if comm.rank == 0 and options.json else None
         keep: Callable[[Mapping[str, Any]], object] = journal.write if journal else _silent
         keep(run)
         show(_header(run))

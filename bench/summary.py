@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpccoll.measure.journal import read
+from hpccoll.measure.result_file import read
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent

@@ -59,7 +59,7 @@ def _gloo(comm: MPI.Intracomm) -> TorchPeer | None:
 
 
 def all_reduce_case(bench: Bench, count: int, gloo: TorchPeer | None) -> Case:
-    """Race the library and Gloo on an ordinary buffer, and hpccoll on both kinds."""
+    """Time the library and Gloo on an ordinary buffer, and hpccoll on both kinds."""
     comm, own = bench.comm, bench.own
     x, y = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 0
@@ -171,7 +171,7 @@ def means(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def reduce_scatter_case(bench: Bench, count: int) -> Case:
-    """Race the library's reduce_scatter on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    """Time the library's reduce_scatter on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block * comm.size, block))
@@ -184,7 +184,7 @@ def reduce_scatter_case(bench: Bench, count: int) -> Case:
 
 
 def all_gather_case(bench: Bench, count: int) -> Case:
-    """Race the library's all_gather on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    """Time the library's all_gather on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block, block * comm.size))
@@ -198,7 +198,7 @@ def all_gather_case(bench: Bench, count: int) -> Case:
 
 
 def broadcast_case(bench: Bench, count: int) -> Case:
-    """Race the library's broadcast on an ordinary buffer against hpccoll's on a symmetric one."""
+    """Time the library's broadcast on an ordinary buffer against hpccoll's on a symmetric one."""
     comm, own = bench.comm, bench.own
     x, a = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 7 if comm.rank == 0 else 0

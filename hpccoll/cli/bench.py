@@ -17,9 +17,9 @@ from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.measure.journal import Journal
-    from hpccoll.measure.record import CollectiveRecord, RowKey
-    from hpccoll.measure.suite import Session, Suite
+    from hpccoll.measure.result_file import RecordWriter
+    from hpccoll.measure.record import CollectiveRecord, CaseKey
+    from hpccoll.measure.session import BenchmarkSession, BenchmarkConfig
     from hpccoll.peers import Peer
 
 OWN = "hpccoll"
@@ -115,12 +115,12 @@ def _run(options: Options) -> int:
     return 1 if wrong else STOPPED if stopped else 0
 
 
-def _suite(options: Options, nodes: int) -> Suite:
+def _suite(options: Options, nodes: int) -> BenchmarkConfig:
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
-    from hpccoll.measure.benchmark import Method
+    from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.stopping import StoppingRule
-    from hpccoll.measure.suite import Suite
+    from hpccoll.measure.session import BenchmarkConfig
     from hpccoll.runtime import job
     from hpccoll.runtime.arrays import Reduction, get_dtype
 
@@ -132,7 +132,7 @@ def _suite(options: Options, nodes: int) -> Suite:
             raise UnknownNameError("algorithm", name, sorted(known))
     few, many = (options.iterations, options.iterations) if options.iterations else (FEWEST, MOST)
     sizes = sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)
-    return Suite(
+    return BenchmarkConfig(
         operations,
         tuple(sizes),
         get_dtype(options.dtype),
@@ -142,7 +142,7 @@ def _suite(options: Options, nodes: int) -> Suite:
         algorithms,
         options.buffer,
         nodes,
-        Method(
+        TimingOptions(
             StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S),
             options.warmup,
             bool(options.check),
@@ -152,12 +152,12 @@ def _suite(options: Options, nodes: int) -> Suite:
 
 
 @contextmanager
-def _session(options: Options, world: Any) -> Iterator[Session]:
+def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
     """Start the engines that were asked for (or all that are here) on every rank."""
     from hpccoll import peers
     from hpccoll.communicator import Communicator
-    from hpccoll.measure.memory import buffers_in
-    from hpccoll.measure.suite import Session
+    from hpccoll.measure.buffers import make_buffer_module
+    from hpccoll.measure.session import BenchmarkSession
     from hpccoll.runtime import job
 
     suite = _suite(options, job.layout(world).nodes)
@@ -168,13 +168,13 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
         if name not in (OWN, *peers.NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.NAMES])
     comm = Communicator(world)
-    module = buffers_in(options.buffer, comm, suite.most_bytes(world.size))
+    module = make_buffer_module(options.buffer, comm, suite.most_bytes(world.size))
     found = peers.available(world, [name for name in asked if name != OWN])
     started: list[Peer] = [peer for peer in found.values() if not isinstance(peer, str)]
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
-    session = Session(suite, world, comm, started, module, OWN in asked)
+    session = BenchmarkSession(suite, world, comm, started, module, OWN in asked)
     if options.budget is None:
         session.share(WHOLE_BUDGET_S)
     yield session
@@ -187,8 +187,10 @@ def _session(options: Options, world: Any) -> Iterator[Session]:
 class _Outputs:
     """Where rows go as they finish; rank 0 only."""
 
-    def __init__(self, options: Options, stack: ExitStack, session: Session, run: dict[str, Any]) -> None:
-        from hpccoll.measure import journal, output, plot
+    def __init__(self, options: Options, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
+        from hpccoll.measure import plot
+        from hpccoll.measure import result_file as journal
+        from hpccoll.measure import output_file as output
 
         self.options, self.session = options, session
         self.records: list[CollectiveRecord] = []
@@ -197,18 +199,18 @@ class _Outputs:
             plot.require_plot(options.plot)
         if options.csv:
             output.require_writable(options.csv, "--csv")
-        self.journal: Journal | None = None
+        self.journal: RecordWriter | None = None
         if options.resume:
             self._resume(options.resume)
         if target:
             option = "--resume" if options.resume else "--json"
-            self.journal = stack.enter_context(journal.Journal(target, option, resume=bool(options.resume)))
+            self.journal = stack.enter_context(journal.RecordWriter(target, option, resume=bool(options.resume)))
             self.journal.write(run)
         self.progress = stack.enter_context(show_progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
 
     def _resume(self, path: str) -> None:
-        from hpccoll.measure import journal
+        from hpccoll.measure import result_file as journal
 
         if not Path(path).exists():  # so that a job that may be requeued can always ask to resume
             return
@@ -218,7 +220,7 @@ class _Outputs:
             click.echo(f"# {known.torn}", err=True)
 
     @property
-    def finished(self) -> set[RowKey]:
+    def finished(self) -> set[CaseKey]:
         """The rows that need not be measured again."""
         return {record.row.key for record in self.records}
 
@@ -237,7 +239,8 @@ class _Outputs:
 
     def end(self) -> None:
         """Show all rows, and draw them."""
-        from hpccoll.measure import plot, sheet, table
+        from hpccoll.measure import plot, table
+        from hpccoll.measure import csv_file as sheet
 
         if self.options.json != "-":
             table.show(self.records)

@@ -11,7 +11,7 @@ import click
 
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
-from hpccoll.measure.output import require_writable, unwritable
+from hpccoll.measure.output_file import require_writable, unwritable
 from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _write(output: str, drawn: bytes, what: str) -> None:
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Trace a run; every rank of the job takes part, rank 0 writes."""
-    from hpccoll.measure.steps import measured
+    from hpccoll.measure.step_timeline import measured
     from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.predict.forecast import count_elements
     from hpccoll.runtime import job

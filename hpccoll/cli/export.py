@@ -46,7 +46,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
-        from hpccoll.measure.output import unwritable
+        from hpccoll.measure.output_file import unwritable
 
         raise unwritable(output, "-o", error) from error
     found = f"{proof.cost.steps} steps, {proof.messages} messages"
@@ -93,7 +93,7 @@ def _written(plan: Plan, suffix: str, nbytes: int) -> str:
         from hpccoll.plan.interchange.msccl import to_msccl
 
         return to_msccl(plan)
-    from hpccoll.measure.bandwidth import count_for
+    from hpccoll.measure.bandwidth import count_for_bytes
     from hpccoll.plan.interchange.goal import to_goal
 
-    return to_goal(plan, count_for(plan.operation, nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)
+    return to_goal(plan, count_for_bytes(plan.operation, nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)

@@ -14,7 +14,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from hpccoll.measure.output import unwritable
+from hpccoll.measure.output_file import unwritable
 
 SCHEMA = "hpccoll/1"
 STDOUT = "-"

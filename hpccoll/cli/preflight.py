@@ -20,7 +20,7 @@ from hpccoll.cli.output import SCHEMA, STDOUT, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.measure.output import require_writable
+from hpccoll.measure.output_file import require_writable
 from hpccoll.units import GB, format_size, parse_size
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     """
     if not is_printing_rank():
         return 0
-    from hpccoll.measure.output import require_writable
+    from hpccoll.measure.output_file import require_writable
     from hpccoll.report.judge import judge
     from hpccoll.report.load import load
     from hpccoll.report.page import render
@@ -114,7 +114,7 @@ def _wanted(run: Run) -> Wanted | None:
 
 
 def _write(output: str, text: str) -> None:
-    from hpccoll.measure.output import unwritable
+    from hpccoll.measure.output_file import unwritable
 
     try:
         Path(output).write_text(text, encoding="utf-8")

@@ -30,9 +30,9 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
     """
     if not is_printing_rank():
         return
-    from hpccoll.measure.scaling import read, result_files, scalings
+    from hpccoll.measure.scaling import read, find_result_files, scalings
 
-    files = result_files(paths)
+    files = find_result_files(paths)
     found = scalings(read(files))
     if not found:
         raise UsageError(

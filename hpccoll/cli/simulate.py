@@ -243,7 +243,7 @@ def _told(done: Simulation, path: CriticalPath) -> str:
 
 def _draw(algorithms: Sequence[Algorithm], choice: ChosenMachine, most: int, picture: str) -> None:
     """Write the map of winners."""
-    from hpccoll.measure.output import require_writable, unwritable
+    from hpccoll.measure.output_file import require_writable, unwritable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 

@@ -18,7 +18,7 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.settings import ACTIVATIONS, DTYPES, MODELS, Mlp, Settings, require_torch
 
 if TYPE_CHECKING:
-    from hpccoll.measure.journal import Journal
+    from hpccoll.measure.result_file import RecordWriter
     from hpccoll.train.checkpoint import Folder
     from hpccoll.train.loop import Start
     from hpccoll.train.record import TrainRecord, TrainSummary
@@ -109,7 +109,7 @@ def _run(strategy: str, settings: Settings, files: Files) -> int:
 
 def _writable(files: Files) -> Folder | None:
     """Find out whether results can be written before anything slow begins; return where checkpoints go, if anywhere."""
-    from hpccoll.measure.output import require_writable
+    from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import Folder
 
     if files.json not in (None, STDOUT):
@@ -120,13 +120,13 @@ def _writable(files: Files) -> Folder | None:
 @contextmanager
 def _outputs(files: Files, run: dict[str, Any], start: Start, damaged: list[str], steps: int) -> Iterator[_Outputs]:
     """Open where steps go; on other ranks than the one that prints, nowhere."""
-    from hpccoll.measure.journal import Journal
+    from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
         journal = None
         if is_printing_rank() and files.json is not None:
             # A run that goes on adds to what it wrote before; one that begins anew overwrites, as `bench --json`.
-            journal = stack.enter_context(Journal(files.json, resume=start.resumed))
+            journal = stack.enter_context(RecordWriter(files.json, resume=start.resumed))
             journal.write(run)
         bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0))) if is_printing_rank() else None
         outputs = _Outputs(files, journal, bar)
@@ -141,7 +141,7 @@ def _outputs(files: Files, run: dict[str, Any], start: Start, damaged: list[str]
 class _Outputs:
     """Where steps go as they finish."""
 
-    def __init__(self, files: Files, journal: Journal | None, bar: Callable[[str], None] | None) -> None:
+    def __init__(self, files: Files, journal: RecordWriter | None, bar: Callable[[str], None] | None) -> None:
         self._files, self._journal, self._bar = files, journal, bar
         self._steps: list[TrainRecord] = []
         self._summary: TrainSummary | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpccoll.measure.record import CollectiveRecord
-    from hpccoll.measure.tune import Sweep, Trial
+    from hpccoll.measure.tuning import TuningSweep, TuningSession
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 WHOLE_BUDGET_S = 60.0  # what all rows share; the fewest iterations of the largest messages come on top
@@ -74,7 +74,7 @@ def tune(**given: Any) -> int:
 
 def _run(options: Options) -> int:
     from hpccoll.communicator import Communicator
-    from hpccoll.measure.tune import BUSY, Bystanders, trials
+    from hpccoll.measure.tuning import BUSY, OtherProcessLoad, trials
     from hpccoll.runtime import job
     from hpccoll.selection import tuning_files
 
@@ -99,7 +99,7 @@ def _run(options: Options) -> int:
     with Communicator(world) as comm, ExitStack() as stack:
         ready = trials(sweep, world, comm, WHOLE_BUDGET_S, options.budget)
         outputs = _Outputs(options, stack, path, where, ready, run) if world.rank == 0 else None
-        bystanders = Bystanders(world)
+        bystanders = OtherProcessLoad(world)
         for trial in ready:
             for record in trial.trial():
                 wrong += record.wrong or 0
@@ -111,8 +111,8 @@ def _run(options: Options) -> int:
     return 1 if wrong else 0
 
 
-def _sweep(options: Options, nodes: int) -> Sweep:
-    from hpccoll.measure.tune import Sweep
+def _sweep(options: Options, nodes: int) -> TuningSweep:
+    from hpccoll.measure.tuning import TuningSweep
     from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
 
@@ -121,7 +121,7 @@ def _sweep(options: Options, nodes: int) -> Sweep:
         if name not in BUFFERS:
             raise UnknownNameError("buffer", name, list(BUFFERS))
     dtypes = {get_dtype(name).itemsize: get_dtype(name) for name in options.dtype.split(",")}
-    return Sweep(
+    return TuningSweep(
         tuple(dict.fromkeys(Operation.named(name) for name in options.operations)) or tuple(Operation),
         tuple(sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)),
         tuple(dtypes.values()),
@@ -156,10 +156,10 @@ class _Outputs:
         stack: ExitStack,
         path: Path,
         where: TuningSite,
-        ready: list[Trial],
+        ready: list[TuningSession],
         run: dict[str, Any],
     ) -> None:
-        from hpccoll.measure.output import require_writable
+        from hpccoll.measure.output_file import require_writable
         from hpccoll.selection import tuning_files
 
         self.options, self.path, self.where, self.ready = options, path, where, ready

@@ -25,12 +25,12 @@ from hpccoll.plan.operation import Operation
 from hpccoll.units import GB
 
 SEND_RECV: Final = "send_recv"
-Timed: TypeAlias = Operation | Literal["send_recv"]
+TimedOperation: TypeAlias = Operation | Literal["send_recv"]
 _WHOLE = (Operation.BROADCAST, Operation.REDUCE, SEND_RECV)
 _SHORTEST = 1e-9  # seconds; no clock here resolves less, and a quotient by zero is no bandwidth
 
 
-def timed_named(name: str) -> Timed:
+def find_timed_operation(name: str) -> TimedOperation:
     """Return what can be timed under that name, or raise UnknownNameError with the valid ones."""
     if name == SEND_RECV:
         return SEND_RECV
@@ -40,7 +40,7 @@ def timed_named(name: str) -> Timed:
     return Operation(name)
 
 
-def bus_factor(op: Timed, n: int) -> float:
+def busbw_factor(op: TimedOperation, n: int) -> float:
     """Return busbw / algbw of `op` over n ranks; 0 where nothing has to move (one rank, barrier)."""
     if op is Operation.BARRIER:
         return 0.0
@@ -49,12 +49,12 @@ def bus_factor(op: Timed, n: int) -> float:
     return (2 if op is Operation.ALL_REDUCE else 1) * (n - 1) / n
 
 
-def message_bytes(op: Timed, count: int, itemsize: int, n: int) -> int:
+def message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
     """Return S in bytes for `count` elements a rank of `itemsize` bytes, over n ranks."""
     return 0 if op is Operation.BARRIER else count * itemsize * _blocks(op, n)
 
 
-def count_for(op: Timed, nbytes: int, itemsize: int, n: int) -> int:
+def count_for_bytes(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
     """Return the elements a rank whose S is `nbytes` or, where that is not divisible, the next smaller S there is.
 
     A size above zero always gives at least one element, so small sizes of operations on blocks come out larger than
@@ -70,10 +70,10 @@ def algbw(nbytes: int, seconds: float) -> float:
     return nbytes / max(seconds, _SHORTEST) / GB
 
 
-def busbw(op: Timed, nbytes: int, seconds: float, n: int) -> float:
+def busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
     """Return S / t * factor in GB/s."""
-    return algbw(nbytes, seconds) * bus_factor(op, n)
+    return algbw(nbytes, seconds) * busbw_factor(op, n)
 
 
-def _blocks(op: Timed, n: int) -> int:
+def _blocks(op: TimedOperation, n: int) -> int:
     return n if isinstance(op, Operation) and op.blocked else 1

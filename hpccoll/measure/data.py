@@ -21,7 +21,7 @@ PERIOD = 65521
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedResult:
     """What a rank must end with: `values`, exact where `bound` is None, else within `bound` element by element."""
 
     values: Array
@@ -65,7 +65,7 @@ def combiner(op: str) -> Callable[[Array, Array], Array]:
     return function
 
 
-def expect(operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int) -> Expected | None:
+def expect(operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int) -> ExpectedResult | None:
     """Return what `rank` must end with, or None where it wants nothing.
 
     Args:
@@ -83,12 +83,12 @@ def expect(operation: Operation, inputs: Sequence[Array | None], op: str, rank: 
         mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
         return _reduced([array[mine] for array in given], op)
     if operation is Operation.BROADCAST:
-        return Expected(_at(inputs, root))
+        return ExpectedResult(_at(inputs, root))
     if operation is Operation.SCATTER:
-        return Expected(_at(inputs, root)[_block(_at(inputs, root), rank, n)])
+        return ExpectedResult(_at(inputs, root)[_block(_at(inputs, root), rank, n)])
     if operation is Operation.ALL_TO_ALL:
-        return Expected(np.concatenate([array[_block(array, rank, n)] for array in given]))
-    return Expected(np.concatenate(given))
+        return ExpectedResult(np.concatenate([array[_block(array, rank, n)] for array in given]))
+    return ExpectedResult(np.concatenate(given))
 
 
 def _at(inputs: Sequence[Array | None], root: int) -> Array:
@@ -103,7 +103,7 @@ def _block(array: Array, rank: int, n: int) -> slice:
     return slice(rank * count, (rank + 1) * count)
 
 
-def _reduced(inputs: Sequence[Array], op: str) -> Expected:
+def _reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
     """Reduce in a wider type, with the bound 4 (n + 1) eps (sum |x|) that any order of summation keeps."""
     dtype, n = inputs[0].dtype, len(inputs)
     combine = combiner(op)
@@ -113,14 +113,14 @@ def _reduced(inputs: Sequence[Array], op: str) -> Expected:
     for array in inputs[1:]:
         total = combine(total, array.astype(wide))
     if exact:
-        return Expected(total)
+        return ExpectedResult(total)
     magnitude = np.abs(inputs[0].astype(wide))
     for array in inputs[1:]:
         magnitude = combine(magnitude, np.abs(array.astype(wide)))
     eps = _eps(dtype)
     scale = n if op == "avg" else 1
     # Products of complex numbers round four times a step; one more rounding for the division of an average.
-    return Expected(total / scale, (4 * (n + 1)) * eps * magnitude / scale)
+    return ExpectedResult(total / scale, (4 * (n + 1)) * eps * magnitude / scale)
 
 
 def _eps(dtype: np.dtype[Any]) -> float:

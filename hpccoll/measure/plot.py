@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.bandwidth import busbw, timed_named
-from hpccoll.measure.output import require_writable, unwritable
+from hpccoll.measure.bandwidth import busbw, find_timed_operation
+from hpccoll.measure.output_file import require_writable, unwritable
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.side_by_side import Case, Setting, entry_order, side_by_side
+from hpccoll.measure.comparison import Case, TableKey, entry_order, compare_engines
 from hpccoll.measure.table import PLACES, title
 from hpccoll.units import format_size
 
@@ -43,7 +43,7 @@ Name: TypeAlias = tuple[str, str | None]  # engine, algorithm
 Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 
 
-class Look(NamedTuple):
+class LineLook(NamedTuple):
     """How one engine and algorithm is drawn."""
 
     colour: str
@@ -79,7 +79,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
         UsageError: another suffix, a file that cannot be written, or nothing to draw.
     """
     _require_suffix(path, option)
-    cases = [case for case in side_by_side(records) if case.nbytes > 0]
+    cases = [case for case in compare_engines(records) if case.nbytes > 0]
     if not cases:
         raise UsageError(f"{option} {path}: there is no row above 0 bytes to draw; measure at least one size")
     figure = draw(cases)
@@ -110,20 +110,20 @@ def _require_suffix(path: str | Path, option: str) -> None:
         raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
 
 
-def _looks(names: Iterable[Name]) -> dict[Name, Look]:
+def _looks(names: Iterable[Name]) -> dict[Name, LineLook]:
     looks, position = {}, len(_FAMILIAR)
     for engine, algorithm in sorted(names, key=entry_order):
         label = f"{engine} {algorithm}" if algorithm else engine
         if engine in _PEERS:
-            looks[engine, algorithm] = Look(*_PEERS[engine], label, peer=True)
+            looks[engine, algorithm] = LineLook(*_PEERS[engine], label, peer=True)
             continue
         at = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
         position += at == position
-        looks[engine, algorithm] = Look(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False)
+        looks[engine, algorithm] = LineLook(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False)
     return looks
 
 
-def _draw_setting(row: Any, setting: Setting, cases: Sequence[Case], looks: dict[Name, Look]) -> None:
+def _draw_setting(row: Any, setting: TableKey, cases: Sequence[Case], looks: dict[Name, LineLook]) -> None:
     names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=entry_order)
     places = sorted({record.row.in_place for case in cases for e in case.entries for record in e.records})
     where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
@@ -146,12 +146,12 @@ def _latency(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
-    op, row, time = timed_named(record.row.op), record.row, record.time_us
+    op, row, time = find_timed_operation(record.row.op), record.row, record.time_us
     middle, high, low = (busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high))
     return middle, low, high
 
 
-def _draw_line(axes: Axes, look: Look, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
+def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
     points = [(record.row.nbytes, *value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # the others are nowhere on a logarithmic axis
     if not points:
@@ -181,7 +181,7 @@ def _prepare(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _finish(axes: Axes, setting: Setting) -> None:
+def _finish(axes: Axes, setting: TableKey) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:
@@ -201,14 +201,14 @@ def _plain(value: float, _: int) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
 
 
-def _legend(margin: Axes, looks: Sequence[Look], *, both: bool) -> None:
+def _legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()
     handles = [Line2D([], [], label=look.label, **look.style(solid=True)) for look in looks]
     if both:
         words = {True: "in place", False: "out of place"}
-        neutral = Look(_INK, "o", "", peer=False)
+        neutral = LineLook(_INK, "o", "", peer=False)
         handles += [Line2D([], [], label=words[solid], **neutral.style(solid=solid)) for solid in words]
     margin.legend(
         handles=handles,

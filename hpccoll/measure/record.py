@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.bandwidth import algbw, busbw, timed_named
-from hpccoll.measure.statistics import Summary, summarize
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.bandwidth import algbw, busbw, find_timed_operation
+from hpccoll.measure.statistics import TimeSummary, summarize
+from hpccoll.measure.stopping import StopReason
 
 SCHEMA = "hpccoll/1"
 VERSIONS = ("hpccoll", "python", "numpy", "mpi4py", "mpi", "mpi_wheel", "torch", "cupy")
@@ -32,7 +32,7 @@ SLURM = {
 Staging: TypeAlias = Literal["direct", "pinned"]
 
 
-class RowKey(NamedTuple):
+class CaseKey(NamedTuple):
     """What makes two rows the same measurement, for --resume."""
 
     op: str
@@ -69,9 +69,9 @@ class Row:
     nodes: int
 
     @property
-    def key(self) -> RowKey:
+    def key(self) -> CaseKey:
         """What --resume looks for; a row that was measured by another run counts as well."""
-        return RowKey(*(getattr(self, name) for name in RowKey._fields))
+        return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ class CollectiveRecord:
 
     row: Row
     samples_us: tuple[float, ...]
-    stop: Stop
+    stop: StopReason
     wrong: int | None
     bound_us: float | None = None
     staging: Staging | None = None
     stream_us: tuple[float, ...] = ()
-    time_us: Summary = field(init=False)
+    time_us: TimeSummary = field(init=False)
 
     def __post_init__(self) -> None:
         # The summary is taken of what is written, so that whoever reads the samples finds the same numbers.
@@ -106,7 +106,7 @@ class CollectiveRecord:
         object.__setattr__(self, "samples_us", rounded)
         object.__setattr__(self, "stream_us", tuple(round(float(sample), 3) for sample in self.stream_us))
         object.__setattr__(self, "time_us", summarize(rounded))
-        timed_named(self.row.op)
+        find_timed_operation(self.row.op)
 
     @property
     def algbw(self) -> float:
@@ -116,7 +116,7 @@ class CollectiveRecord:
     @property
     def busbw(self) -> float:
         """Bus bandwidth at the median, in GB/s."""
-        return busbw(timed_named(self.row.op), self.row.nbytes, self.time_us.p50 * 1e-6, self.row.ranks)
+        return busbw(find_timed_operation(self.row.op), self.row.nbytes, self.time_us.p50 * 1e-6, self.row.ranks)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as it is written, in the order of the contract; `staging` and what follows extend it."""
@@ -145,7 +145,7 @@ class CollectiveRecord:
             row = Row(**{known.name: found[known.name] for known in fields(Row)})
             rest = {name: found[name] for name in ("wrong", "bound_us")}
             rest |= {"staging": found.get("staging"), "stream_us": tuple(found.get("stream_us", ()))}
-            return cls(row, tuple(found["samples_us"]), Stop(found["stop"]), **rest)
+            return cls(row, tuple(found["samples_us"]), StopReason(found["stop"]), **rest)
         except KeyError as error:
             raise UsageError(f"a record of kind collective lacks {error}; see `hpccoll schema`") from error
         except (TypeError, ValueError) as error:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpccoll.errors import UsageError
-from hpccoll.measure import journal
+from hpccoll.measure import result_file as journal
 from hpccoll.measure.record import SCHEMA, CollectiveRecord
-from hpccoll.measure.statistics import Summary
+from hpccoll.measure.statistics import TimeSummary
 
 
 class Series(NamedTuple):
@@ -47,7 +47,7 @@ class Point:
     """
 
     place: Place
-    time_us: Summary
+    time_us: TimeSummary
     busbw: float
 
 
@@ -83,7 +83,7 @@ class Scaling:
         }
 
 
-def result_files(paths: Sequence[str]) -> list[Path]:
+def find_result_files(paths: Sequence[str]) -> list[Path]:
     """Return the result files that `paths` name; a folder stands for all `.jsonl` files beneath it.
 
     Raises:

@@ -20,8 +20,8 @@ from hpccoll.measure.schema_parts import array as _list
 from hpccoll.measure.schema_parts import record as _object
 from hpccoll.measure.schema_parts import whole as _whole
 from hpccoll.measure.schema_train import kinds_of_training
-from hpccoll.measure.statistics import FEWEST_FOR_P99, Summary
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.statistics import FEWEST_FOR_P99, TimeSummary
+from hpccoll.measure.stopping import StopReason
 from hpccoll.plan.operation import Operation
 
 
@@ -95,7 +95,7 @@ def _collective() -> Schema:
             "ranks": _whole(1),
             "nodes": _whole(1),
             "iterations": _whole(1),
-            "stop": {"enum": [stop.value for stop in Stop]},
+            "stop": {"enum": [stop.value for stop in StopReason]},
             "time_us": _summary(),
             "algbw_GBps": _TIME | {"description": "nbytes over the median time."},
             "busbw_GBps": _TIME | {"description": "algbw_GBps times nccl-tests' factor of the operation."},
@@ -110,7 +110,7 @@ def _collective() -> Schema:
 
 
 def _summary() -> Schema:
-    properties = {field.name: _TIME for field in fields(Summary)}
+    properties = {field.name: _TIME for field in fields(TimeSummary)}
     properties["p99"] = _TIME_OR_NULL | {"description": f"null below {FEWEST_FOR_P99} iterations."}
     return _object(
         "Of samples_us. p50_low and p50_high enclose the median with 95 %; below 6 iterations no interval does, and "

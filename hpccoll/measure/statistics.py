@@ -30,7 +30,7 @@ FEWEST_FOR_P99 = 100  # of fewer samples the 99th percentile is simply the maxim
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TimeSummary:
     """What is reported of one row, in microseconds; `p50_low` and `p50_high` enclose the median.
 
     p95 and p99 are samples (nearest rank): the smallest that at least that share does not exceed.
@@ -60,7 +60,7 @@ class Interval:
         return (self.high - self.low) / 2
 
 
-def summarize(samples_us: Samples) -> Summary:
+def summarize(samples_us: Samples) -> TimeSummary:
     """Return the summary of timings in microseconds.
 
     Raises:
@@ -69,7 +69,7 @@ def summarize(samples_us: Samples) -> Summary:
     ordered = _ordered(samples_us)
     median = _median(ordered, CONFIDENCE)
     p95, p99 = (float(np.quantile(ordered, q, method="inverted_cdf")) for q in (0.95, 0.99))
-    return Summary(
+    return TimeSummary(
         min=float(ordered[0]),
         p50=median.value,
         p50_low=median.low,

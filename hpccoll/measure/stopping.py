@@ -16,7 +16,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.statistics import CONFIDENCE, Samples, median_interval
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why a row was not measured further."""
 
     CONVERGED = "converged"  # the median's interval is tight enough
@@ -57,7 +57,7 @@ class StoppingRule:
                 "--budget takes seconds above 0"
             )
 
-    def decide(self, samples_us: Samples, elapsed_s: float) -> Stop | None:
+    def decide(self, samples_us: Samples, elapsed_s: float) -> StopReason | None:
         """Return why to stop now, or None to go on.
 
         Args:
@@ -68,10 +68,10 @@ class StoppingRule:
         if made < self.min_iterations:
             return None
         if made >= self.max_iterations:
-            return Stop.ITERATIONS
+            return StopReason.ITERATIONS
         if self._tight(samples_us):
-            return Stop.CONVERGED
-        return Stop.BUDGET if elapsed_s >= self.budget_s else None
+            return StopReason.CONVERGED
+        return StopReason.BUDGET if elapsed_s >= self.budget_s else None
 
     def _tight(self, samples_us: Samples) -> bool:
         median = median_interval(samples_us)

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.side_by_side import Case, Entry, Setting, side_by_side
+from hpccoll.measure.comparison import Case, EngineRecords, TableKey, compare_engines
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ GAP_BEFORE = ("time", "engine", "time95")  # where a group of columns begins
 PLACES = {False: "out-of-place", True: "in-place"}
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A heading, its unit, the place it belongs to, the width it has while rows stream, and how it is aligned."""
 
     name: str
@@ -40,35 +40,35 @@ class Column(NamedTuple):
     left: bool = False
 
 
-def _heads() -> list[Column]:
+def _heads() -> list[TableColumn]:
     widths = {"size": 11, "count": 10, "type": 8, "redop": 5, "root": 4}
     units = {"size": "(B)", "count": "(elements)"}
-    return [Column(name, units.get(name, ""), None, width) for name, width in widths.items()]
+    return [TableColumn(name, units.get(name, ""), None, width) for name, width in widths.items()]
 
 
-def _timings(place: bool, measured: bool) -> list[Column]:
+def _timings(place: bool, measured: bool) -> list[TableColumn]:
     units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
     widths = (8, 7, 7, 6) if measured else (4, 6, 6, 6)
-    return [Column(name, unit, place, width) for (name, unit), width in zip(units.items(), widths, strict=True)]
+    return [TableColumn(name, unit, place, width) for (name, unit), width in zip(units.items(), widths, strict=True)]
 
 
-def _extras(place: bool) -> list[Column]:
+def _extras(place: bool) -> list[TableColumn]:
     return [
-        Column("time95", "(us)", place, 15),
-        Column("ratio", "to mpi", place, 7),
-        Column("ratio95", "", place, 13),
+        TableColumn("time95", "(us)", place, 15),
+        TableColumn("ratio", "to mpi", place, 7),
+        TableColumn("ratio95", "", place, 13),
     ]
 
 
-def columns(places: Sequence[bool]) -> list[Column]:
+def columns(places: Sequence[bool]) -> list[TableColumn]:
     """Return the columns of the plain table where `places` (False: out of place) were measured."""
     timings = [column for place in PLACES for column in _timings(place, place in places)]
-    names = [Column("engine", "", None, 7, left=True), Column("algorithm", "", None, 18, left=True)]
+    names = [TableColumn("engine", "", None, 7, left=True), TableColumn("algorithm", "", None, 18, left=True)]
     extras = [column for place in PLACES if place in places for column in _extras(place)]
-    return [*_heads(), *timings, *names, *extras, Column(BEST, "", None, 1)]
+    return [*_heads(), *timings, *names, *extras, TableColumn(BEST, "", None, 1)]
 
 
-def cells(entry: Entry, places: Sequence[bool], case: Case) -> list[str]:
+def cells(entry: EngineRecords, places: Sequence[bool], case: Case) -> list[str]:
     """Return one line of the plain table as text, a cell for each of `columns(places)`."""
     row = entry.records[0].row
     root = -1 if row.root is None else row.root
@@ -112,7 +112,7 @@ def _extra_cells(record: CollectiveRecord | None, case: Case) -> list[str]:
     return [time_interval(record), *ratio_cells(case.ratio(record))]
 
 
-def title(setting: Setting) -> str:
+def title(setting: TableKey) -> str:
     """Return what a table is about, in a line."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
@@ -143,7 +143,7 @@ class Stream:
                 holds the other place of the same row as well. No row is marked: the best is known in the end only.
         """
         name, row = (record.row.engine, record.row.algorithm), record.row
-        for case in side_by_side([*(other for other in known if other.row.nbytes == row.nbytes), record]):
+        for case in compare_engines([*(other for other in known if other.row.nbytes == row.nbytes), record]):
             for entry in case.entries:
                 if (entry.engine, entry.algorithm) == name and entry.at(row.in_place) is record:
                     cells_of = cells(entry, self._places, case)[:-1]
@@ -153,7 +153,7 @@ class Stream:
 
 def plain_table(records: Iterable[CollectiveRecord]) -> str:
     """Return the table as plain text: a heading for each setting, its sizes apart from each other, best rows marked."""
-    cases = side_by_side(records)
+    cases = compare_engines(records)
     places = _measured(cases)
     shape = columns(places)
     rows = [cells(entry, places, case) for case in cases for entry in case.entries]
@@ -179,11 +179,11 @@ def _legend(*, unsure: bool) -> Iterator[str]:
         yield "? too few iterations for 95 %: the interval is the range of the samples"
 
 
-def _gap(column: Column) -> str:
+def _gap(column: TableColumn) -> str:
     return "  " if column.name in GAP_BEFORE else " "
 
 
-def _line(row: Sequence[str], shape: Sequence[Column], widths: Sequence[int]) -> str:
+def _line(row: Sequence[str], shape: Sequence[TableColumn], widths: Sequence[int]) -> str:
     aligned = (
         _gap(column) + (cell.ljust(width) if column.left else cell.rjust(width))
         for cell, column, width in zip(row, shape, widths, strict=True)
@@ -191,7 +191,7 @@ def _line(row: Sequence[str], shape: Sequence[Column], widths: Sequence[int]) ->
     return "".join(aligned)[1:].rstrip()
 
 
-def _heading(shape: Sequence[Column], widths: Sequence[int]) -> list[str]:
+def _heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
     above = ""
     for place, group in groupby(zip(shape, widths, strict=True), key=lambda pair: pair[0].place):
         span = sum(width + len(_gap(column)) for column, width in group)
@@ -251,7 +251,7 @@ def show(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> N
     from rich.console import Console
 
     console = Console(file=stream)
-    for _, group in groupby(side_by_side(records), key=lambda case: case.setting):
+    for _, group in groupby(compare_engines(records), key=lambda case: case.setting):
         cases = list(group)
         for table in _fitting(cases, console):
             console.print(table)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.data import Expected, expect, make_input
+from hpccoll.measure.data import ExpectedResult, expect, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
 _POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
-SAME_EVERYWHERE = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
+IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WorkloadSpec:
     """What is asked for: `count` elements a vector or block, on `rank` of `ranks`."""
 
     operation: Operation
@@ -36,7 +36,7 @@ class Task:
 class Workload:
     """Buffers for a task, in memory of `module`; `source` and `result` are None where the rank has none."""
 
-    def __init__(self, task: Task, module: ArrayModule) -> None:
+    def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
         self.task, self.module = task, module
         sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
         self._inputs = [self._input(rank, sizes) for rank in range(task.ranks)]
@@ -98,7 +98,7 @@ class Workload:
         Args:
             contender: whose result it is; each has bits of its own, since each sums in its own order.
         """
-        expected: Expected | None = self._expected
+        expected: ExpectedResult | None = self._expected
         if expected is None:
             return 0
         found = self.found()

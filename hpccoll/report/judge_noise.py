@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.record import RowKey
+from hpccoll.measure.record import CaseKey
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
-from hpccoll.report.load import Timed
+from hpccoll.report.load import MeasuredRow
 from hpccoll.report.scale import tell_seconds, tell_span
 from hpccoll.units import format_size
 
@@ -22,7 +22,7 @@ _QUIETER = (
 )
 
 
-def all_of(rows: Sequence[Timed]) -> Iterator[Finding]:
+def all_of(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Yield every finding on noise."""
     yield from _wide(rows)
     yield from _apart(rows)
@@ -30,13 +30,13 @@ def all_of(rows: Sequence[Timed]) -> Iterator[Finding]:
     yield from _few(rows)
 
 
-def name_of(timed: Timed) -> str:
+def name_of(timed: MeasuredRow) -> str:
     """Return what to call a row in a sentence."""
     row = timed.record.row
     return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
 
 
-def _wide(rows: Sequence[Timed]) -> Iterator[Finding]:
+def _wide(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     widths = [(_width(row), row) for row in rows if row.record.time_us.p50 > 0]
     wide = sorted((each for each in widths if each[0] > WIDE), key=lambda each: -each[0])
     if not widths or len(wide) < MANY * len(widths):
@@ -46,19 +46,19 @@ def _wide(rows: Sequence[Timed]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, f"95 % intervals, the widest: {worst}", _QUIETER)
 
 
-def _width(timed: Timed) -> float:
+def _width(timed: MeasuredRow) -> float:
     time = timed.record.time_us
     return (time.p50_high - time.p50_low) / 2 / time.p50
 
 
-def _interval(timed: Timed) -> str:
+def _interval(timed: MeasuredRow) -> str:
     time = timed.record.time_us
     return f"{tell_seconds(time.p50 * 1e-6)} {tell_span(time.p50_low * 1e-6, time.p50_high * 1e-6, tell_seconds)}"
 
 
-def _apart(rows: Sequence[Timed]) -> Iterator[Finding]:
+def _apart(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Hold measurements of the same row by several runs against each other (A/A)."""
-    alike: dict[tuple[RowKey, int, str], list[Timed]] = {}
+    alike: dict[tuple[CaseKey, int, str], list[MeasuredRow]] = {}
     for row in rows:
         alike.setdefault((row.record.row.key, row.record.row.nodes, row.run.mpi), []).append(row)
     pairs = [(several[0], other) for several in alike.values() for other in several[1:]]
@@ -81,14 +81,14 @@ def _apart(rows: Sequence[Timed]) -> Iterator[Finding]:
     )
 
 
-def _ratio(one: Timed, other: Timed) -> Interval | None:
+def _ratio(one: MeasuredRow, other: MeasuredRow) -> Interval | None:
     if min(one.record.time_us.min, other.record.time_us.min) <= 0:
         return None
     ratio = ratio_of_medians(one.record.samples_us, other.record.samples_us)
     return ratio if ratio.coverage >= CONFIDENCE else None
 
 
-def _drifting(rows: Sequence[Timed]) -> Iterator[Finding]:
+def _drifting(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Hold the first half of each row's iterations against the second."""
     judged, drifting = 0, []
     for row in rows:
@@ -109,7 +109,7 @@ def _drifting(rows: Sequence[Timed]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, evidence, _QUIETER)
 
 
-def _few(rows: Sequence[Timed]) -> Iterator[Finding]:
+def _few(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     few = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
     if not few:
         return

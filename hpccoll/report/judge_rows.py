@@ -10,7 +10,7 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.measure.table import title
 from hpccoll.report.distance import Models
-from hpccoll.report.load import Timed
+from hpccoll.report.load import MeasuredRow
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds, tell_times
 from hpccoll.report.scaling import Scaling, scalings
 from hpccoll.report.series import Name, Picture, bus_bytes_per_s, seconds
@@ -26,10 +26,10 @@ _JOINED = (
 _CROWDED = "look at what the ranks share: cores (more ranks than cores?), a socket's memory, one network port"
 
 
-def wrong(rows: Iterable[Timed]) -> Iterator[Finding]:
+def wrong(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
     """Yield what was found wrong, and whether something was not checked."""
     kept = list(rows)
-    bad: dict[str, list[Timed]] = {}
+    bad: dict[str, list[MeasuredRow]] = {}
     for timed in kept:
         row = timed.record.row
         if timed.record.wrong:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.bandwidth import count_for, message_bytes, timed_named
+from hpccoll.measure.bandwidth import count_for_bytes, message_bytes, find_timed_operation
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import Results, Run, Timed, listed
+from hpccoll.report.load import Results, Run, MeasuredRow, listed
 from hpccoll.units import format_size
 
 _AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"
@@ -31,9 +31,9 @@ class Wanted:
         """Return operation, place and size of every row that the run should have."""
         found = set()
         for name in self.operations:
-            op = timed_named(name)
+            op = find_timed_operation(name)
             for size in self.sizes:
-                nbytes = message_bytes(op, count_for(op, size, self.itemsize, ranks), self.itemsize, ranks)
+                nbytes = message_bytes(op, count_for_bytes(op, size, self.itemsize, ranks), self.itemsize, ranks)
                 found |= {(name, place, nbytes) for place in self.places}
         return found
 
@@ -43,7 +43,7 @@ def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterat
     for file in results.torn:
         evidence = f"{file}: its last line is no whole record, and is left out"
         yield Finding("run", Severity.WARNING, "a run was cut short while it wrote", evidence, _AGAIN)
-    measured: dict[str, list[Timed]] = {}
+    measured: dict[str, list[MeasuredRow]] = {}
     for row in results.rows:
         measured.setdefault(row.run.file, []).append(row)
     beside = {run.file for run, _ in (*results.preflight, *results.told)}
@@ -58,7 +58,7 @@ def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterat
             yield from _missing(run, wanted, mine)
 
 
-def _missing(run: Run, wanted: Wanted, rows: Sequence[Timed]) -> Iterator[Finding]:
+def _missing(run: Run, wanted: Wanted, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     ranks = rows[-1].record.row.ranks
     have = {(row.op, row.in_place, row.nbytes) for timed in rows if (row := timed.record.row).ranks == ranks}
     missing = sorted(wanted.rows(ranks) - have)
@@ -111,7 +111,7 @@ def _binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
         yield Severity.WARNING, found, f"cores a rank, and ranks that have so many: {counts}", _BIND
 
 
-def device_memory(rows: Iterable[Timed]) -> Iterator[Finding]:
+def device_memory(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
     """Yield where device memory reached MPI by a detour, or devices were there and not used."""
     kept = list(rows)
     pinned = [row for row in kept if row.record.staging == "pinned"]
@@ -152,6 +152,6 @@ def _passed_on(run: Run, record: Mapping[str, Any], severity: Severity) -> Findi
     )
 
 
-def _named(timed: Timed) -> str:
+def _named(timed: MeasuredRow) -> str:
     row = timed.record.row
     return f"{row.op} {row.algorithm or row.engine} {format_size(row.nbytes)}"

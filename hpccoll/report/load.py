@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.journal import read
+from hpccoll.measure.result_file import read
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.report.sound import require_sound
 
@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class MeasuredRow:
     """A measurement and the run it belongs to."""
 
     record: CollectiveRecord
@@ -87,7 +87,7 @@ class Results:
 
     files: tuple[str, ...]
     runs: tuple[Run, ...]
-    rows: tuple[Timed, ...]
+    rows: tuple[MeasuredRow, ...]
     preflight: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
     told: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
     torn: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.runs: list[Run] = []
-        self.rows: list[Timed] = []
+        self.rows: list[MeasuredRow] = []
         self.preflight: list[tuple[Run, Mapping[str, Any]]] = []
         self.told: list[tuple[Run, Mapping[str, Any]]] = []
         self.torn: list[str] = []
@@ -181,7 +181,7 @@ class _Gathered:
                 require_sound(found)
             except UsageError as error:
                 raise UsageError(f"{where}: {error}") from error
-            self.rows.append(Timed(found, run))
+            self.rows.append(MeasuredRow(found, run))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":

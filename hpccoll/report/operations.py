@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.side_by_side import ratio_to
+from hpccoll.measure.comparison import ratio_to
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.measure.table import ratio_cells, title
 from hpccoll.report.chart import Chart, Line, Point

@@ -1,6 +1,6 @@
 """The curves of a report: which measurements belong into one picture, and into one line of it.
 
-A picture holds one operation on one number of ranks (side_by_side's setting) in one place. A line is one engine and
+A picture holds one operation on one number of ranks (compare_engines's setting) in one place. A line is one engine and
 algorithm; where the files hold runs on several MPI libraries it is one of these as well, since their times are not the
 same thing measured twice. A row that was measured several times is drawn as it was last; the findings compare them.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpccoll.measure.bandwidth import busbw, timed_named
+from hpccoll.measure.bandwidth import busbw, find_timed_operation
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.side_by_side import Setting, entry_order
+from hpccoll.measure.comparison import TableKey, entry_order
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import Timed
+from hpccoll.report.load import MeasuredRow
 
 
 class Name(NamedTuple):
@@ -43,7 +43,7 @@ class Curve:
     """One line: its measurements by size, above 0 bytes or not."""
 
     name: Name
-    rows: tuple[Timed, ...]
+    rows: tuple[MeasuredRow, ...]
 
     @property
     def records(self) -> tuple[CollectiveRecord, ...]:
@@ -59,7 +59,7 @@ class Curve:
 class Picture:
     """What is drawn together: a setting in one place, all its lines."""
 
-    setting: Setting
+    setting: TableKey
     in_place: bool
     curves: tuple[Curve, ...]
 
@@ -86,14 +86,14 @@ class Picture:
         return None
 
 
-def pictures(rows: Iterable[Timed]) -> list[Picture]:
+def pictures(rows: Iterable[MeasuredRow]) -> list[Picture]:
     """Return the pictures: settings in order of appearance, in place before out of place."""
     kept = list(rows)
     several = len({row.run.mpi for row in kept}) > 1
-    found: dict[Setting, dict[bool, dict[Name, dict[int, Timed]]]] = {}
+    found: dict[TableKey, dict[bool, dict[Name, dict[int, MeasuredRow]]]] = {}
     for row in kept:
         what = row.record.row
-        setting = Setting(*(getattr(what, name) for name in Setting._fields))
+        setting = TableKey(*(getattr(what, name) for name in TableKey._fields))
         name = Name(what.engine, what.algorithm, row.run.mpi if several else "")
         places = found.setdefault(setting, {})
         places.setdefault(what.in_place, {}).setdefault(name, {})[what.nbytes] = row
@@ -104,7 +104,7 @@ def pictures(rows: Iterable[Timed]) -> list[Picture]:
     ]
 
 
-def _curve(name: Name, sizes: dict[int, Timed]) -> Curve:
+def _curve(name: Name, sizes: dict[int, MeasuredRow]) -> Curve:
     return Curve(name, tuple(sizes[nbytes] for nbytes in sorted(sizes)))
 
 
@@ -116,6 +116,6 @@ def seconds(record: CollectiveRecord) -> tuple[float, float, float]:
 
 def bus_bytes_per_s(record: CollectiveRecord) -> tuple[float, float, float]:
     """Return the bus bandwidth at the median and at its interval's ends, the lower one first, in bytes/s."""
-    op, row = timed_named(record.row.op), record.row
+    op, row = find_timed_operation(record.row.op), record.row
     middle, high, low = (busbw(op, row.nbytes, each, row.ranks) * 1e9 for each in seconds(record))
     return middle, low, high

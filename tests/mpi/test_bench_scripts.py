@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hpccoll.measure.journal import read
+from hpccoll.measure.result_file import read
 from hpccoll.measure.schema import schema
 
 BENCH = Path(__file__).parents[2] / "bench"

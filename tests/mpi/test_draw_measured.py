@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from hpccoll.algorithms import get_algorithm
-from hpccoll.measure.steps import measured
+from hpccoll.measure.step_timeline import measured
 from hpccoll.plan.drawing.trace import make_trace
 from hpccoll.plan.operation import Operation
 

@@ -79,7 +79,7 @@ def test_full_gives_the_same_of_all_ranks():
 def bench_record(path, ranks: int = 2) -> None:
     """A result file of a bench that took 1 us a call, 2 us a message and 1 ns a byte."""
     from hpccoll.measure.record import CollectiveRecord, Row
-    from hpccoll.measure.stopping import Stop
+    from hpccoll.measure.stopping import StopReason
 
     lines = []
     for name, steps, share in (("ring", 2, 0.5), ("recursive_doubling", 1, 1.0), ("auto", 1, 1.0)):
@@ -88,7 +88,7 @@ def bench_record(path, ranks: int = 2) -> None:
                 "all_reduce", "hpccoll", name, "host", True, nbytes, nbytes // 4, "float32", "sum", None, ranks, 1
             )
             us = 1 + steps * (2 + share * nbytes * 1e-3)
-            lines.append(json.dumps(CollectiveRecord(row, (us,), Stop.CONVERGED, 0).as_dict()))
+            lines.append(json.dumps(CollectiveRecord(row, (us,), StopReason.CONVERGED, 0).as_dict()))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -96,11 +96,11 @@ def bench_record(path, ranks: int = 2) -> None:
 def test_plans_of_two_levels_are_laid_out_on_the_nodes_of_their_rows(tmp_path, ranks, nodes, layout):
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.measure.record import CollectiveRecord, Row
-    from hpccoll.measure.stopping import Stop
+    from hpccoll.measure.stopping import StopReason
 
     row = Row("all_reduce", "hpccoll", "hierarchical_ring", "host", True, 64, 16, "float32", "sum", None, ranks, nodes)
     path = tmp_path / "bench.jsonl"
-    path.write_text(json.dumps(CollectiveRecord(row, (5.0,), Stop.CONVERGED, 0).as_dict()) + "\n")
+    path.write_text(json.dumps(CollectiveRecord(row, (5.0,), StopReason.CONVERGED, 0).as_dict()) + "\n")
     (found,) = read_measured_rows(str(path), "FILE")
     expected = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
     column, same = (plan.make(np.arange(ranks)) for plan in (found.plan, expected))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.measure.bandwidth import SEND_RECV, algbw, bus_factor, busbw, count_for, message_bytes, timed_named
+from hpccoll.measure.bandwidth import SEND_RECV, algbw, busbw_factor, busbw, count_for_bytes, message_bytes, find_timed_operation
 from hpccoll.plan.operation import Operation
 
 # operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
@@ -36,8 +36,8 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 24_576])
 def test_factors_and_messages_are_those_of_the_table(name, n):
     factor, message = TABLE[name]
-    op = timed_named(name)
-    assert bus_factor(op, n) == pytest.approx(float(factor(n)))
+    op = find_timed_operation(name)
+    assert busbw_factor(op, n) == pytest.approx(float(factor(n)))
     assert message_bytes(op, 1000, 4, n) == message(1000, 4, n)
     assert busbw(op, 10**9, 0.5, n) == pytest.approx(float(2 * factor(n)))
 
@@ -59,16 +59,16 @@ def test_no_time_at_all_is_still_a_number():
 @each_row
 @given(count=st.integers(0, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
 def test_counts_come_back_from_their_message(name, count, size, n):
-    op = timed_named(name)
+    op = find_timed_operation(name)
     expected = 0 if name == "barrier" else count
-    assert count_for(op, message_bytes(op, count, size, n), size, n) == expected
+    assert count_for_bytes(op, message_bytes(op, count, size, n), size, n) == expected
 
 
 @each_row
 @given(nbytes=st.integers(1, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
 def test_sizes_that_are_not_divisible_are_rounded_down_but_never_to_nothing(name, nbytes, size, n):
-    op = timed_named(name)
-    count = count_for(op, nbytes, size, n)
+    op = find_timed_operation(name)
+    count = count_for_bytes(op, nbytes, size, n)
     if name == "barrier":
         assert count == 0
         return
@@ -79,14 +79,14 @@ def test_sizes_that_are_not_divisible_are_rounded_down_but_never_to_nothing(name
 
 @each_row
 def test_no_bytes_are_no_elements(name):
-    assert count_for(timed_named(name), 0, 4, 4) == 0
+    assert count_for_bytes(find_timed_operation(name), 0, 4, 4) == 0
 
 
 def test_eight_bytes_of_floats_gathered_by_four_ranks_are_sixteen():
-    assert count_for(Operation.ALL_GATHER, 8, 4, 4) == 1
+    assert count_for_bytes(Operation.ALL_GATHER, 8, 4, 4) == 1
     assert message_bytes(Operation.ALL_GATHER, 1, 4, 4) == 16
 
 
 def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(UnknownNameError, match="send_recv"):
-        timed_named("allreduce")
+        find_timed_operation("allreduce")

@@ -12,8 +12,8 @@ import pytest
 from hpccoll.errors import UsageError
 from hpccoll.measure.plot import draw, require_plot, write_plot
 from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.side_by_side import side_by_side
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.comparison import compare_engines
+from hpccoll.measure.stopping import StopReason
 
 ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
 NAMES = [
@@ -32,7 +32,7 @@ def race(names=NAMES[:4], sizes=SIZES, places=(True,), **row):
         CollectiveRecord(
             replace(ROW, engine=engine, algorithm=algorithm, nbytes=size, count=size // 4, in_place=place, **row),
             tuple((5 + at + size / 2000) * rng.lognormal(0, 0.2, 20)),
-            Stop.CONVERGED,
+            StopReason.CONVERGED,
             0,
         )
         for at, (engine, algorithm) in enumerate(names)
@@ -43,7 +43,7 @@ def race(names=NAMES[:4], sizes=SIZES, places=(True,), **row):
 
 def drawn(records):
     """The latency panel, the bandwidth panel and the legend's margin of the first row."""
-    figure = draw(side_by_side(records))
+    figure = draw(compare_engines(records))
     return figure.subfigs[0].axes
 
 
@@ -109,7 +109,7 @@ def test_in_place_is_solid_and_out_of_place_dashed():
 
 
 def test_a_single_place_is_solid_and_in_the_title():
-    figure = draw(side_by_side(race(NAMES[:1], places=(False,))))
+    figure = draw(compare_engines(race(NAMES[:1], places=(False,))))
     row = figure.subfigs[0]
     assert row.get_suptitle() == "all_reduce, float32, sum, 4 ranks on 1 node, host memory, out-of-place"
     assert row.axes[0].lines[0].get_linestyle() == "-"
@@ -134,7 +134,7 @@ def test_heights_are_named_in_full():
 
 
 def test_the_legend_covers_no_data():
-    figure = draw(side_by_side(race(NAMES, places=(False, True))))
+    figure = draw(compare_engines(race(NAMES, places=(False, True))))
     figure.canvas.draw()
     latency, bandwidth, margin = figure.subfigs[0].axes
     legend = margin.get_legend()
@@ -144,7 +144,7 @@ def test_the_legend_covers_no_data():
 
 
 def test_each_operation_has_its_own_row():
-    figure = draw(side_by_side([*race(), *race(op="reduce", root=0)]))
+    figure = draw(compare_engines([*race(), *race(op="reduce", root=0)]))
     assert [row.get_suptitle().split(",")[0] for row in figure.subfigs] == ["all_reduce", "reduce"]
 
 

@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from hpccoll.cli.schema import schema as command
 from hpccoll.cli.verify import VerifyResult
 from hpccoll.errors import UsageError
-from hpccoll.measure.record import VERSIONS, CollectiveRecord, Row, RowKey, RunRecord
+from hpccoll.measure.record import VERSIONS, CollectiveRecord, Row, CaseKey, RunRecord
 from hpccoll.measure.schema import schema
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.stopping import StopReason
 
 CONTRACT = [
     *("schema", "kind", "op", "engine", "algorithm", "buffer", "in_place", "nbytes", "count", "dtype", "redop", "root"),
     *("ranks", "nodes", "iterations", "stop", "time_us", "algbw_GBps", "busbw_GBps", "wrong", "bound_us", "samples_us"),
 ]
 ROW = Row("all_reduce", "hpccoll", "ring", "host", True, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
-RECORD = CollectiveRecord(ROW, (250.0, 260.0, 240.0), Stop.BUDGET, 0)
+RECORD = CollectiveRecord(ROW, (250.0, 260.0, 240.0), StopReason.BUDGET, 0)
 RUN = RunRecord(
     command="hpccoll bench all_reduce",
     versions={"hpccoll": "0.1.0", "python": "3.11.9", "mpi": "MPICH 5.0.2", "torch": None},
@@ -66,7 +66,7 @@ def test_a_collective_says_what_was_measured():
 
 
 def test_the_summary_is_that_of_the_samples_as_written():
-    record = CollectiveRecord(ROW, (1.00049, 1.00051, 1.00051), Stop.ITERATIONS, 0)
+    record = CollectiveRecord(ROW, (1.00049, 1.00051, 1.00051), StopReason.ITERATIONS, 0)
     assert record.samples_us == (1.0, 1.001, 1.001)
     assert record.time_us.p50 == 1.001
 
@@ -76,12 +76,12 @@ def test_the_summary_is_that_of_the_samples_as_written():
     [
         RECORD,
         replace(RECORD, wrong=None, bound_us=12.5, staging="pinned"),
-        CollectiveRecord(replace(ROW, engine="mpi", algorithm=None), (0.5,) * 120, Stop.CONVERGED, 3),
+        CollectiveRecord(replace(ROW, engine="mpi", algorithm=None), (0.5,) * 120, StopReason.CONVERGED, 3),
         CollectiveRecord(
-            Row("scatter", "gloo", None, "cuda", False, 0, 0, "int8", None, 1, 2, 2), (1,), Stop.BUDGET, 0
+            Row("scatter", "gloo", None, "cuda", False, 0, 0, "int8", None, 1, 2, 2), (1,), StopReason.BUDGET, 0
         ),
         CollectiveRecord(
-            Row("barrier", "mpi", None, "host", True, 0, 0, "uint8", None, None, 2, 1), (9,), Stop.BUDGET, 0
+            Row("barrier", "mpi", None, "host", True, 0, 0, "uint8", None, None, 2, 1), (9,), StopReason.BUDGET, 0
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_the_schema_describes_the_versions_that_a_run_may_hold():
 
 
 def test_a_row_is_recognised_whatever_run_it_is_from():
-    assert ROW.key == RowKey("all_reduce", "hpccoll", "ring", "host", True, 1_048_576, "float32", "sum", None, 4)
+    assert ROW.key == CaseKey("all_reduce", "hpccoll", "ring", "host", True, 1_048_576, "float32", "sum", None, 4)
     assert replace(ROW, nodes=2).key == ROW.key
     others = [replace(ROW, ranks=2), replace(ROW, in_place=False), replace(ROW, engine="mpi"), replace(ROW, nbytes=8)]
     assert len({row.key for row in [*others, replace(ROW, root=1), ROW]}) == 6

@@ -12,7 +12,7 @@ from hpccoll.cli.scaling import scaling
 from hpccoll.errors import UsageError
 from hpccoll.measure.record import CollectiveRecord, Row
 from hpccoll.measure.schema import schema
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.stopping import StopReason
 
 
 def row(nodes, engine, us, nbytes=1024):
@@ -20,7 +20,7 @@ def row(nodes, engine, us, nbytes=1024):
     what = Row(
         "all_reduce", engine, algorithm, "host", True, nbytes, nbytes // 4, "float32", "sum", None, 2 * nodes, nodes
     )
-    return CollectiveRecord(what, (us, us + 1, us - 1), Stop.ITERATIONS, 0)
+    return CollectiveRecord(what, (us, us + 1, us - 1), StopReason.ITERATIONS, 0)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.statistics import median_interval
-from hpccoll.measure.stopping import Stop, StoppingRule
+from hpccoll.measure.stopping import StopReason, StoppingRule
 
 RULE = StoppingRule(min_iterations=8, max_iterations=100, rel_halfwidth=0.05, budget_s=1.0)
 STEADY, WILD = [10.0] * 20, [1.0, 100.0] * 10
@@ -18,46 +18,46 @@ def test_it_goes_on_while_the_interval_is_wide():
 
 
 def test_it_stops_when_the_interval_is_tight():
-    assert RULE.decide(STEADY, 0.5) is Stop.CONVERGED
+    assert RULE.decide(STEADY, 0.5) is StopReason.CONVERGED
 
 
 def test_tight_is_measured_by_half_the_width_over_the_median():
     samples = [*np.linspace(9.6, 10.4, 21)]
     found = median_interval(samples)
     share = (found.high - found.low) / 2 / found.value
-    assert StoppingRule(8, 100, share * 1.001, 1.0).decide(samples, 0.0) is Stop.CONVERGED
+    assert StoppingRule(8, 100, share * 1.001, 1.0).decide(samples, 0.0) is StopReason.CONVERGED
     assert StoppingRule(8, 100, share * 0.999, 1.0).decide(samples, 0.0) is None
 
 
 def test_it_stops_when_the_budget_is_spent():
     assert RULE.decide(WILD, 0.999) is None
-    assert RULE.decide(WILD, 1.0) is Stop.BUDGET
+    assert RULE.decide(WILD, 1.0) is StopReason.BUDGET
 
 
 def test_it_stops_at_the_most_iterations_whatever_they_say():
-    assert RULE.decide(STEADY * 5, 0.1) is Stop.ITERATIONS
-    assert RULE.decide(WILD * 5, 5.0) is Stop.ITERATIONS
+    assert RULE.decide(STEADY * 5, 0.1) is StopReason.ITERATIONS
+    assert RULE.decide(WILD * 5, 5.0) is StopReason.ITERATIONS
 
 
 def test_it_makes_the_fewest_iterations_whatever_they_cost():
     assert RULE.decide([10.0] * 7, 60.0) is None
-    assert RULE.decide([10.0] * 8, 60.0) is Stop.CONVERGED
+    assert RULE.decide([10.0] * 8, 60.0) is StopReason.CONVERGED
 
 
 def test_a_fixed_number_of_iterations_is_a_rule_too():
     rule = StoppingRule(3, 3, 0.05, 1.0)
-    assert [rule.decide([10.0] * n, 9.0) for n in (1, 2, 3)] == [None, None, Stop.ITERATIONS]
+    assert [rule.decide([10.0] * n, 9.0) for n in (1, 2, 3)] == [None, None, StopReason.ITERATIONS]
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_nothing_converges_before_there_is_an_interval_of_95_percent(n):
     rule = StoppingRule(1, 100, 0.05, 1.0)
     assert rule.decide([10.0] * n, 0.0) is None
-    assert rule.decide([10.0] * 6, 0.0) is Stop.CONVERGED
+    assert rule.decide([10.0] * 6, 0.0) is StopReason.CONVERGED
 
 
 def test_reasons_are_the_words_of_the_record():
-    assert [str(stop) for stop in Stop] == ["converged", "budget", "iterations"]
+    assert [str(stop) for stop in StopReason] == ["converged", "budget", "iterations"]
 
 
 def test_the_decision_depends_on_nothing_but_the_numbers():

@@ -11,9 +11,9 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.sheet import COLUMNS, write_csv
-from hpccoll.measure.side_by_side import side_by_side
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.csv_file import COLUMNS, write_csv
+from hpccoll.measure.comparison import compare_engines
+from hpccoll.measure.stopping import StopReason
 from hpccoll.measure.table import Stream, columns, plain_table, show
 
 ROW = Row("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
@@ -23,7 +23,7 @@ NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busb
 def record(engine="mpi", algorithm=None, us=100.0, wrong=0, iterations=20, **row):
     """A row all of whose iterations took about `us` microseconds."""
     samples = tuple(us * (1 + 0.001 * (at % 5 - 2)) for at in range(iterations))
-    return CollectiveRecord(replace(ROW, engine=engine, algorithm=algorithm, **row), samples, Stop.CONVERGED, wrong)
+    return CollectiveRecord(replace(ROW, engine=engine, algorithm=algorithm, **row), samples, StopReason.CONVERGED, wrong)
 
 
 def both(engine="mpi", algorithm=None, us=100.0, **row):
@@ -56,7 +56,7 @@ def on_terminal(records, width, monkeypatch):
 
 
 def test_rows_of_one_size_stand_side_by_side_in_a_fixed_order():
-    cases = side_by_side([record(nbytes=8), *RACE, record(op="reduce", root=0)])
+    cases = compare_engines([record(nbytes=8), *RACE, record(op="reduce", root=0)])
     assert [(case.setting.op, case.nbytes) for case in cases] == [
         *[("all_reduce", 8), ("all_reduce", 1_048_576), ("reduce", 1_048_576)],
     ]
@@ -67,13 +67,13 @@ def test_rows_of_one_size_stand_side_by_side_in_a_fixed_order():
 @pytest.mark.parametrize("other", [{"dtype": "int8"}, {"buffer": "cuda"}, {"ranks": 2}, {"root": 1}, {"redop": "max"}])
 def test_only_like_is_compared_with_like(other):
     first, second = record(), record("hpccoll", "ring", **other)
-    cases = side_by_side([first, second])
+    cases = compare_engines([first, second])
     assert len(cases) == 2
     assert cases[1].ratio(second) is None
 
 
 def test_ratios_are_to_mpi_in_the_same_place_and_above_one_where_faster():
-    case = side_by_side(RACE)[0]
+    case = compare_engines(RACE)[0]
     for entry in case.entries:
         for each in entry.records:
             ratio = case.ratio(each)
@@ -85,12 +85,12 @@ def test_ratios_are_to_mpi_in_the_same_place_and_above_one_where_faster():
             assert ratio.value == pytest.approx(expected, rel=0.001)
             assert ratio.low < expected < ratio.high
     lone = record("hpccoll", "ring", in_place=True)
-    assert side_by_side([record(), lone])[0].ratio(lone) is None
+    assert compare_engines([record(), lone])[0].ratio(lone) is None
 
 
 def best(records):
     """The algorithm of the best of a single case."""
-    (case,) = side_by_side(records)
+    (case,) = compare_engines(records)
     return case.best.algorithm if case.best else None
 
 
@@ -104,7 +104,7 @@ def test_the_best_is_the_fastest_whose_results_were_right():
 
 def test_of_a_row_that_was_measured_twice_the_last_counts():
     last = record(us=5.0)
-    case = side_by_side([record(us=1.0), last])[0]
+    case = compare_engines([record(us=1.0), last])[0]
     assert [entry.records for entry in case.entries] == [(last,)]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.benchmark import Contender, Method
-from hpccoll.measure.stopping import Stop, StoppingRule
-from hpccoll.measure.tune import Heat
+from hpccoll.measure.interleaved import Contender, TimingOptions
+from hpccoll.measure.stopping import StopReason, StoppingRule
+from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.plan.operation import Operation
 from hpccoll.selection import tuning_files
 from hpccoll.selection.selector import LOG_VARIABLE, SelectionQuery, Selector, open_selection_log
@@ -175,13 +175,13 @@ def test_nothing_is_logged_unless_asked_and_on_one_rank_only(rank, environ):
 
 
 def test_a_candidate_far_behind_has_no_more_time_and_others_have():
-    method = Method(StoppingRule(9, 100, 0.01, 60.0), warmup=0, check=False, seed=0)
+    method = TimingOptions(StoppingRule(9, 100, 0.01, 60.0), warmup=0, check=False, seed=0)
     fast, close, slow = (Contender("hpccoll", name, print, print) for name in ("fast", "close", "slow"))
-    heat = Heat(None, None, [fast, close, slow], method)  # type: ignore[arg-type]
+    heat = PruningBenchmark(None, None, [fast, close, slow], method)  # type: ignore[arg-type]
     fast.samples_us, close.samples_us = [10.0, 14.0] * 3, [25.0, 31.0] * 3
     slow.samples_us = [31.0, 40.0, 45.0, 33.0]
     assert heat.verdict(slow) is None, "too few to tell"
     slow.samples_us.append(41.0)
-    assert [heat.verdict(each) for each in (fast, close, slow)] == [None, None, Stop.BUDGET]
+    assert [heat.verdict(each) for each in (fast, close, slow)] == [None, None, StopReason.BUDGET]
     heat.running.remove(fast)
-    assert heat.verdict(slow) is Stop.BUDGET, "the best counts even when it is done"
+    assert heat.verdict(slow) is StopReason.BUDGET, "the best counts even when it is done"

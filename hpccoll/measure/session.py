@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.algorithms.registry import list_algorithm_names
-from hpccoll.measure.bandwidth import count_for, message_bytes
-from hpccoll.measure.benchmark import Contender, Method, Race
-from hpccoll.measure.engines import contenders
-from hpccoll.measure.memory import SharedModule
-from hpccoll.measure.record import CollectiveRecord, Row, RowKey
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.bandwidth import count_for_bytes, message_bytes
+from hpccoll.measure.interleaved import Contender, TimingOptions, InterleavedBenchmark
+from hpccoll.measure.contenders import contenders
+from hpccoll.measure.buffers import SharedMemoryModule
+from hpccoll.measure.record import CollectiveRecord, Row, CaseKey
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
 
@@ -26,7 +26,7 @@ ONE_WAY = {Operation.BROADCAST: True, Operation.BARRIER: True}  # whose buffers 
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class BenchmarkConfig:
     """The rows of a run. `algorithms` may hold `all`; `places` holds in_place values; sizes are nccl-tests' S."""
 
     operations: tuple[Operation, ...]
@@ -38,7 +38,7 @@ class Suite:
     algorithms: tuple[str, ...]
     buffer: str
     nodes: int
-    method: Method
+    method: TimingOptions
 
     def algorithms_of(self, operation: Operation) -> list[str]:
         """The algorithms to run for an operation; those it does not have are left out."""
@@ -53,28 +53,28 @@ class Suite:
             * 2
         )
 
-    def tasks(self, rank: int, ranks: int) -> list[Task]:
+    def tasks(self, rank: int, ranks: int) -> list[WorkloadSpec]:
         """The races of the run, small messages first."""
         for operation in self.operations:
             if operation.reduces:
                 Reduction(self.redop, 1).require(self.dtype)
-        found: dict[tuple[Operation, int, bool], Task] = {}
+        found: dict[tuple[Operation, int, bool], WorkloadSpec] = {}
         for operation in self.operations:
             fixed = ONE_WAY.get(operation)
             for size in self.sizes if operation is not Operation.BARRIER else self.sizes[:1]:
-                count = count_for(operation, size, self.dtype.itemsize, ranks)
+                count = count_for_bytes(operation, size, self.dtype.itemsize, ranks)
                 for place in self.places if fixed is None else (fixed,):
-                    found[operation, count, place] = Task(
+                    found[operation, count, place] = WorkloadSpec(
                         operation, count, self.dtype, self.redop, self.root, place, rank, ranks, self.method.seed
                     )
         return list(found.values())
 
 
-class Session:
+class BenchmarkSession:
     """A suite on its ranks."""
 
     def __init__(
-        self, suite: Suite, world: MPI.Intracomm, comm: Communicator, peers: list[Peer], module: ArrayModule, own: bool
+        self, suite: BenchmarkConfig, world: MPI.Intracomm, comm: Communicator, peers: list[Peer], module: ArrayModule, own: bool
     ) -> None:
         self.suite, self.world, self.comm, self.peers, self.module = suite, world, comm, peers, module
         self.own = own  # whether hpccoll itself takes part
@@ -92,7 +92,7 @@ class Session:
         rule = replace(method.rule, budget_s=seconds / max(self.rows, 1))
         self.suite = replace(self.suite, method=replace(method, rule=rule))
 
-    def run(self, finished: Collection[RowKey]) -> Generator[CollectiveRecord, None, None]:
+    def run(self, finished: Collection[CaseKey]) -> Generator[CollectiveRecord, None, None]:
         """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
         for task in self.tasks:
             algorithms = [
@@ -101,26 +101,26 @@ class Session:
             peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
             if not algorithms and not peers:
                 continue
-            if isinstance(self.module, SharedModule | PreallocatedCupyModule):
+            if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, peers, workload, algorithms)
             self.refused += [reason for reason in refused if reason not in self.refused]
             try:
-                for contender in Race(self.world, workload, ready, self.suite.method).run():
+                for contender in InterleavedBenchmark(self.world, workload, ready, self.suite.method).run():
                     yield self._record(task, contender)
             except GeneratorExit:  # the caller has enough, on every rank; after an error there is nothing to tidy up
                 _free(ready)
                 raise
             _free(ready)
 
-    def _algorithms(self, task: Task) -> list[str]:
+    def _algorithms(self, task: WorkloadSpec) -> list[str]:
         return self.suite.algorithms_of(task.operation) if self.own else []
 
-    def _key(self, task: Task, engine: str, algorithm: str | None) -> RowKey:
+    def _key(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CaseKey:
         return self._row(task, engine, algorithm).key
 
-    def _row(self, task: Task, engine: str, algorithm: str | None) -> Row:
+    def _row(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> Row:
         operation = task.operation
         return Row(
             op=operation.value,
@@ -137,7 +137,7 @@ class Session:
             nodes=self.suite.nodes,
         )
 
-    def _record(self, task: Task, contender: Contender) -> CollectiveRecord:
+    def _record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
         wrong = None if contender.wrong is None else sum(self.world.allgather(contender.wrong))
         stop = contender.stop
         if stop is None:

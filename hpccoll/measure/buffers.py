@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ALIGNED = 4096
 
 
-class SharedModule(NumPyModule):
+class SharedMemoryModule(NumPyModule):
     """Host memory out of one shared window, given out from its beginning again for each workload."""
 
     def __init__(self, window: FlatArray) -> None:
@@ -32,7 +32,7 @@ class SharedModule(NumPyModule):
         return np.asarray(self._window[begin : begin + nbytes]).view(dtype.numpy)
 
 
-def buffers_in(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
+def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
     """Return the module that allocates a benchmark's buffers; collective.
 
     Args:
@@ -44,7 +44,7 @@ def buffers_in(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
         UnavailableError: no CUDA device, or no CuPy.
     """
     if buffer == "symmetric":
-        return SharedModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
+        return SharedMemoryModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
     if buffer == "host":
         return NUMPY
     module = get_array_module(buffer)

@@ -17,8 +17,8 @@ import numpy as np
 
 from hpccoll.measure.data import Array
 from hpccoll.measure.record import Staging
-from hpccoll.measure.stopping import Stop, StoppingRule
-from hpccoll.measure.workload import SAME_EVERYWHERE, Workload
+from hpccoll.measure.stopping import StopReason, StoppingRule
+from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +41,7 @@ class Contender:
     stream_us: list[float] = field(default_factory=list)  # likewise, by events on the stream; empty on the host
     spent_s: float = 0.0
     wrong: int | None = None
-    stop: Stop | None = None
+    stop: StopReason | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class TimingOptions:
     """How long and how carefully to measure: `warmup` iterations, then until `rule` stops; results checked if asked."""
 
     rule: StoppingRule
@@ -64,10 +64,10 @@ class Method:
     seed: int
 
 
-class Race:
+class InterleavedBenchmark:
     """Contenders on one workload."""
 
-    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: Method) -> None:
+    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions) -> None:
         self.comm, self.workload, self.method = comm, workload, method
         self.running = list(contenders)
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
@@ -100,7 +100,7 @@ class Race:
             if contender.oracle is not None and self.workload.result is not None:
                 wrong += count_different(self.workload.found(), contender.oracle())
             differ = len(set(self.comm.allgather(self.workload.digest()))) > 1
-            contender.wrong = wrong + (differ and self.workload.task.operation in SAME_EVERYWHERE)
+            contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def turn(self, contender: Contender) -> None:
         """Time a few iterations in a row."""
@@ -140,7 +140,7 @@ class Race:
             contender.wrong += workload.wrong(contender.name)
         return seconds, timer[2]() if timer is not None else 0.0
 
-    def verdict(self, contender: Contender) -> Stop | None:
+    def verdict(self, contender: Contender) -> StopReason | None:
         """Decide on rank 0 whether a contender was measured enough."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.communicator import Communicator
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
@@ -26,7 +26,7 @@ from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Timed = tuple[str, float, float]  # name, start and end in seconds
+TimedStep = tuple[str, float, float]  # name, start and end in seconds
 WARMUP = 3  # calls before the one that is told
 _NAMES = {"Start": "start", "Wait": "wait"}
 
@@ -39,7 +39,7 @@ def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int =
     Returns: the timeline on rank 0, None elsewhere.
     """
     operation, shape = algorithm.operation, layout(world)
-    task = Task(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)
+    task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)
     workload = Workload(task, NumPyModule())
     x, out = workload.source, workload.result
     if operation is Operation.BROADCAST:
@@ -61,7 +61,7 @@ def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int =
     return _timeline(name, gathered, shape.nodes)
 
 
-def _timed(steps: Sequence[Callable[[], Any]]) -> list[Timed]:
+def _timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
     ends = np.empty(len(steps) + 1)
     ends[0] = perf_counter()
     for number, step in enumerate(steps, 1):
@@ -77,7 +77,7 @@ def _name(step: Callable[[], Any]) -> str:
     return _NAMES.get(getattr(step, "__name__", ""), "reduce")
 
 
-def _timeline(name: str, gathered: Sequence[tuple[float, list[Timed]]], nodes: int) -> Timeline:
+def _timeline(name: str, gathered: Sequence[tuple[float, list[TimedStep]]], nodes: int) -> Timeline:
     first = min(left for left, _ in gathered)
     slices = []
     for rank, (left, found) in enumerate(gathered):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hpccoll.algorithms.registry import get_algorithm
-from hpccoll.measure.benchmark import Contender, Method, Race
-from hpccoll.measure.engines import contenders
-from hpccoll.measure.memory import SharedModule, buffers_in
+from hpccoll.measure.interleaved import Contender, TimingOptions, InterleavedBenchmark
+from hpccoll.measure.contenders import contenders
+from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.stopping import Stop, StoppingRule
-from hpccoll.measure.suite import Session, Suite
-from hpccoll.measure.workload import Task, Workload
+from hpccoll.measure.stopping import StopReason, StoppingRule
+from hpccoll.measure.session import BenchmarkSession, BenchmarkConfig
+from hpccoll.measure.workload import WorkloadSpec, Workload
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
@@ -39,23 +39,23 @@ TIGHT = 0.01
 BUSY = 0.2  # cores that other programs may keep busy before what was measured is in doubt
 
 
-class Heat(Race):
+class PruningBenchmark(InterleavedBenchmark):
     """A race in which the hopeless fall out early."""
 
-    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: Method) -> None:
+    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions) -> None:
         super().__init__(comm, workload, contenders, method)
         self._all = list(contenders)
 
-    def verdict(self, contender: Contender) -> Stop | None:
+    def verdict(self, contender: Contender) -> StopReason | None:
         """Decide on rank 0; a candidate far behind the best has spent what it is given."""
         best = min(each.median_us for each in self._all)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
-            return Stop.BUDGET
+            return StopReason.BUDGET
         return super().verdict(contender)
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class TuningSweep:
     """What is tuned: these operations, sizes (nccl-tests' S), element types and kinds of buffers."""
 
     operations: tuple[Operation, ...]
@@ -66,9 +66,9 @@ class Sweep:
     seed: int
     date: str
 
-    def suites(self, buffer: BufferKind) -> list[Suite]:
+    def suites(self, buffer: BufferKind) -> list[BenchmarkConfig]:
         """The rows in buffers of one kind; a barrier has none, and is measured once."""
-        method = Method(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
+        method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         suites = []
         for dtype in self.dtypes:
             for place in (True, False):
@@ -79,11 +79,11 @@ class Sweep:
                 )
                 if operations:
                     facts = (operations, self.sizes, dtype, "sum", 0, (place,), ("all",), str(buffer), self.nodes)
-                    suites.append(Suite(*facts, method))
+                    suites.append(BenchmarkConfig(*facts, method))
         return suites
 
 
-class Trial(Session):
+class TuningSession(BenchmarkSession):
     """The rows of one suite, raced; `found` grows by a series of one point with each size that is done."""
 
     found: tuple[TuningSeries, ...] = ()
@@ -92,25 +92,25 @@ class Trial(Session):
     def trial(self) -> Iterator[CollectiveRecord]:
         """Yield a record as soon as its row is measured, on every rank alike."""
         for task in self.tasks:
-            if isinstance(self.module, SharedModule | PreallocatedCupyModule):
+            if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
             ready, refused = contenders(self.comm, self.peers, workload, self._algorithms(task))
             self.refused += [reason for reason in refused if reason not in self.refused]
             records = []
-            for contender in Heat(self.world, workload, ready, self.suite.method).run():
+            for contender in PruningBenchmark(self.world, workload, ready, self.suite.method).run():
                 records.append(self._record(task, contender))
                 yield records[-1]
             for contender in ready:
                 contender.free()
             self.found += (self._series(task, records),)
 
-    def _algorithms(self, task: Task) -> list[str]:
+    def _algorithms(self, task: WorkloadSpec) -> list[str]:
         known = [get_algorithm(task.operation, name) for name in super()._algorithms(task)]
         host, alone = self.suite.buffer != BufferKind.CUDA, self.suite.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
-    def _series(self, task: Task, records: Sequence[CollectiveRecord]) -> TuningSeries:
+    def _series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
         timings = tuple(
             CandidateTiming(
                 each.row.algorithm or MPI_LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high
@@ -123,7 +123,7 @@ class Trial(Session):
         return TuningSeries(task.operation, task.dtype.itemsize, buffer, (point,))
 
 
-class Bystanders:
+class OtherProcessLoad:
     """How many cores of this node programs other than the ranks keep busy, from the making of it; one node only."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -141,7 +141,7 @@ class Bystanders:
         return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
 
 
-def trials(sweep: Sweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None) -> list[Trial]:
+def trials(sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None) -> list[TuningSession]:
     """Return all that is to be run, ready; collective.
 
     Args:
@@ -151,13 +151,13 @@ def trials(sweep: Sweep, world: MPI.Intracomm, comm: Communicator, budget_s: flo
         budget_s: seconds for all rows together.
         row_s: seconds for each row instead, None for a share of `budget_s`.
     """
-    ready: list[Trial] = []
+    ready: list[TuningSession] = []
     for buffer in sweep.buffers:
         suites = sweep.suites(buffer)
         if not suites:
             continue
-        module = buffers_in(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
-        ready += [Trial(suite, world, comm, [MpiPeer(world)], module, own=True) for suite in suites]
+        module = make_buffer_module(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
+        ready += [TuningSession(suite, world, comm, [MpiPeer(world)], module, own=True) for suite in suites]
     rows = sum(trial.rows for trial in ready)
     for trial in ready:
         trial.date = sweep.date

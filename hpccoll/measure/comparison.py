@@ -18,7 +18,7 @@ REFERENCE = "mpi"
 _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # whom one compares with comes first
 
 
-class Setting(NamedTuple):
+class TableKey(NamedTuple):
     """What rows of one table have in common."""
 
     op: str
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EngineRecords:
     """One engine and algorithm: its records out of place and in place, where measured."""
 
     engine: str
@@ -53,9 +53,9 @@ class Entry:
 class Case:
     """Everything measured of one setting and size."""
 
-    setting: Setting
+    setting: TableKey
     nbytes: int
-    entries: tuple[Entry, ...]
+    entries: tuple[EngineRecords, ...]
 
     def ratio(self, record: CollectiveRecord) -> Interval | None:
         """Return median(mpi) / median(record) with its interval; None for mpi itself and where it was not measured."""
@@ -68,7 +68,7 @@ class Case:
         return None
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> EngineRecords | None:
         """The entry with the smallest median, in whichever place; None where no result was right."""
         medians = [
             (record.time_us.p50, at)
@@ -86,15 +86,15 @@ def ratio_to(record: CollectiveRecord, reference: CollectiveRecord) -> Interval 
     return ratio_of_medians(reference.samples_us, record.samples_us)
 
 
-def side_by_side(records: Iterable[CollectiveRecord]) -> list[Case]:
+def compare_engines(records: Iterable[CollectiveRecord]) -> list[Case]:
     """Return the cases: settings in order of appearance, sizes ascending, entries in a fixed order.
 
     Of rows that were measured twice the last one counts.
     """
-    found: dict[Setting, dict[int, list[CollectiveRecord]]] = {}
+    found: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:
         row = record.row
-        setting = Setting(*(getattr(row, name) for name in Setting._fields))
+        setting = TableKey(*(getattr(row, name) for name in TableKey._fields))
         found.setdefault(setting, {}).setdefault(row.nbytes, []).append(record)
     return [
         Case(setting, nbytes, _entries(sizes[nbytes])) for setting, sizes in found.items() for nbytes in sorted(sizes)
@@ -108,7 +108,7 @@ def entry_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
     return known, engine, algorithm or ""
 
 
-def _entries(records: list[CollectiveRecord]) -> tuple[Entry, ...]:
+def _entries(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
     places = {(record.row.engine, record.row.algorithm, record.row.in_place): record for record in records}
     names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=entry_order)
-    return tuple(Entry(*name, places.get((*name, False)), places.get((*name, True))) for name in names)
+    return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.journal import Journal, finished_keys, read
-from hpccoll.measure.output import require_writable
+from hpccoll.measure.result_file import RecordWriter, finished_keys, read
+from hpccoll.measure.output_file import require_writable
 from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.stopping import Stop
+from hpccoll.measure.stopping import StopReason
 
 ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
-RECORDS = [CollectiveRecord(replace(ROW, nbytes=size), (1.5, 2.5), Stop.BUDGET, 0) for size in (8, 32, 128)]
+RECORDS = [CollectiveRecord(replace(ROW, nbytes=size), (1.5, 2.5), StopReason.BUDGET, 0) for size in (8, 32, 128)]
 RUN = {"schema": "hpccoll/1", "kind": "run", "command": "hpccoll bench"}
 
 
@@ -31,7 +31,7 @@ def path(tmp_path):
 @pytest.fixture
 def full(path):
     """A finished file: a run and three rows."""
-    with Journal(path) as journal:
+    with RecordWriter(path) as journal:
         journal.write(RUN)
         for record in RECORDS:
             journal.write(record.as_dict())
@@ -51,7 +51,7 @@ def test_each_record_is_one_line_of_json(full):
 
 
 def test_a_record_is_readable_as_soon_as_it_is_written(path):
-    with Journal(path) as journal:
+    with RecordWriter(path) as journal:
         for at, record in enumerate(RECORDS, 1):
             journal.write(record.as_dict())
             assert len(read(path).records) == at
@@ -60,8 +60,8 @@ def test_a_record_is_readable_as_soon_as_it_is_written(path):
 def test_a_killed_run_leaves_every_finished_record(path):
     program = (
         "import os, signal\n"
-        "from hpccoll.measure.journal import Journal\n"
-        f"journal = Journal({str(path)!r})\n"
+        "from hpccoll.measure.result_file import RecordWriter\n"
+        f"journal = RecordWriter({str(path)!r})\n"
         "for at in range(3):\n"
         "    journal.write({'schema': 'hpccoll/1', 'kind': 'run', 'at': at})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_left_out_and_reported(full, kept):
 
 def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
     full.write_bytes(full.read_bytes()[:-30])
-    with Journal(full, resume=True) as journal:
+    with RecordWriter(full, resume=True) as journal:
         journal.write(RECORDS[2].as_dict())
     assert read(full).torn is None
     assert read(full).collectives() == RECORDS
@@ -95,23 +95,23 @@ def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
 def test_resuming_keeps_a_last_line_that_only_lacks_its_end(full):
     full.write_bytes(full.read_bytes()[:-1])
     assert read(full).torn is None
-    with Journal(full, resume=True) as journal:
+    with RecordWriter(full, resume=True) as journal:
         journal.write(RUN)
     assert [record["kind"] for record in read(full).records] == ["run", *["collective"] * 3, "run"]
 
 
 def test_resuming_keeps_what_is_there_and_beginning_does_not(full):
-    with Journal(full, resume=True) as journal:
+    with RecordWriter(full, resume=True) as journal:
         journal.write(RUN)
     assert len(read(full).records) == 5
-    with Journal(full):
+    with RecordWriter(full):
         pass
     assert full.read_bytes() == b""
 
 
 def test_resuming_what_does_not_exist_begins_it(path):
     assert finished_keys(path) == set()
-    with Journal(path, resume=True) as journal:
+    with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
     assert read(path).records == (RUN,)
 
@@ -119,13 +119,13 @@ def test_resuming_what_does_not_exist_begins_it(path):
 def test_resuming_an_empty_file_begins_it(path):
     path.touch()
     assert finished_keys(path) == set()
-    with Journal(path, resume=True) as journal:
+    with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
     assert read(path).records == (RUN,)
 
 
 def test_rows_of_another_run_count_by_their_key(full):
-    with Journal(full, resume=True) as journal:
+    with RecordWriter(full, resume=True) as journal:
         journal.write(RUN | {"command": "another", "ranks": 2})
         other = replace(RECORDS[0], row=replace(ROW, ranks=2, nodes=2))
         journal.write(other.as_dict())
@@ -137,7 +137,7 @@ def test_rows_of_another_run_count_by_their_key(full):
 
 def test_a_row_that_was_measured_twice_counts_as_it_was_last(full):
     again = replace(RECORDS[0], samples_us=(7.0,))
-    with Journal(full, resume=True) as journal:
+    with RecordWriter(full, resume=True) as journal:
         journal.write(again.as_dict())
     assert read(full).collectives()[0] == again
 
@@ -160,7 +160,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content):
     with pytest.raises(UsageError, match=r"--resume .*results.jsonl"):
         finished_keys(path)
     with pytest.raises(UsageError):
-        Journal(path, "--resume", resume=True)
+        RecordWriter(path, "--resume", resume=True)
     assert path.read_bytes() == content
 
 
@@ -175,7 +175,7 @@ def test_even_the_first_record_may_be_torn(path):
     path.write_bytes(b'{"schema":"hpcc')
     assert read(path).records == ()
     assert read(path).torn
-    with Journal(path, resume=True) as journal:
+    with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
     assert read(path).records == (RUN,)
 
@@ -184,9 +184,9 @@ def test_even_the_first_record_may_be_torn(path):
 def test_a_place_that_cannot_be_written_is_named_with_its_option(tmp_path, resume):
     where = tmp_path / "missing" / "results.jsonl"
     with pytest.raises(UsageError, match=r"--json .*missing.*results\.jsonl.*No such file"):
-        Journal(where, resume=resume)
+        RecordWriter(where, resume=resume)
     with pytest.raises(UsageError, match="--json"):
-        Journal(tmp_path)
+        RecordWriter(tmp_path)
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path):
@@ -196,18 +196,18 @@ def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
 def test_a_full_disk_is_an_error_that_names_the_file():
-    with Journal("/dev/full") as journal, pytest.raises(UsageError, match=r"--json /dev/full.*No space"):
+    with RecordWriter("/dev/full") as journal, pytest.raises(UsageError, match=r"--json /dev/full.*No space"):
         journal.write(RUN)
 
 
 def test_what_is_no_json_is_not_written(path):
-    with Journal(path) as journal, pytest.raises(ValueError, match="JSON"):
+    with RecordWriter(path) as journal, pytest.raises(ValueError, match="JSON"):
         journal.write({"p50": float("nan")})
     assert path.read_bytes() == b""
 
 
 def test_a_dash_is_standard_output(capsys):
-    with Journal("-") as journal:
+    with RecordWriter("-") as journal:
         journal.write(RUN)
     assert json.loads(capsys.readouterr().out) == RUN
     print("still open")

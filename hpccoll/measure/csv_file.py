@@ -8,13 +8,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from hpccoll.measure.output import unwritable
+from hpccoll.measure.output_file import unwritable
 from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.side_by_side import Case, side_by_side
-from hpccoll.measure.statistics import Summary
+from hpccoll.measure.comparison import Case, compare_engines
+from hpccoll.measure.statistics import TimeSummary
 
 _ROW = tuple(field.name for field in fields(Row))
-_TIMES = tuple(f"{field.name}_us" for field in fields(Summary))
+_TIMES = tuple(f"{field.name}_us" for field in fields(TimeSummary))
 _RATIO = ("ratio_to_mpi", "ratio_to_mpi_low", "ratio_to_mpi_high")
 _RESULT = ("iterations", "stop", *_TIMES, "algbw_GBps", "busbw_GBps", "wrong", "bound_us", "staging")
 COLUMNS = (*_ROW, *_RESULT, *_RATIO)
@@ -26,7 +26,7 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
     Raises:
         UsageError: the file cannot be written.
     """
-    lines = [line(record, case) for case in side_by_side(records) for entry in case.entries for record in entry.records]
+    lines = [line(record, case) for case in compare_engines(records) for entry in case.entries for record in entry.records]
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.output import unwritable
-from hpccoll.measure.record import SCHEMA, CollectiveRecord, RowKey
+from hpccoll.measure.output_file import unwritable
+from hpccoll.measure.record import SCHEMA, CollectiveRecord, CaseKey
 
 STDOUT = "-"
 _START = b'{"schema":"hpccoll/'
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FileContents:
     """What a result file holds.
 
     `torn` says what is wrong with the last line, where it was cut short; `intact` is how many bytes come before it.
@@ -40,7 +40,7 @@ class Contents:
         return list({record.row.key: record for record in found}.values())
 
 
-def read(path: str | Path, option: str = "--resume") -> Contents:
+def read(path: str | Path, option: str = "--resume") -> FileContents:
     """Return the records of a result file; a torn last line is left out and reported in `torn`.
 
     Raises:
@@ -58,16 +58,16 @@ def read(path: str | Path, option: str = "--resume") -> Contents:
     if _is_json(data[last:end]):
         number = data.count(b"\n", 0, last) + 1
         records.append(_record(data[last:end], f"{option} {path}, line {number}"))
-        return Contents(tuple(records), None, len(data))
+        return FileContents(tuple(records), None, len(data))
     if end == last:
-        return Contents(tuple(records), None, len(data))
+        return FileContents(tuple(records), None, len(data))
     if not records and not _may_be_ours(data[last:end]):
         raise _foreign(f"{option} {path}")
     torn = f"{path}: the last line is cut short after {end - last} bytes and left out; its row is measured again"
-    return Contents(tuple(records), torn, last)
+    return FileContents(tuple(records), torn, last)
 
 
-def finished_keys(path: str | Path, option: str = "--resume") -> set[RowKey]:
+def finished_keys(path: str | Path, option: str = "--resume") -> set[CaseKey]:
     """Return the rows that a result file already has, whatever command and run they come from.
 
     A file that does not exist yet has none, so that a job that may be requeued can always ask to resume.
@@ -80,7 +80,7 @@ def finished_keys(path: str | Path, option: str = "--resume") -> set[RowKey]:
     return {record.row.key for record in read(path, option).collectives()}
 
 
-class Journal:
+class RecordWriter:
     """Writes records, each readable by others as soon as `write` returns.
 
     Args:

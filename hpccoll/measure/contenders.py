@@ -9,7 +9,7 @@ import numpy as np
 
 from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.benchmark import Contender
+from hpccoll.measure.interleaved import Contender
 from hpccoll.measure.data import Array, combiner
 from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
