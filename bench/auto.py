@@ -22,11 +22,11 @@ from script import Result, main
 from hpccoll import peers
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.contenders import other, own
 from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
+from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
-from hpccoll.measure.workload import WorkloadSpec, Workload
+from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.units import format_size
@@ -62,15 +62,15 @@ def contest(
     workload = Workload(
         WorkloadSpec(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, True, comm.rank, comm.size), module
     )
-    ready = [("auto", own(bench.own, workload, "auto")), (AGAIN, own(bench.own, workload, "auto"))]
+    ready = [("auto", prepare_own(bench.own, workload, "auto")), (AGAIN, prepare_own(bench.own, workload, "auto"))]
     for name in list_algorithm_names(Operation.ALL_REDUCE):
         try:
-            ready.append((name, own(bench.own, workload, name)))
+            ready.append((name, prepare_own(bench.own, workload, name)))
         except UsageError:  # in shared memory, and the ranks are on several nodes
             continue
     for engine in engines:
         try:
-            ready.append((engine.name, other(engine, workload)))
+            ready.append((engine.name, prepare_peer(engine, workload)))
         except HpccollError:
             continue
     sides = [Side(name, contender.call) for name, contender in ready]

@@ -20,10 +20,10 @@ from compare import Bench, Case, Must, Side
 from script import Result, main
 
 from hpccoll import peers
-from hpccoll.measure.contenders import other, own
 from hpccoll.measure.buffers import make_buffer_module
+from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.record import SCHEMA
-from hpccoll.measure.workload import WorkloadSpec, Workload
+from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.runtime.job import layout
@@ -68,8 +68,8 @@ def contest(
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, module)
     large = nbytes >= LARGE
-    library = other(engine, workload)
-    ready = {name: own(bench.own, workload, name) for name in ("auto", *RACED[operation])}
+    library = prepare_peer(engine, workload)
+    ready = {name: prepare_own(bench.own, workload, name) for name in ("auto", *RACED[operation])}
     must = (Must(f"{TIMES}x the library", LIBRARY, times=TIMES),) if large and operation is Operation.ALL_REDUCE else ()
     sides = [Side(LIBRARY, library.call), Side(AGAIN, library.call)]
     sides += [Side(name, each.call, must if name == RACED[operation][0] else ()) for name, each in ready.items()]

@@ -20,8 +20,8 @@ from compare import Bench, Case
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
-from hpccoll.measure.result_file import RecordWriter
 from hpccoll.measure.record import RunRecord
+from hpccoll.measure.result_file import RecordWriter
 from hpccoll.measure.statistics import CONFIDENCE
 from hpccoll.runtime import job
 from hpccoll.units import format_size, parse_size

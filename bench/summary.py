@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpccoll.measure.result_file import read
+from hpccoll.measure.result_file import read_records
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ def main() -> int:
 
 def section(path: Path) -> Iterator[str]:
     """Yield the lines of one result file."""
-    run, *records = read(path, "bench/summary.py").records
+    run, *records = read_records(path, "bench/summary.py").records
     versions = run["versions"]
     yield f"### {path.stem}\n"
     yield f"`{run['command']}`\n"

@@ -17,9 +17,9 @@ from hpccoll.plan.operation import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
+    from hpccoll.measure.record import CaseKey, CollectiveRecord
     from hpccoll.measure.result_file import RecordWriter
-    from hpccoll.measure.record import CollectiveRecord, CaseKey
-    from hpccoll.measure.session import BenchmarkSession, BenchmarkConfig
+    from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.peers import Peer
 
 OWN = "hpccoll"
@@ -119,8 +119,8 @@ def _suite(options: Options, nodes: int) -> BenchmarkConfig:
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.interleaved import TimingOptions
-    from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.session import BenchmarkConfig
+    from hpccoll.measure.stopping import StoppingRule
     from hpccoll.runtime import job
     from hpccoll.runtime.arrays import Reduction, get_dtype
 
@@ -188,9 +188,7 @@ class _Outputs:
     """Where rows go as they finish; rank 0 only."""
 
     def __init__(self, options: Options, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
-        from hpccoll.measure import plot
-        from hpccoll.measure import result_file as journal
-        from hpccoll.measure import output_file as output
+        from hpccoll.measure import output_file, plot, result_file
 
         self.options, self.session = options, session
         self.records: list[CollectiveRecord] = []
@@ -198,23 +196,23 @@ class _Outputs:
         if options.plot:
             plot.require_plot(options.plot)
         if options.csv:
-            output.require_writable(options.csv, "--csv")
+            output_file.require_writable(options.csv, "--csv")
         self.journal: RecordWriter | None = None
         if options.resume:
             self._resume(options.resume)
         if target:
             option = "--resume" if options.resume else "--json"
-            self.journal = stack.enter_context(journal.RecordWriter(target, option, resume=bool(options.resume)))
+            self.journal = stack.enter_context(result_file.RecordWriter(target, option, resume=bool(options.resume)))
             self.journal.write(run)
         self.progress = stack.enter_context(show_progress("rows", session.rows))
         stack.callback(self.end)  # also when the run is cut short
 
     def _resume(self, path: str) -> None:
-        from hpccoll.measure import result_file as journal
+        from hpccoll.measure import result_file
 
         if not Path(path).exists():  # so that a job that may be requeued can always ask to resume
             return
-        known = journal.read(path)
+        known = result_file.read_records(path)
         self.records += known.collectives()
         if known.torn:
             click.echo(f"# {known.torn}", err=True)
@@ -239,14 +237,13 @@ class _Outputs:
 
     def end(self) -> None:
         """Show all rows, and draw them."""
-        from hpccoll.measure import plot, table
-        from hpccoll.measure import csv_file as sheet
+        from hpccoll.measure import csv_file, plot, table
 
         if self.options.json != "-":
-            table.show(self.records)
+            table.print_table(self.records)
         for reason in self.session.refused:
             click.echo(f"# left out: {reason}", err=True)
         if self.options.csv:
-            sheet.write_csv(self.records, self.options.csv)
+            csv_file.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)

@@ -152,7 +152,7 @@ def _write(output: str, drawn: bytes, what: str) -> None:
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Trace a run; every rank of the job takes part, rank 0 writes."""
-    from hpccoll.measure.step_timeline import measured
+    from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.predict.forecast import count_elements
     from hpccoll.runtime import job
@@ -165,7 +165,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     _plan(algorithm, size, root, 1, ())
     if world.rank == 0:
         require_writable(output, "-o")
-    timeline = measured(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
+    timeline = measure_steps(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
     if timeline is not None:
         _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 

@@ -135,9 +135,9 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
     Raises:
         UsageError: the file cannot be read or is no record; the message names `option`.
     """
-    from hpccoll.measure.result_file import read
+    from hpccoll.measure.result_file import read_records
 
-    found = (_measured(record) for record in read(path, option).collectives())
+    found = (_measured(record) for record in read_records(path, option).collectives())
     return [row for row in found if row is not None]
 
 

@@ -30,10 +30,10 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
     """
     if not is_printing_rank():
         return
-    from hpccoll.measure.scaling import read, find_result_files, scalings
+    from hpccoll.measure.scaling import find_result_files, read_measurements, scalings
 
     files = find_result_files(paths)
-    found = scalings(read(files))
+    found = scalings(read_measurements(files))
     if not found:
         raise UsageError(
             f"nothing to compare: no row of {', '.join(map(str, files[:4]))} was measured on two numbers of nodes; "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpccoll.measure.record import CollectiveRecord
-    from hpccoll.measure.tuning import TuningSweep, TuningSession
+    from hpccoll.measure.tuning import TuningSession, TuningSweep
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 WHOLE_BUDGET_S = 60.0  # what all rows share; the fewest iterations of the largest messages come on top
@@ -74,7 +74,7 @@ def tune(**given: Any) -> int:
 
 def _run(options: Options) -> int:
     from hpccoll.communicator import Communicator
-    from hpccoll.measure.tuning import BUSY, OtherProcessLoad, trials
+    from hpccoll.measure.tuning import BUSY, OtherProcessLoad, make_tuning_sessions
     from hpccoll.runtime import job
     from hpccoll.selection import tuning_files
 
@@ -97,7 +97,7 @@ def _run(options: Options) -> int:
     sweep = _sweep(options, layout.nodes)
     run, wrong = make_run_record(world), 0
     with Communicator(world) as comm, ExitStack() as stack:
-        ready = trials(sweep, world, comm, WHOLE_BUDGET_S, options.budget)
+        ready = make_tuning_sessions(sweep, world, comm, WHOLE_BUDGET_S, options.budget)
         outputs = _Outputs(options, stack, path, where, ready, run) if world.rank == 0 else None
         bystanders = OtherProcessLoad(world)
         for trial in ready:

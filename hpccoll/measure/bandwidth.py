@@ -65,14 +65,14 @@ def count_for_bytes(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> i
     return max(nbytes // (itemsize * _blocks(op, n)), min(nbytes, 1))
 
 
-def algbw(nbytes: int, seconds: float) -> float:
+def compute_algbw(nbytes: int, seconds: float) -> float:
     """Return S / t in GB/s."""
     return nbytes / max(seconds, _SHORTEST) / GB
 
 
-def busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
+def compute_busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
     """Return S / t * factor in GB/s."""
-    return algbw(nbytes, seconds) * busbw_factor(op, n)
+    return compute_algbw(nbytes, seconds) * busbw_factor(op, n)
 
 
 def _blocks(op: TimedOperation, n: int) -> int:

@@ -64,7 +64,7 @@ class Case:
         for entry in self.entries:
             reference = entry.at(record.row.in_place)
             if entry.engine == REFERENCE and reference is not None:
-                return ratio_to(record, reference)
+                return compute_ratio(record, reference)
         return None
 
     @property
@@ -79,7 +79,7 @@ class Case:
         return self.entries[min(medians)[1]] if medians else None
 
 
-def ratio_to(record: CollectiveRecord, reference: CollectiveRecord) -> Interval | None:
+def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Interval | None:
     """Return median(reference) / median(record) with its interval; None where the record took no time at all."""
     if record.time_us.min <= 0:
         return None
@@ -101,7 +101,7 @@ def compare_engines(records: Iterable[CollectiveRecord]) -> list[Case]:
     ]
 
 
-def entry_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
+def engine_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
     """Sort key of (engine, algorithm): peers first, then this project's algorithms by name."""
     engine, algorithm = name
     known = _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
@@ -110,5 +110,5 @@ def entry_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
 
 def _entries(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
     places = {(record.row.engine, record.row.algorithm, record.row.in_place): record for record in records}
-    names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=entry_order)
+    names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=engine_order)
     return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

@@ -9,8 +9,8 @@ import numpy as np
 
 from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
+from hpccoll.measure.data import Array, reduction_function
 from hpccoll.measure.interleaved import Contender
-from hpccoll.measure.data import Array, combiner
 from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
 from hpccoll.plan.operation import Operation
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REPLAYED_BYTES = 64 * 1024  # larger results are held against the reference only: replaying plays all ranks serially
 
 
-def own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
+def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
     """Return hpccoll's own engine with an algorithm (or `auto`), prepared on the workload's buffers."""
     task = workload.task
     x, out = workload.source, workload.result
@@ -47,14 +47,14 @@ def _oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
     task = workload.task
 
     def play() -> Array:
-        combine = combiner(task.redop) if task.operation.reduces else None
+        combine = reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.inputs, combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
 
     return play
 
 
-def other(peer: Peer, workload: Workload) -> Contender:
+def prepare_peer(peer: Peer, workload: Workload) -> Contender:
     """Return a peer, prepared on the workload's buffers.
 
     Raises:
@@ -69,7 +69,7 @@ def _nothing() -> None:
     """Peers hold nothing for a prepared call."""
 
 
-def contenders(
+def prepare_contenders(
     comm: Communicator, peers: Sequence[Peer], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
     """Return all who can take part, and why others cannot. Every rank gets the same answer.
@@ -84,12 +84,12 @@ def contenders(
     refused: list[str] = []
     for algorithm in algorithms:
         try:
-            ready.append(own(comm, workload, algorithm))
+            ready.append(prepare_own(comm, workload, algorithm))
         except UsageError as error:  # on every rank: this memory cannot be shared, say
             refused.append(f"hpccoll {algorithm}: {error}")
     for peer in peers:
         try:
-            ready.append(other(peer, workload))
+            ready.append(prepare_peer(peer, workload))
         except UsageError as error:
             refused.append(f"{peer.name}: {error}")
         except HpccollError as error:

@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from hpccoll.measure.comparison import Case, compare_engines
 from hpccoll.measure.output_file import unwritable
 from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.comparison import Case, compare_engines
 from hpccoll.measure.statistics import TimeSummary
 
 _ROW = tuple(field.name for field in fields(Row))
@@ -26,7 +26,9 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
     Raises:
         UsageError: the file cannot be written.
     """
-    lines = [line(record, case) for case in compare_engines(records) for entry in case.entries for record in entry.records]
+    lines = [
+        line(record, case) for case in compare_engines(records) for entry in case.entries for record in entry.records
+    ]
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")

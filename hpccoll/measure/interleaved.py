@@ -17,7 +17,7 @@ import numpy as np
 
 from hpccoll.measure.data import Array
 from hpccoll.measure.record import Staging
-from hpccoll.measure.stopping import StopReason, StoppingRule
+from hpccoll.measure.stopping import StoppingRule, StopReason
 from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class TimingOptions:
 class InterleavedBenchmark:
     """Contenders on one workload."""
 
-    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
+    ) -> None:
         self.comm, self.workload, self.method = comm, workload, method
         self.running = list(contenders)
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
@@ -79,7 +81,7 @@ class InterleavedBenchmark:
         while self.running:
             for contender in self._random.sample(self.running, len(self.running)):
                 self.turn(contender)
-            stops = self.comm.bcast([self.verdict(each) for each in self.running])
+            stops = self.comm.bcast([self.decide_stop(each) for each in self.running])
             for contender, stop in zip(list(self.running), stops, strict=True):
                 if stop is not None:
                     contender.stop = stop
@@ -140,7 +142,7 @@ class InterleavedBenchmark:
             contender.wrong += workload.wrong(contender.name)
         return seconds, timer[2]() if timer is not None else 0.0
 
-    def verdict(self, contender: Contender) -> StopReason | None:
+    def decide_stop(self, contender: Contender) -> StopReason | None:
         """Decide on rank 0 whether a contender was measured enough."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best

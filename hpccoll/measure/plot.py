@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.bandwidth import busbw, find_timed_operation
+from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
+from hpccoll.measure.comparison import Case, TableKey, compare_engines, engine_order
 from hpccoll.measure.output_file import require_writable, unwritable
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.comparison import Case, TableKey, entry_order, compare_engines
-from hpccoll.measure.table import PLACES, title
+from hpccoll.measure.table import PLACES, format_title
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
@@ -82,14 +82,14 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
     if not cases:
         raise UsageError(f"{option} {path}: there is no row above 0 bytes to draw; measure at least one size")
-    figure = draw(cases)
+    figure = draw_figure(cases)
     try:
         figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
     except OSError as error:
         raise unwritable(path, option, error) from error
 
 
-def draw(cases: Sequence[Case]) -> Figure:
+def draw_figure(cases: Sequence[Case]) -> Figure:
     """Return the figure of these cases: a row of two panels for each setting, a legend beside each row."""
     # The figure has its own canvas: pyplot would choose a backend and remember figures for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -112,22 +112,24 @@ def _require_suffix(path: str | Path, option: str) -> None:
 
 def _looks(names: Iterable[Name]) -> dict[Name, LineLook]:
     looks, position = {}, len(_FAMILIAR)
-    for engine, algorithm in sorted(names, key=entry_order):
+    for engine, algorithm in sorted(names, key=engine_order):
         label = f"{engine} {algorithm}" if algorithm else engine
         if engine in _PEERS:
             looks[engine, algorithm] = LineLook(*_PEERS[engine], label, peer=True)
             continue
         at = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
         position += at == position
-        looks[engine, algorithm] = LineLook(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False)
+        looks[engine, algorithm] = LineLook(
+            _COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False
+        )
     return looks
 
 
 def _draw_setting(row: Any, setting: TableKey, cases: Sequence[Case], looks: dict[Name, LineLook]) -> None:
-    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=entry_order)
+    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=engine_order)
     places = sorted({record.row.in_place for case in cases for e in case.entries for record in e.records})
     where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
-    row.suptitle(title(setting) + where, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    row.suptitle(format_title(setting) + where, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
     for axes, value, heading in zip(panels, (_latency, _bandwidth), _HEADINGS, strict=True):
         _prepare(axes, heading, [case.nbytes for case in cases])
@@ -147,7 +149,9 @@ def _latency(record: CollectiveRecord) -> tuple[float, float, float]:
 
 def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
     op, row, time = find_timed_operation(record.row.op), record.row, record.time_us
-    middle, high, low = (busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high))
+    middle, high, low = (
+        compute_busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high)
+    )
     return middle, low, high
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.bandwidth import algbw, busbw, find_timed_operation
+from hpccoll.measure.bandwidth import compute_algbw, compute_busbw, find_timed_operation
 from hpccoll.measure.statistics import TimeSummary, summarize
 from hpccoll.measure.stopping import StopReason
 
@@ -111,12 +111,14 @@ class CollectiveRecord:
     @property
     def algbw(self) -> float:
         """S over the median, in GB/s."""
-        return algbw(self.row.nbytes, self.time_us.p50 * 1e-6)
+        return compute_algbw(self.row.nbytes, self.time_us.p50 * 1e-6)
 
     @property
     def busbw(self) -> float:
         """Bus bandwidth at the median, in GB/s."""
-        return busbw(find_timed_operation(self.row.op), self.row.nbytes, self.time_us.p50 * 1e-6, self.row.ranks)
+        return compute_busbw(
+            find_timed_operation(self.row.op), self.row.nbytes, self.time_us.p50 * 1e-6, self.row.ranks
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as it is written, in the order of the contract; `staging` and what follows extend it."""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Self
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.output_file import unwritable
-from hpccoll.measure.record import SCHEMA, CollectiveRecord, CaseKey
+from hpccoll.measure.record import SCHEMA, CaseKey, CollectiveRecord
 
 STDOUT = "-"
 _START = b'{"schema":"hpccoll/'
@@ -40,7 +40,7 @@ class FileContents:
         return list({record.row.key: record for record in found}.values())
 
 
-def read(path: str | Path, option: str = "--resume") -> FileContents:
+def read_records(path: str | Path, option: str = "--resume") -> FileContents:
     """Return the records of a result file; a torn last line is left out and reported in `torn`.
 
     Raises:
@@ -77,7 +77,7 @@ def finished_keys(path: str | Path, option: str = "--resume") -> set[CaseKey]:
     """
     if not Path(path).exists():
         return set()
-    return {record.row.key for record in read(path, option).collectives()}
+    return {record.row.key for record in read_records(path, option).collectives()}
 
 
 class RecordWriter:
@@ -132,7 +132,7 @@ def _opened(path: Path, option: str, resume: bool) -> BinaryIO:
     try:
         if not (resume and path.exists()):
             return path.open("wb")
-        intact = read(path, option).intact
+        intact = read_records(path, option).intact
         stream = path.open("r+b")
         stream.truncate(intact)
         stream.seek(max(intact - 1, 0))

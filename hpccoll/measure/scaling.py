@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpccoll.errors import UsageError
-from hpccoll.measure import result_file as journal
+from hpccoll.measure import result_file
 from hpccoll.measure.record import SCHEMA, CollectiveRecord
 from hpccoll.measure.statistics import TimeSummary
 
@@ -117,10 +117,10 @@ def scalings(records: Iterable[CollectiveRecord]) -> list[Scaling]:
     ]
 
 
-def read(files: Iterable[Path]) -> list[CollectiveRecord]:
+def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
     """Return the measurements in result files; a torn last line is left out.
 
     Raises:
         UsageError: a file is not one of hpccoll's.
     """
-    return [record for file in files for record in journal.read(file, "FILE").collectives()]
+    return [record for file in files for record in result_file.read_records(file, "FILE").collectives()]

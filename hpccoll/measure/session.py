@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import count_for_bytes, message_bytes
-from hpccoll.measure.interleaved import Contender, TimingOptions, InterleavedBenchmark
-from hpccoll.measure.contenders import contenders
 from hpccoll.measure.buffers import SharedMemoryModule
-from hpccoll.measure.record import CollectiveRecord, Row, CaseKey
-from hpccoll.measure.workload import WorkloadSpec, Workload
+from hpccoll.measure.contenders import prepare_contenders
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.record import CaseKey, CollectiveRecord, Row
+from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
 
@@ -74,7 +74,13 @@ class BenchmarkSession:
     """A suite on its ranks."""
 
     def __init__(
-        self, suite: BenchmarkConfig, world: MPI.Intracomm, comm: Communicator, peers: list[Peer], module: ArrayModule, own: bool
+        self,
+        suite: BenchmarkConfig,
+        world: MPI.Intracomm,
+        comm: Communicator,
+        peers: list[Peer],
+        module: ArrayModule,
+        own: bool,
     ) -> None:
         self.suite, self.world, self.comm, self.peers, self.module = suite, world, comm, peers, module
         self.own = own  # whether hpccoll itself takes part
@@ -104,7 +110,7 @@ class BenchmarkSession:
             if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
-            ready, refused = contenders(self.comm, peers, workload, algorithms)
+            ready, refused = prepare_contenders(self.comm, peers, workload, algorithms)
             self.refused += [reason for reason in refused if reason not in self.refused]
             try:
                 for contender in InterleavedBenchmark(self.world, workload, ready, self.suite.method).run():

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.communicator import Communicator
-from hpccoll.measure.workload import WorkloadSpec, Workload
+from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
@@ -31,7 +31,7 @@ WARMUP = 3  # calls before the one that is told
 _NAMES = {"Start": "start", "Wait": "wait"}
 
 
-def measured(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
+def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
     """Run `algorithm` on `count` float32 elements (of a vector, or of a block) and return what each rank did.
 
     Collective over `world`.

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.comparison import Case, EngineRecords, TableKey, compare_engines
+from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _extras(place: bool) -> list[TableColumn]:
     ]
 
 
-def columns(places: Sequence[bool]) -> list[TableColumn]:
+def table_columns(places: Sequence[bool]) -> list[TableColumn]:
     """Return the columns of the plain table where `places` (False: out of place) were measured."""
     timings = [column for place in PLACES for column in _timings(place, place in places)]
     names = [TableColumn("engine", "", None, 7, left=True), TableColumn("algorithm", "", None, 18, left=True)]
@@ -68,18 +68,18 @@ def columns(places: Sequence[bool]) -> list[TableColumn]:
     return [*_heads(), *timings, *names, *extras, TableColumn(BEST, "", None, 1)]
 
 
-def cells(entry: EngineRecords, places: Sequence[bool], case: Case) -> list[str]:
+def format_cells(entry: EngineRecords, places: Sequence[bool], case: Case) -> list[str]:
     """Return one line of the plain table as text, a cell for each of `columns(places)`."""
     row = entry.records[0].row
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
-    timings = [cell for place in PLACES for cell in timing_cells(entry.at(place))]
+    timings = [cell for place in PLACES for cell in format_timings(entry.at(place))]
     extras = [cell for place in PLACES if place in places for cell in _extra_cells(entry.at(place), case)]
     mark = BEST if entry is case.best else ""
     return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
 
 
-def timing_cells(record: CollectiveRecord | None) -> list[str]:
+def format_timings(record: CollectiveRecord | None) -> list[str]:
     """Return time, algbw, busbw and #wrong."""
     if record is None:
         return [NOTHING] * 4
@@ -87,7 +87,7 @@ def timing_cells(record: CollectiveRecord | None) -> list[str]:
     return [_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
 
 
-def time_interval(record: CollectiveRecord) -> str:
+def format_interval(record: CollectiveRecord) -> str:
     """Return the median's interval, such as `[3.02,3.31]`; with a ? where it covers less than 95 %."""
     sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
     return f"[{_time(record.time_us.p50_low)},{_time(record.time_us.p50_high)}]{'' if sure else '?'}"
@@ -98,7 +98,7 @@ def _time(microseconds: float) -> str:
     return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
 
 
-def ratio_cells(ratio: Interval | None) -> tuple[str, str]:
+def format_ratio(ratio: Interval | None) -> tuple[str, str]:
     """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`."""
     if ratio is None:
         return "-", "-"
@@ -109,10 +109,10 @@ def ratio_cells(ratio: Interval | None) -> tuple[str, str]:
 def _extra_cells(record: CollectiveRecord | None, case: Case) -> list[str]:
     if record is None:
         return ["-"] * 3
-    return [time_interval(record), *ratio_cells(case.ratio(record))]
+    return [format_interval(record), *format_ratio(case.ratio(record))]
 
 
-def title(setting: TableKey) -> str:
+def format_title(setting: TableKey) -> str:
     """Return what a table is about, in a line."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
@@ -128,7 +128,7 @@ class Stream:
     """
 
     def __init__(self, places: Sequence[bool]) -> None:
-        self._places, self._columns = tuple(places), columns(places)
+        self._places, self._columns = tuple(places), table_columns(places)
 
     def heading(self) -> str:
         """Return the lines above the rows."""
@@ -146,25 +146,25 @@ class Stream:
         for case in compare_engines([*(other for other in known if other.row.nbytes == row.nbytes), record]):
             for entry in case.entries:
                 if (entry.engine, entry.algorithm) == name and entry.at(row.in_place) is record:
-                    cells_of = cells(entry, self._places, case)[:-1]
+                    cells_of = format_cells(entry, self._places, case)[:-1]
                     return _line(cells_of, self._columns[:-1], [column.width for column in self._columns[:-1]])
         raise LookupError(f"{name} is not among its own records")
 
 
-def plain_table(records: Iterable[CollectiveRecord]) -> str:
+def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
     """Return the table as plain text: a heading for each setting, its sizes apart from each other, best rows marked."""
     cases = compare_engines(records)
     places = _measured(cases)
-    shape = columns(places)
-    rows = [cells(entry, places, case) for case in cases for entry in case.entries]
+    shape = table_columns(places)
+    rows = [format_cells(entry, places, case) for case in cases for entry in case.entries]
     widths = [max([len(c.name), len(c.unit), *(len(row[at]) for row in rows)]) for at, c in enumerate(shape)]
     widths[0] += 2  # for the "# " in front of the headings
     lines: list[str] = []
     for setting, sizes in groupby(cases, key=lambda case: case.setting):
-        lines += ["", f"# {title(setting)}", *_heading(shape, widths)]
+        lines += ["", f"# {format_title(setting)}", *_heading(shape, widths)]
         for at, case in enumerate(sizes):
             lines += [""] * (at > 0)
-            lines += [_line(cells(entry, places, case), shape, widths) for entry in case.entries]
+            lines += [_line(format_cells(entry, places, case), shape, widths) for entry in case.entries]
     legend = (f"# {line}" for line in _legend(unsure=any("]?" in line for line in lines)))
     return "\n".join([*lines[1:], *legend])
 
@@ -200,7 +200,7 @@ def _heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
     return [f"#{line[1:]}" for line in (above[1:].rstrip(), names, units)]
 
 
-def rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
+def make_rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
     """Return a terminal's table of the cases of one setting; engine and algorithm stand before the times.
 
     Args:
@@ -211,13 +211,13 @@ def rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str
     from rich import box
     from rich.table import Table
 
-    shape = columns(places)
+    shape = table_columns(places)
     shown = [at for at, c in enumerate(shape) if c.name not in drop and (c.place is None or c.place in places)]
     names = [column.name for column in shape]
     shown.sort(key=lambda at: (names[at] == BEST, {None: 0, False: 1, True: 2}[shape[at].place], at))
     where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
     table = Table(
-        title=title(cases[0].setting) + where, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=format_title(cases[0].setting) + where, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for column in (shape[at] for at in shown):
         above = f"{PLACES[column.place]}\n" if column.place is not None and len(places) > 1 else ""
@@ -226,7 +226,7 @@ def rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str
     for case in cases:
         entries = [entry for entry in case.entries if any(entry.at(place) for place in places)]
         for entry in entries:
-            row = cells(entry, places, case)
+            row = format_cells(entry, places, case)
             row[:5] = row[:5] if entry is entries[0] else [""] * 5
             wrong = any(record.wrong for record in entry.records)
             style = "red" if wrong else "bold green" if entry is case.best else None
@@ -238,7 +238,7 @@ def rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str
 _DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
 
 
-def show(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
+def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
     """Print the final table to `stream` (standard output): by rich on a terminal, as plain text otherwise.
 
     A terminal that is too narrow for both places gets a table for each, and fewer columns where that is not enough.
@@ -246,7 +246,7 @@ def show(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> N
     stream = sys.stdout if stream is None else stream
     records = list(records)
     if not stream.isatty():
-        print(plain_table(records), file=stream)
+        print(format_plain_table(records), file=stream)
         return
     from rich.console import Console
 
@@ -263,7 +263,7 @@ def _fitting(cases: Sequence[Case], console: Console) -> list[Table]:
     """Return the fullest tables that the console is wide enough for."""
     places = _measured(cases)
     for drop in ((), _DISPENSABLE[0]):
-        table = rich_table(cases, places, drop)
+        table = make_rich_table(cases, places, drop)
         if _fits(table, console):
             return [table]
     return [_narrow(cases, (place,), console) for place in places]
@@ -273,11 +273,11 @@ def _narrow(cases: Sequence[Case], places: Sequence[bool], console: Console) -> 
     mine = [case for case in cases if any(entry.at(place) for entry in case.entries for place in places)]
     drop: list[str] = []
     for more in _DISPENSABLE:
-        table = rich_table(mine, places, drop)
+        table = make_rich_table(mine, places, drop)
         if _fits(table, console):
             return table
         drop += more
-    return rich_table(mine, places, drop)
+    return make_rich_table(mine, places, drop)
 
 
 def _fits(table: Table, console: Console) -> bool:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hpccoll.algorithms.registry import get_algorithm
-from hpccoll.measure.interleaved import Contender, TimingOptions, InterleavedBenchmark
-from hpccoll.measure.contenders import contenders
 from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
+from hpccoll.measure.contenders import prepare_contenders
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.stopping import StopReason, StoppingRule
-from hpccoll.measure.session import BenchmarkSession, BenchmarkConfig
-from hpccoll.measure.workload import WorkloadSpec, Workload
+from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
+from hpccoll.measure.stopping import StoppingRule, StopReason
+from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiPeer
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
@@ -42,16 +42,18 @@ BUSY = 0.2  # cores that other programs may keep busy before what was measured i
 class PruningBenchmark(InterleavedBenchmark):
     """A race in which the hopeless fall out early."""
 
-    def __init__(self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
+    ) -> None:
         super().__init__(comm, workload, contenders, method)
         self._all = list(contenders)
 
-    def verdict(self, contender: Contender) -> StopReason | None:
+    def decide_stop(self, contender: Contender) -> StopReason | None:
         """Decide on rank 0; a candidate far behind the best has spent what it is given."""
         best = min(each.median_us for each in self._all)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
-        return super().verdict(contender)
+        return super().decide_stop(contender)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class TuningSession(BenchmarkSession):
             if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
                 self.module.rewind()
             workload = Workload(task, self.module)
-            ready, refused = contenders(self.comm, self.peers, workload, self._algorithms(task))
+            ready, refused = prepare_contenders(self.comm, self.peers, workload, self._algorithms(task))
             self.refused += [reason for reason in refused if reason not in self.refused]
             records = []
             for contender in PruningBenchmark(self.world, workload, ready, self.suite.method).run():
@@ -141,7 +143,9 @@ class OtherProcessLoad:
         return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
 
 
-def trials(sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None) -> list[TuningSession]:
+def make_tuning_sessions(
+    sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
+) -> list[TuningSession]:
     """Return all that is to be run, ready; collective.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.data import ExpectedResult, expect, make_input
+from hpccoll.measure.data import ExpectedResult, expected_result, make_input
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
@@ -40,7 +40,7 @@ class Workload:
         self.task, self.module = task, module
         sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
         self._inputs = [self._input(rank, sizes) for rank in range(task.ranks)]
-        self._expected = expect(task.operation, self._inputs, task.redop, task.rank, task.root)
+        self._expected = expected_result(task.operation, self._inputs, task.redop, task.rank, task.root)
         self._mine = self._inputs[task.rank]
         self.source, self.result = self._allocate(module)
         nbytes = 0 if self._expected is None else self._expected.values.size * task.dtype.itemsize

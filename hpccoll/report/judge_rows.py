@@ -8,7 +8,7 @@ from itertools import pairwise
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
-from hpccoll.measure.table import title
+from hpccoll.measure.table import format_title
 from hpccoll.report.distance import Models
 from hpccoll.report.load import MeasuredRow
 from hpccoll.report.scale import tell_bytes_per_s, tell_seconds, tell_times
@@ -93,7 +93,7 @@ def _auto(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Inte
             found = (
                 f"auto does not take the fastest of {picture.setting.op}, at {len(far)} of {len(picture.sizes)} sizes"
             )
-            evidence = f"{title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
+            evidence = f"{format_title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
             remedy = (
                 f"measure and store what is fastest here: hpccoll tune {picture.setting.op}, under the same launcher"
             )
@@ -106,7 +106,7 @@ def _library(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, I
         if name.engine == "mpi" and far:
             known = f" of {name.library}" if name.library else ""
             found = f"the MPI library's {picture.setting.op}{known} is slow at {len(far)} of {len(picture.sizes)} sizes"
-            evidence = f"{title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
+            evidence = f"{format_title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
             remedy = (
                 f"take algorithm={far[0][2].algorithm or 'auto'!r} there, or let auto do so (hpccoll tune "
                 f"{picture.setting.op}); the library may have settings of its own for it"
@@ -127,7 +127,7 @@ def _slow(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Inte
         found = (
             f"some ways to do {picture.setting.op} are more than {FAR_BEHIND:.0f}x slower than the best at some size"
         )
-        evidence = f"{title(picture.setting)}, {picture.place}: {told}"
+        evidence = f"{format_title(picture.setting)}, {picture.place}: {told}"
         remedy = "do not fix an algorithm for all sizes: algorithm='auto', after hpccoll tune"
         yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
 
@@ -146,7 +146,7 @@ def far_from_bound(pictures: Iterable[Picture], models: Models) -> Iterator[Find
             remedy = (
                 "look at links and binding: hpccoll preflight on the same nodes, hpccoll doctor under the same launcher"
             )
-            yield Finding("bound", Severity.NOTE, found, f"{title(picture.setting)}, {at}", remedy)
+            yield Finding("bound", Severity.NOTE, found, f"{format_title(picture.setting)}, {at}", remedy)
 
 
 def growth(pictures: Sequence[Picture]) -> Iterator[Finding]:

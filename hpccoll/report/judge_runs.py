@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.bandwidth import count_for_bytes, message_bytes, find_timed_operation
+from hpccoll.measure.bandwidth import count_for_bytes, find_timed_operation, message_bytes
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import Results, Run, MeasuredRow, listed
+from hpccoll.report.load import MeasuredRow, Results, Run, listed
 from hpccoll.units import format_size
 
 _AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"

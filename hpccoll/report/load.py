@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.result_file import read
 from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.result_file import read_records
 from hpccoll.report.sound import require_sound
 
 OPTION = "FILE"
@@ -152,7 +152,7 @@ class _Gathered:
         if str(path) in self.files:  # named twice, or by its directory as well
             return
         try:
-            contents = read(path, OPTION)
+            contents = read_records(path, OPTION)
         except UsageError as error:
             if named:
                 raise

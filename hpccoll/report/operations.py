@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from hpccoll.measure.comparison import compute_ratio
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.comparison import ratio_to
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
-from hpccoll.measure.table import ratio_cells, title
+from hpccoll.measure.table import format_ratio, format_title
 from hpccoll.report.chart import Chart, Line, Point
 from hpccoll.report.distance import Models
 from hpccoll.report.looks import BOUND, Look
@@ -40,7 +40,7 @@ def _section(ident: str, places: Sequence[Picture], looks: Looks, models: Models
     folded = [panel for each in rest for panel in _panels(f"{ident}o", each, looks, models)]
     return Section(
         ident,
-        f"{title(first.setting)}, {first.place}",
+        f"{format_title(first.setting)}, {first.place}",
         _intro(first),
         tuple(_panels(ident, first, looks, models)),
         legend_of(names, looks),
@@ -86,7 +86,7 @@ def _intro(picture: Picture) -> str:
 
 
 def _panels(ident: str, picture: Picture, looks: Looks, models: Models) -> list[Panel]:
-    about = f"{title(picture.setting)}, {picture.place}. {_intro(picture)}"
+    about = f"{format_title(picture.setting)}, {picture.place}. {_intro(picture)}"
 
     def over(record: CollectiveRecord) -> tuple[float, float, float] | None:
         bound = models.bound_s(record)
@@ -158,8 +158,8 @@ def _leader(picture: Picture, nbytes: int, models: Models) -> tuple[str, ...]:
         return (format_size(nbytes), "none was right", DASH, DASH, DASH)
     name, record = best
     reference, bound = picture.reference(nbytes, name.library), models.bound_s(record)
-    ratio = None if reference is None or reference is record else ratio_to(record, reference)
-    against = DASH if ratio is None else " ".join(ratio_cells(ratio))
+    ratio = None if reference is None or reference is record else compute_ratio(record, reference)
+    against = DASH if ratio is None else " ".join(format_ratio(ratio))
     over = DASH if bound is None else tell_times(seconds(record)[0] / bound)
     return (format_size(nbytes), name.label, tell_seconds(seconds(record)[0]), against, over)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpccoll.measure.bandwidth import busbw, find_timed_operation
+from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
+from hpccoll.measure.comparison import TableKey, engine_order
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.measure.comparison import TableKey, entry_order
 from hpccoll.measure.table import PLACES
 from hpccoll.report.load import MeasuredRow
 
@@ -35,7 +35,7 @@ class Name(NamedTuple):
     @property
     def order(self) -> tuple[int, str, str, str]:
         """Peers first, then by name."""
-        return *entry_order((self.engine, self.algorithm)), self.library
+        return *engine_order((self.engine, self.algorithm)), self.library
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +117,5 @@ def seconds(record: CollectiveRecord) -> tuple[float, float, float]:
 def bus_bytes_per_s(record: CollectiveRecord) -> tuple[float, float, float]:
     """Return the bus bandwidth at the median and at its interval's ends, the lower one first, in bytes/s."""
     op, row = find_timed_operation(record.row.op), record.row
-    middle, high, low = (busbw(op, row.nbytes, each, row.ranks) * 1e9 for each in seconds(record))
+    middle, high, low = (compute_busbw(op, row.nbytes, each, row.ranks) * 1e9 for each in seconds(record))
     return middle, low, high

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hpccoll.measure.result_file import read
+from hpccoll.measure.result_file import read_records
 from hpccoll.measure.schema import schema
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -69,7 +69,7 @@ def test_every_script_measures_and_writes_its_records(comm, run, name):
     assert status == 0
     if path is None:
         return
-    first, *records = read(path).records
+    first, *records = read_records(path).records
     jsonschema.validate(first, schema())
     assert f"bench/{name}.py" in first["command"]
     assert {"load_average", "processor"} <= set(first)

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from hpccoll.algorithms import get_algorithm
-from hpccoll.measure.step_timeline import measured
+from hpccoll.measure.step_timeline import measure_steps
 from hpccoll.plan.drawing.trace import make_trace
 from hpccoll.plan.operation import Operation
 
@@ -20,7 +20,7 @@ NAMES = ["all_reduce/ring", "broadcast/tree", "gather/tree", "all_to_all/pairwis
 def test_a_measured_run_has_a_trace(name, count):
     world = MPI.COMM_WORLD
     operation, _, algorithm = name.partition("/")
-    timeline = measured(world, get_algorithm(Operation.named(operation), algorithm), count)
+    timeline = measure_steps(world, get_algorithm(Operation.named(operation), algorithm), count)
     if world.rank:
         assert timeline is None
         return
@@ -40,7 +40,7 @@ def test_a_measured_run_has_a_trace(name, count):
 
 def test_a_reducing_rank_is_seen_to_reduce():
     world = MPI.COMM_WORLD
-    timeline = measured(world, get_algorithm(Operation.ALL_REDUCE, "ring"), 1000)
+    timeline = measure_steps(world, get_algorithm(Operation.ALL_REDUCE, "ring"), 1000)
     if timeline is not None and world.size > 1:
         names = [each.name for each in timeline.slices]
         assert names.count("reduce") == world.size * (world.size - 1)

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.measure.bandwidth import SEND_RECV, algbw, busbw_factor, busbw, count_for_bytes, message_bytes, find_timed_operation
+from hpccoll.measure.bandwidth import (
+    SEND_RECV,
+    busbw_factor,
+    compute_algbw,
+    compute_busbw,
+    count_for_bytes,
+    find_timed_operation,
+    message_bytes,
+)
 from hpccoll.plan.operation import Operation
 
 # operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
@@ -39,21 +47,21 @@ def test_factors_and_messages_are_those_of_the_table(name, n):
     op = find_timed_operation(name)
     assert busbw_factor(op, n) == pytest.approx(float(factor(n)))
     assert message_bytes(op, 1000, 4, n) == message(1000, 4, n)
-    assert busbw(op, 10**9, 0.5, n) == pytest.approx(float(2 * factor(n)))
+    assert compute_busbw(op, 10**9, 0.5, n) == pytest.approx(float(2 * factor(n)))
 
 
 def test_a_gigabyte_has_a_thousand_million_bytes():
-    assert algbw(2**30, 1.0) == pytest.approx(1.073741824)
-    assert busbw(Operation.ALL_REDUCE, 4 * 10**9, 2.0, 4) == pytest.approx(3.0)
+    assert compute_algbw(2**30, 1.0) == pytest.approx(1.073741824)
+    assert compute_busbw(Operation.ALL_REDUCE, 4 * 10**9, 2.0, 4) == pytest.approx(3.0)
 
 
 def test_one_rank_moves_nothing_in_a_collective_but_all_in_a_broadcast():
-    assert busbw(Operation.ALL_REDUCE, 10**9, 1.0, 1) == 0
-    assert busbw(Operation.BROADCAST, 10**9, 1.0, 1) == pytest.approx(1.0)
+    assert compute_busbw(Operation.ALL_REDUCE, 10**9, 1.0, 1) == 0
+    assert compute_busbw(Operation.BROADCAST, 10**9, 1.0, 1) == pytest.approx(1.0)
 
 
 def test_no_time_at_all_is_still_a_number():
-    assert algbw(1, 0.0) == pytest.approx(1.0)  # a byte in a nanosecond
+    assert compute_algbw(1, 0.0) == pytest.approx(1.0)  # a byte in a nanosecond
 
 
 @each_row

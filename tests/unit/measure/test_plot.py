@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.plot import draw, require_plot, write_plot
-from hpccoll.measure.record import CollectiveRecord, Row
 from hpccoll.measure.comparison import compare_engines
+from hpccoll.measure.plot import draw_figure, require_plot, write_plot
+from hpccoll.measure.record import CollectiveRecord, Row
 from hpccoll.measure.stopping import StopReason
 
 ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -43,7 +43,7 @@ def race(names=NAMES[:4], sizes=SIZES, places=(True,), **row):
 
 def drawn(records):
     """The latency panel, the bandwidth panel and the legend's margin of the first row."""
-    figure = draw(compare_engines(records))
+    figure = draw_figure(compare_engines(records))
     return figure.subfigs[0].axes
 
 
@@ -109,7 +109,7 @@ def test_in_place_is_solid_and_out_of_place_dashed():
 
 
 def test_a_single_place_is_solid_and_in_the_title():
-    figure = draw(compare_engines(race(NAMES[:1], places=(False,))))
+    figure = draw_figure(compare_engines(race(NAMES[:1], places=(False,))))
     row = figure.subfigs[0]
     assert row.get_suptitle() == "all_reduce, float32, sum, 4 ranks on 1 node, host memory, out-of-place"
     assert row.axes[0].lines[0].get_linestyle() == "-"
@@ -134,7 +134,7 @@ def test_heights_are_named_in_full():
 
 
 def test_the_legend_covers_no_data():
-    figure = draw(compare_engines(race(NAMES, places=(False, True))))
+    figure = draw_figure(compare_engines(race(NAMES, places=(False, True))))
     figure.canvas.draw()
     latency, bandwidth, margin = figure.subfigs[0].axes
     legend = margin.get_legend()
@@ -144,7 +144,7 @@ def test_the_legend_covers_no_data():
 
 
 def test_each_operation_has_its_own_row():
-    figure = draw(compare_engines([*race(), *race(op="reduce", root=0)]))
+    figure = draw_figure(compare_engines([*race(), *race(op="reduce", root=0)]))
     assert [row.get_suptitle().split(",")[0] for row in figure.subfigs] == ["all_reduce", "reduce"]
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hpccoll.cli.schema import schema as command
 from hpccoll.cli.verify import VerifyResult
 from hpccoll.errors import UsageError
-from hpccoll.measure.record import VERSIONS, CollectiveRecord, Row, CaseKey, RunRecord
+from hpccoll.measure.record import VERSIONS, CaseKey, CollectiveRecord, Row, RunRecord
 from hpccoll.measure.schema import schema
 from hpccoll.measure.stopping import StopReason
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.result_file import RecordWriter, finished_keys, read
 from hpccoll.measure.output_file import require_writable
 from hpccoll.measure.record import CollectiveRecord, Row
+from hpccoll.measure.result_file import RecordWriter, finished_keys, read_records
 from hpccoll.measure.stopping import StopReason
 
 ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -39,7 +39,7 @@ def full(path):
 
 
 def test_records_come_back_in_order(full):
-    found = read(full)
+    found = read_records(full)
     assert found.records[0] == RUN
     assert found.collectives() == RECORDS
     assert found.torn is None
@@ -54,7 +54,7 @@ def test_a_record_is_readable_as_soon_as_it_is_written(path):
     with RecordWriter(path) as journal:
         for at, record in enumerate(RECORDS, 1):
             journal.write(record.as_dict())
-            assert len(read(path).records) == at
+            assert len(read_records(path).records) == at
 
 
 def test_a_killed_run_leaves_every_finished_record(path):
@@ -69,7 +69,7 @@ def test_a_killed_run_leaves_every_finished_record(path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60, env=environment)
     assert done.returncode == -signal.SIGKILL
-    assert [record["at"] for record in read(path).records] == [0, 1, 2]
+    assert [record["at"] for record in read_records(path).records] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 20, 60, -2])
@@ -77,7 +77,7 @@ def test_a_torn_last_line_is_left_out_and_reported(full, kept):
     lines = full.read_bytes().splitlines(keepends=True)
     whole, last = b"".join(lines[:-1]), lines[-1][:kept]
     full.write_bytes(whole + last)
-    found = read(full)
+    found = read_records(full)
     assert len(found.records) == 3
     assert found.torn is not None
     assert f"after {len(last)} bytes" in found.torn
@@ -88,22 +88,22 @@ def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
     full.write_bytes(full.read_bytes()[:-30])
     with RecordWriter(full, resume=True) as journal:
         journal.write(RECORDS[2].as_dict())
-    assert read(full).torn is None
-    assert read(full).collectives() == RECORDS
+    assert read_records(full).torn is None
+    assert read_records(full).collectives() == RECORDS
 
 
 def test_resuming_keeps_a_last_line_that_only_lacks_its_end(full):
     full.write_bytes(full.read_bytes()[:-1])
-    assert read(full).torn is None
+    assert read_records(full).torn is None
     with RecordWriter(full, resume=True) as journal:
         journal.write(RUN)
-    assert [record["kind"] for record in read(full).records] == ["run", *["collective"] * 3, "run"]
+    assert [record["kind"] for record in read_records(full).records] == ["run", *["collective"] * 3, "run"]
 
 
 def test_resuming_keeps_what_is_there_and_beginning_does_not(full):
     with RecordWriter(full, resume=True) as journal:
         journal.write(RUN)
-    assert len(read(full).records) == 5
+    assert len(read_records(full).records) == 5
     with RecordWriter(full):
         pass
     assert full.read_bytes() == b""
@@ -113,7 +113,7 @@ def test_resuming_what_does_not_exist_begins_it(path):
     assert finished_keys(path) == set()
     with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
-    assert read(path).records == (RUN,)
+    assert read_records(path).records == (RUN,)
 
 
 def test_resuming_an_empty_file_begins_it(path):
@@ -121,7 +121,7 @@ def test_resuming_an_empty_file_begins_it(path):
     assert finished_keys(path) == set()
     with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
-    assert read(path).records == (RUN,)
+    assert read_records(path).records == (RUN,)
 
 
 def test_rows_of_another_run_count_by_their_key(full):
@@ -139,7 +139,7 @@ def test_a_row_that_was_measured_twice_counts_as_it_was_last(full):
     again = replace(RECORDS[0], samples_us=(7.0,))
     with RecordWriter(full, resume=True) as journal:
         journal.write(again.as_dict())
-    assert read(full).collectives()[0] == again
+    assert read_records(full).collectives()[0] == again
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,16 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(full):
     lines = full.read_bytes().splitlines(keepends=True)
     full.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
     with pytest.raises(UsageError, match="line 2 is damaged"):
-        read(full)
+        read_records(full)
 
 
 def test_even_the_first_record_may_be_torn(path):
     path.write_bytes(b'{"schema":"hpcc')
-    assert read(path).records == ()
-    assert read(path).torn
+    assert read_records(path).records == ()
+    assert read_records(path).torn
     with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
-    assert read(path).records == (RUN,)
+    assert read_records(path).records == (RUN,)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -191,7 +191,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_option(tmp_path, resum
 
 def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path):
     with pytest.raises(UsageError, match="--resume"):
-        read(tmp_path)
+        read_records(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.csv_file import COLUMNS, write_csv
 from hpccoll.measure.comparison import compare_engines
+from hpccoll.measure.csv_file import COLUMNS, write_csv
+from hpccoll.measure.record import CollectiveRecord, Row
 from hpccoll.measure.stopping import StopReason
-from hpccoll.measure.table import Stream, columns, plain_table, show
+from hpccoll.measure.table import Stream, format_plain_table, print_table, table_columns
 
 ROW = Row("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
 NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2]
@@ -23,7 +23,9 @@ NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busb
 def record(engine="mpi", algorithm=None, us=100.0, wrong=0, iterations=20, **row):
     """A row all of whose iterations took about `us` microseconds."""
     samples = tuple(us * (1 + 0.001 * (at % 5 - 2)) for at in range(iterations))
-    return CollectiveRecord(replace(ROW, engine=engine, algorithm=algorithm, **row), samples, StopReason.CONVERGED, wrong)
+    return CollectiveRecord(
+        replace(ROW, engine=engine, algorithm=algorithm, **row), samples, StopReason.CONVERGED, wrong
+    )
 
 
 def both(engine="mpi", algorithm=None, us=100.0, **row):
@@ -51,7 +53,7 @@ def on_terminal(records, width, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    show(records, stream)
+    print_table(records, stream)
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
 
 
@@ -110,16 +112,16 @@ def test_of_a_row_that_was_measured_twice_the_last_counts():
 
 @pytest.mark.parametrize("places", [(False,), (True,), (False, True)])
 def test_the_first_columns_are_those_of_nccl_tests(places):
-    names = [column.name for column in columns(places)]
+    names = [column.name for column in table_columns(places)]
     assert names[:13] == NCCL_TESTS
     assert names[13:15] == ["engine", "algorithm"]
     assert names[15:-1] == ["time95", "ratio", "ratio95"] * len(places)
 
 
 def test_every_line_splits_into_the_columns():
-    lines = data(plain_table(RACE))
+    lines = data(format_plain_table(RACE))
     assert len(lines) == 4
-    shape = columns((False, True))
+    shape = table_columns((False, True))
     assert [len(line) for line in lines] == [len(shape) - 1] * 3 + [len(shape)]  # the best ends in its mark
     ring = lines[3]
     assert ring[:5] == ["1048576", "262144", "float32", "sum", "-1"]
@@ -129,14 +131,14 @@ def test_every_line_splits_into_the_columns():
 
 
 def test_a_place_that_was_not_measured_is_not_available():
-    (line,) = data(plain_table([record(wrong=None)]))
+    (line,) = data(format_plain_table([record(wrong=None)]))
     assert line[5:13] == ["100.00", "10.486", "15.729", "N/A", "N/A", "N/A", "N/A", "N/A"]
-    (line,) = data(plain_table([record(in_place=True, wrong=2, root=3)]))
+    (line,) = data(format_plain_table([record(in_place=True, wrong=2, root=3)]))
     assert line[4:13] == ["3", "N/A", "N/A", "N/A", "N/A", "100.00", "10.486", "15.729", "2"]
 
 
 def test_columns_are_aligned_under_their_headings():
-    lines = plain_table([*RACE, *both(us=250_000.0, nbytes=2**30, count=2**28)]).splitlines()
+    lines = format_plain_table([*RACE, *both(us=250_000.0, nbytes=2**30, count=2**28)]).splitlines()
     heading = next(line for line in lines if " size " in line)
     rows = [line for line in lines if line.strip() and not line.startswith("#")]
     for at in (heading.index(name) + len(name) for name in ("size", "count", "type", "redop", "root")):
@@ -152,12 +154,12 @@ def test_columns_are_aligned_under_their_headings():
 
 
 def test_a_ratio_far_below_one_is_not_zero():
-    line = data(plain_table([record(), record("gloo", None, 250_000.0)]))[1]
+    line = data(format_plain_table([record(), record("gloo", None, 250_000.0)]))[1]
     assert line[16:18] == ["0.0004x", "[0.0004,0.0004]"]
 
 
 def test_sizes_stand_apart_and_settings_have_headings():
-    text = plain_table([*RACE, *both(nbytes=8), record(op="reduce", root=1)])
+    text = format_plain_table([*RACE, *both(nbytes=8), record(op="reduce", root=1)])
     assert text.count("# all_reduce, float32, sum, 4 ranks on 1 node, host memory") == 1
     assert text.count("# reduce, float32, sum, root 1, 4 ranks on 1 node, host memory") == 1
     blocks = [block for block in text.split("\n\n") if data(block)]
@@ -167,7 +169,7 @@ def test_sizes_stand_apart_and_settings_have_headings():
 @pytest.mark.parametrize(("iterations", "times", "ratios"), [(5, True, True), (6, False, True), (7, False, False)])
 def test_intervals_of_too_few_iterations_are_marked(iterations, times, ratios):
     few = [record(iterations=iterations), record("hpccoll", "ring", iterations=iterations)]
-    text = plain_table(few)
+    text = format_plain_table(few)
     line = data(text)[1]
     assert line[15].endswith("?") == times
     assert line[17].endswith("?") == ratios
@@ -196,8 +198,8 @@ def test_rows_stream_in_columns_that_hold_still():
 
 def test_without_a_terminal_the_table_is_plain():
     stream = io.StringIO()
-    show(RACE, stream)
-    assert stream.getvalue() == plain_table(RACE) + "\n"
+    print_table(RACE, stream)
+    assert stream.getvalue() == format_plain_table(RACE) + "\n"
 
 
 def test_a_wide_terminal_shows_both_places_in_one_table(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.interleaved import Contender, TimingOptions
-from hpccoll.measure.stopping import StopReason, StoppingRule
+from hpccoll.measure.stopping import StoppingRule, StopReason
 from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.plan.operation import Operation
 from hpccoll.selection import tuning_files
@@ -180,8 +180,8 @@ def test_a_candidate_far_behind_has_no_more_time_and_others_have():
     heat = PruningBenchmark(None, None, [fast, close, slow], method)  # type: ignore[arg-type]
     fast.samples_us, close.samples_us = [10.0, 14.0] * 3, [25.0, 31.0] * 3
     slow.samples_us = [31.0, 40.0, 45.0, 33.0]
-    assert heat.verdict(slow) is None, "too few to tell"
+    assert heat.decide_stop(slow) is None, "too few to tell"
     slow.samples_us.append(41.0)
-    assert [heat.verdict(each) for each in (fast, close, slow)] == [None, None, StopReason.BUDGET]
+    assert [heat.decide_stop(each) for each in (fast, close, slow)] == [None, None, StopReason.BUDGET]
     heat.running.remove(fast)
-    assert heat.verdict(slow) is StopReason.BUDGET, "the best counts even when it is done"
+    assert heat.decide_stop(slow) is StopReason.BUDGET, "the best counts even when it is done"
