@@ -21,10 +21,10 @@ from hpccoll.errors import HpccollError
 
 if TYPE_CHECKING:
     from hpccoll.doctor.finding import Finding
-    from hpccoll.report.distance import Models
-    from hpccoll.report.judge_runs import Wanted
+    from hpccoll.report.bound_models import BoundModels
+    from hpccoll.report.curves import CurveGroup
+    from hpccoll.report.findings.runs import BenchRequest
     from hpccoll.report.load import Results, Run
-    from hpccoll.report.series import Picture
 
 _WIDTH = 110
 _SHOWN_REMEDY = 300
@@ -48,26 +48,26 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     if not is_printing_rank():
         return 0
     from hpccoll.measure.output_file import require_writable
-    from hpccoll.report.judge import judge
+    from hpccoll.report.curves import group_curves
+    from hpccoll.report.findings.collect import collect_findings
     from hpccoll.report.load import load
-    from hpccoll.report.page import render
-    from hpccoll.report.pairs import sections
-    from hpccoll.report.series import pictures
+    from hpccoll.report.node_pair_sections import build_node_pair_sections
+    from hpccoll.report.page import render_page
 
     _refuse_overwriting(files, output)
     results = load(files)
     require_writable(output, "-o")
-    drawn = pictures(results.rows)
-    models = _models(results, drawn, machine, no_bound)
-    findings = judge(results, drawn, models, _wanted)
-    _write(output, render(results, drawn, models, findings, sections(results)))
+    drawn = group_curves(results.rows)
+    models = _choose_models(results, drawn, machine, no_bound)
+    findings = collect_findings(results, drawn, models, _read_bench_request)
+    _write_page(output, render_page(results, drawn, models, findings, build_node_pair_sections(results)))
     with open_json_lines(target) as lines:
         if target is not None:
             lines.write(make_serial_run_record())
         for finding in findings:
             lines.write(finding.as_dict())
     if target != STDOUT:
-        _show(results, findings, output)
+        _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
 
 
@@ -78,26 +78,26 @@ def _refuse_overwriting(files: Sequence[str], output: str) -> None:
         raise UsageError(f"-o {output}: is one of the result files; name another file for the page")
 
 
-def _models(results: Results, drawn: Sequence[Picture], machine: str | None, no_bound: bool) -> Models:
+def _choose_models(results: Results, drawn: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
     """Return the machines that bounds are taken from: the one that was named, or one fitted for each job."""
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.predict.machine_catalogue import load_machine
-    from hpccoll.report.distance import Models, fitted_models, jobs_of, named_models
+    from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
 
-    jobs = jobs_of(drawn)
+    jobs = list_job_sizes(drawn)
     if no_bound:
-        return Models()
+        return BoundModels()
     if machine is not None:
-        return named_models(jobs, load_machine(machine))
+        return use_named_machine(jobs, load_machine(machine))
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
     with show_progress("machines", len(jobs)) as advance:
-        return fitted_models(jobs, rows, advance)
+        return fit_machines(jobs, rows, advance)
 
 
-def _wanted(run: Run) -> Wanted | None:
+def _read_bench_request(run: Run) -> BenchRequest | None:
     """Return what the command of a run asked for, where it was `hpccoll bench`."""
     from hpccoll.cli.bench import PLACES, bench
-    from hpccoll.report.judge_runs import Wanted
+    from hpccoll.report.findings.runs import BenchRequest
     from hpccoll.units import parse_size, sizes_between
 
     words = run.command.split()
@@ -108,12 +108,12 @@ def _wanted(run: Run) -> Wanted | None:
         sizes = sizes_between(parse_size(given["min_bytes"]), parse_size(given["max_bytes"]), int(given["factor"]))
         itemsize = 2 if given["dtype"] == "bfloat16" else np.dtype(given["dtype"]).itemsize
         operations = tuple(given["operations"] or ("all_reduce",))
-        return Wanted(operations, tuple(sizes), PLACES[given["place"] or "both"], itemsize)
+        return BenchRequest(operations, tuple(sizes), PLACES[given["place"] or "both"], itemsize)
     except (click.ClickException, HpccollError, KeyError, TypeError, ValueError):
         return None  # a command of another version, or a path with blanks in it: nothing is said of it
 
 
-def _write(output: str, text: str) -> None:
+def _write_page(output: str, text: str) -> None:
     from hpccoll.measure.output_file import unwritable
 
     try:
@@ -122,7 +122,7 @@ def _write(output: str, text: str) -> None:
         raise unwritable(output, "-o", error) from error
 
 
-def _show(results: Results, findings: Sequence[Finding], output: str) -> None:
+def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
     """Print the findings, and where the page is."""
     for finding in findings:
         severity = finding.severity.name.lower()

@@ -1,1 +1,1 @@
-"""Ranks as a mesh, and what each axis does: data, tensor and pipeline parallelism over `Communicator`."""
+"""Data, tensor and pipeline parallelism over `Communicator`; start with mesh.py, which arranges the ranks."""

@@ -2,8 +2,8 @@
 
     rank = (pp index * dp + dp index) * tp + tp index
 
-tp lies innermost, since it talks in every layer: its ranks follow each other, and so share a node where they can. pp
-lies outermost: its few messages are those that may cross nodes.
+tp is innermost because every layer communicates over it: its ranks are consecutive and share a node if possible. pp is
+outermost because it sends the fewest messages, so those may cross nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AXES = ("dp", "tp", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """How many ranks each axis has."""
+    """The number of ranks along each axis."""
 
     dp: int = 1
     tp: int = 1
@@ -26,13 +26,12 @@ class Mesh:
 
     @classmethod
     def parse(cls, strategy: str, ranks: int) -> Mesh:
-        """Return the mesh that a word such as `dp` or `dp=2,tp=2` means on that many ranks.
+        """Return the mesh that a string such as `dp` or `dp=2,tp=2` describes for a job of `ranks` ranks.
 
-        An axis without a number takes all ranks that the others leave. The axes may come in any order, which does not
-        change where they lie.
+        An axis without a number takes all ranks that the other axes leave. The order of the axes does not matter.
 
         Raises:
-            UsageError: an axis that there is none of, a number that is none, or a mesh of more or fewer ranks.
+            UsageError: an unknown or repeated axis, an invalid number, or a product that does not match `ranks`.
         """
         sizes: dict[str, int | None] = {}
         for word in strategy.split(","):
@@ -46,14 +45,14 @@ class Mesh:
             if "=" in word and not (number.isdecimal() and int(number)):
                 raise UsageError(f"{strategy}: {word.strip()} has no number of ranks; write {axis}=2, or only {axis}")
             sizes[axis] = int(number) if number else None
-        return cls(**_filled(strategy, sizes, ranks))
+        return cls(**_resolve_sizes(strategy, sizes, ranks))
 
     @property
     def ranks(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return self.dp * self.tp * self.pp
 
-    def place(self, rank: int) -> dict[str, int]:
+    def coordinates_of(self, rank: int) -> dict[str, int]:
         """Return a rank's index along each axis."""
         return {
             "dp": rank // self.tp % self.dp,
@@ -61,29 +60,35 @@ class Mesh:
             "pp": rank // (self.tp * self.dp),
         }
 
-    def members(self, axis: str, rank: int) -> list[int]:
-        """Return the ranks of the group along `axis` that `rank` is in, in their order along it."""
-        mine = self.place(rank)
+    def group_of(self, axis: str, rank: int) -> list[int]:
+        """Return the ranks, `rank` included, that differ from `rank` along `axis` only, in order along the axis."""
+        mine = self.coordinates_of(rank)
         fixed = [other for other in AXES if other != axis]
-        return [other for other in range(self.ranks) if all(self.place(other)[each] == mine[each] for each in fixed)]
+        return [
+            other
+            for other in range(self.ranks)
+            if all(self.coordinates_of(other)[name] == mine[name] for name in fixed)
+        ]
 
     def __str__(self) -> str:
         named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
         return ",".join(named) or "dp=1"
 
 
-def shares(total: int, parts: int) -> list[slice]:
-    """Cut 0..total into `parts` ranges that differ by one at most, the larger ones first."""
-    each, more = divmod(total, parts)
-    starts = [part * each + min(part, more) for part in range(parts + 1)]
+def split_evenly(total: int, parts: int) -> list[slice]:
+    """Split range(total) into `parts` consecutive slices whose lengths differ by at most one, longer ones first."""
+    length, longer = divmod(total, parts)
+    starts = [part * length + min(part, longer) for part in range(parts + 1)]
     return [slice(first, last) for first, last in pairwise(starts)]
 
 
-def _filled(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str, int]:
-    """Give the axis without a number what the others leave, and hold the product against the ranks."""
+def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str, int]:
+    """Return the size of each named axis, the open one filled in; raise UsageError if the product is not `ranks`."""
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
-        raise UsageError(f"{strategy}: {' and '.join(open_axes)} have no number; only one axis may take what is left")
+        raise UsageError(
+            f"{strategy}: {' and '.join(open_axes)} have no number; only one axis may take the remaining ranks"
+        )
     known = {axis: size for axis, size in sizes.items() if size is not None}
     product = 1
     for size in known.values():
@@ -91,11 +96,14 @@ def _filled(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str
     this_job = f"this job has {ranks} rank{'s' * (ranks != 1)}"
     if open_axes:
         if ranks % product:
-            raise UsageError(f"{strategy}: the numbers make {product}, {this_job}, and {product} does not divide it")
+            raise UsageError(
+                f"{strategy}: {this_job}, which {product} does not divide; "
+                "name axes whose product divides the number of ranks"
+            )
         return known | {open_axes[0]: ranks // product}
     if product != ranks:
         raise UsageError(
-            f"{strategy} is a mesh of {product} ranks, and {this_job}; "
+            f"{strategy} is a mesh of {product} ranks, but {this_job}; "
             f"run mpirun -n {product} hpccoll train {strategy}, or name axes whose product is {ranks}"
         )
     return known

@@ -16,13 +16,13 @@ from jinja2 import Environment, StrictUndefined
 
 from hpccoll import __version__
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.report import environment, growth, operations
-from hpccoll.report.distance import Model, Models
+from hpccoll.report import environment, operation_sections, scaling_sections
+from hpccoll.report.bound_models import BoundModels, JobModel
+from hpccoll.report.curves import CurveGroup
+from hpccoll.report.line_styles import assign_line_styles
 from hpccoll.report.load import Results
-from hpccoll.report.looks import looks
-from hpccoll.report.scaling import scalings
-from hpccoll.report.section import Section
-from hpccoll.report.series import Picture
+from hpccoll.report.page_section import PageSection
+from hpccoll.report.scaling_curves import group_scaling_curves
 
 _ROOM = "hpccoll.report"
 
@@ -32,7 +32,7 @@ class Modelled:
     """A machine as the page tells it."""
 
     job: str
-    model: Model
+    model: JobModel
 
     @property
     def miss(self) -> str:
@@ -40,12 +40,12 @@ class Modelled:
         return "-" if self.model.error is None else f"{self.model.error:.1%}"
 
 
-def render(
+def render_page(
     results: Results,
-    pictures: Sequence[Picture],
-    models: Models,
+    pictures: Sequence[CurveGroup],
+    models: BoundModels,
     findings: Sequence[Finding],
-    links: Sequence[Section] = (),
+    links: Sequence[PageSection] = (),
 ) -> str:
     """Return the page.
 
@@ -56,36 +56,36 @@ def render(
         findings: in the order in which they are told.
         links: the sections on pairs of nodes.
     """
-    look = looks(pictures)
+    look = assign_line_styles(pictures)
     sections = [
         *links,
-        *growth.sections(scalings(pictures), look),
-        *operations.sections(pictures, look, models),
+        *scaling_sections.build_scaling_sections(group_scaling_curves(pictures), look),
+        *operation_sections.build_operation_sections(pictures, look, models),
     ]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = jinja.from_string(_text("page.html.j2"))
+    template = jinja.from_string(_read_template("page.html.j2"))
     return template.render(
-        style=_text("style.css"),
-        script=_text("script.js"),
+        style=_read_template("style.css"),
+        script=_read_template("script.js"),
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        summary=_summary(results),
-        counts=_counts(findings),
+        summary=_summarize_results(results),
+        counts=_count_by_severity(findings),
         findings=findings,
         sections=sections,
         models=_modelled(models),
         missing=models.missing,
         runs=results.runs,
-        facts=environment.facts(results.runs),
-        notes=_notes(results),
+        facts=environment.collect_environment_facts(results.runs),
+        notes=_list_omissions(results),
     )
 
 
-def _text(name: str) -> str:
+def _read_template(name: str) -> str:
     return resources.files(_ROOM).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _summary(results: Results) -> str:
+def _summarize_results(results: Results) -> str:
     """Return what the page is about, in a line."""
     rows = len(results.rows)
     operations = sorted({row.record.row.op for row in results.rows})
@@ -99,20 +99,20 @@ def _summary(results: Results) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _counts(findings: Sequence[Finding]) -> list[tuple[str, int]]:
+def _count_by_severity(findings: Sequence[Finding]) -> list[tuple[str, int]]:
     """Return how many findings there are of each severity, the worst first."""
     found = [(each.name.lower(), sum(one.severity is each for one in findings)) for each in reversed(Severity)]
     return [(name, count) for name, count in found if count]
 
 
-def _modelled(models: Models) -> list[Modelled]:
+def _modelled(models: BoundModels) -> list[Modelled]:
     return [
         Modelled(f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}", model)
-        for (ranks, nodes), model in sorted(models.of.items())
+        for (ranks, nodes), model in sorted(models.by_job.items())
     ]
 
 
-def _notes(results: Results) -> list[str]:
+def _list_omissions(results: Results) -> list[str]:
     """Return what was in the files and is not on the page."""
     others = [
         f"{count} record{'s' * (count > 1)} of kind {kind} not shown" for kind, count in sorted(results.others.items())

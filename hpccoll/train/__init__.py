@@ -1,1 +1,1 @@
-"""Training over the collectives: model, data, loop, checkpoint, and what a step cost."""
+"""`hpccoll train`: model, data, training loop, checkpoints and records; start with trainer.py."""

@@ -1,10 +1,10 @@
-"""Checkpoints: one file each, whole or not there, that any mesh can go on from.
+"""Checkpoints: one file each, written atomically, from which a run on any mesh can resume.
 
-    DIR/step-00000200.npz    about (JSON: step, samples, and what the model is), and every whole parameter by its name
+    DIR/step-00000200.npz    "about" (JSON: step, samples, model options) and every full parameter by name
 
-A file is written under another name, flushed to the disk, and renamed: a job that is killed at any moment leaves the
-checkpoints before it. Reading verifies the checksums that the format has for each array, so that one which a disk or a
-crash tore is passed over for the one before. The last KEPT stay. Only rank 0 reads and writes.
+A file is written under a temporary name, flushed to disk and renamed, so a job that is killed at any moment leaves the
+earlier checkpoints intact. Reading verifies the checksums of all arrays and skips damaged files. The KEPT newest
+checkpoints are kept. Only rank 0 reads and writes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state to go on from.
+    """A state from which a run can resume.
 
     Args:
-        step: steps that were done.
-        samples: that were seen.
-        identity: of model and seed, as Settings.identity.
-        parameters: whole, by name.
+        step: number of steps done.
+        samples: number of samples seen.
+        identity: model options and seed, from `TrainOptions.checkpoint_identity`.
+        parameters: full parameters by name.
     """
 
     step: int
@@ -46,11 +46,11 @@ class Checkpoint:
     parameters: Mapping[str, Any]
 
 
-class Folder:
-    """The directory that --checkpoint names; it is made where there is none.
+class CheckpointDirectory:
+    """The directory given as --checkpoint, created if it does not exist.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the directory is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -61,13 +61,13 @@ class Folder:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_write_error(error) from error
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, and remove all but the last ones.
+        """Write a checkpoint, delete all but the KEPT newest, and return the new file.
 
         Raises:
-            UsageError: there is no room, or the directory has become unwritable; earlier checkpoints stay.
+            UsageError: the disk is full or the directory is no longer writable; earlier checkpoints stay intact.
         """
         target = self.path / f"step-{checkpoint.step:08d}.npz"
         unfinished = target.with_suffix(_UNFINISHED)
@@ -78,70 +78,72 @@ class Folder:
                 stream.flush()
                 os.fsync(stream.fileno())
             unfinished.replace(target)
-            self._flush()
+            self._sync_directory()
         except OSError as error:
             with suppress(OSError):
                 unfinished.unlink()
-            raise self._unwritable(error) from error
-        for old in [*self._files()[KEPT:], *self.path.glob(f"step-*{_UNFINISHED}")]:
+            raise self._make_write_error(error) from error
+        for old in [*self._list_files()[KEPT:], *self.path.glob(f"step-*{_UNFINISHED}")]:
             with suppress(OSError):
                 old.unlink()
         return target
 
-    def newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, None where there is none, and a word on each that is damaged.
+    def load_newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest intact checkpoint, or None, and a warning for each damaged file that was skipped.
 
         Raises:
-            UsageError: it is of another model or seed; the message names both.
+            UsageError: the checkpoint's identity differs from `identity`.
         """
         damaged = []
-        for file in self._files():
+        for file in self._list_files():
             try:
-                found = _read(file)
+                checkpoint = _read_checkpoint(file)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                damaged.append(f"{file} is damaged and passed over ({error})")
+                damaged.append(f"{file} is damaged and was skipped ({error})")
                 continue
-            _require(file, found.identity, identity)
-            return found, damaged
+            _require_identity(file, checkpoint.identity, identity)
+            return checkpoint, damaged
         return None, damaged
 
-    def _files(self) -> list[Path]:
-        """The checkpoints, the newest first."""
+    def _list_files(self) -> list[Path]:
+        """Return the checkpoint files, newest first."""
         named = [(int(match[1]), path) for path in self.path.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(named, reverse=True)]
 
-    def _flush(self) -> None:
-        """Have the new name on the disk, too."""
+    def _sync_directory(self) -> None:
+        """Flush the directory to disk, so that a rename survives a crash."""
         directory = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
 
-    def _unwritable(self, error: OSError) -> UsageError:
-        why = error.strerror or str(error)
-        return UsageError(f"--checkpoint {self.path}: cannot write there ({why}); name a directory you may write to")
+    def _make_write_error(self, error: OSError) -> UsageError:
+        reason = error.strerror or str(error)
+        return UsageError(f"--checkpoint {self.path}: cannot write there ({reason}); name a writable directory")
 
 
-def _read(file: Path) -> Checkpoint:
+def _read_checkpoint(file: Path) -> Checkpoint:
+    """Return the checkpoint in a file; raise ValueError, KeyError or OSError if it is damaged."""
     with zipfile.ZipFile(file) as archive:
         torn = archive.testzip()
         if torn is not None:
-            raise ValueError(f"the checksum of {torn} does not fit")
+            raise ValueError(f"wrong checksum of {torn}")
     with np.load(file, allow_pickle=False) as arrays:
         about = json.loads(str(arrays["about"]))
         if about.pop("schema") != SCHEMA:
-            raise ValueError(f"not of schema {SCHEMA}")
+            raise ValueError(f"its schema is not {SCHEMA}")
         parameters = {name: arrays[name] for name in arrays.files if name != "about"}
     return Checkpoint(about.pop("step"), about.pop("samples"), about, parameters)
 
 
-def _require(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    differing = [name for name in wanted if found.get(name) != wanted[name]]
+def _require_identity(file: Path, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise UsageError, naming the differing options, if a checkpoint's identity is not the expected one."""
+    differing = [name for name in expected if actual.get(name) != expected[name]]
     if differing:
-        theirs = ", ".join(f"{name} {found.get(name)}" for name in differing)
-        ours = ", ".join(f"{name} {wanted[name]}" for name in differing)
+        theirs = ", ".join(f"{name} {actual.get(name)}" for name in differing)
+        ours = ", ".join(f"{name} {expected[name]}" for name in differing)
         raise UsageError(
-            f"--checkpoint {file.parent}: {file.name} is of another run ({theirs}), and this one has {ours}; "
+            f"--checkpoint {file.parent}: {file.name} is from a run with {theirs}, but this run has {ours}; "
             "give the same options, or name another directory"
         )

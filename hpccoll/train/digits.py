@@ -1,7 +1,7 @@
-"""The data: 1,797 images of handwritten digits that come along (digits.md says from where), in an order of their own.
+"""The data set: 1,797 images of handwritten digits (source: digits.md), and the order in which training reads them.
 
-Every tenth image is held out. The others are passed through again and again, each time in another order that only the
-seed and the number of the pass decide: so which samples a step sees follows from how many were seen before it.
+Every tenth image is held out for testing. Training passes over the rest repeatedly; the order of each pass depends only
+on the seed and the pass number, so the samples of a step follow from the number of samples seen before it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-BRIGHTEST = 16
-HELD_OUT = 10  # every tenth
+MAX_BRIGHTNESS = 16
+HELD_OUT_STRIDE = 10  # every tenth image
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images (samples, 64) of 0..1 and labels (samples,) of 0..9."""
+    """Images (samples, 64) in 0..1 and labels (samples,) in 0..9."""
 
     images: Array
     labels: Array
@@ -28,21 +28,21 @@ class Digits:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, seed: int, first: int, size: int) -> tuple[Array, Array]:
-        """Return the images and labels of `size` samples, after `first` that were seen before."""
-        places = np.arange(first, first + size)
+    def get_batch(self, seed: int, first: int, size: int) -> tuple[Array, Array]:
+        """Return images (size, 64) and labels (size,) of the `size` samples that follow the first `first` samples."""
+        positions = np.arange(first, first + size)
         chosen = np.empty(size, np.int64)
-        for turn in np.unique(places // len(self)):
-            order = np.random.default_rng([seed, int(turn)]).permutation(len(self))
-            of_turn = places // len(self) == turn
-            chosen[of_turn] = order[places[of_turn] % len(self)]
+        for epoch in np.unique(positions // len(self)):
+            order = np.random.default_rng([seed, int(epoch)]).permutation(len(self))
+            in_epoch = positions // len(self) == epoch
+            chosen[in_epoch] = order[positions[in_epoch] % len(self)]
         return self.images[chosen], self.labels[chosen]
 
 
-def load() -> tuple[Digits, Digits]:
-    """Return the digits to train on and those that are held out."""
+def load_digits() -> tuple[Digits, Digits]:
+    """Return the training digits and the held-out digits, read from the package."""
     packed = resources.files("hpccoll.train").joinpath("digits.csv.gz").read_bytes()
     table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64)
-    out = np.arange(len(table)) % HELD_OUT == HELD_OUT - 1
-    images, labels = table[:, :-1] / BRIGHTEST, table[:, -1]
-    return Digits(images[~out], labels[~out]), Digits(images[out], labels[out])
+    held_out = np.arange(len(table)) % HELD_OUT_STRIDE == HELD_OUT_STRIDE - 1
+    images, labels = table[:, :-1] / MAX_BRIGHTNESS, table[:, -1]
+    return Digits(images[~held_out], labels[~held_out]), Digits(images[held_out], labels[held_out])

@@ -1,152 +1,157 @@
-"""The model on a mesh: which piece of which parameter a rank has, and its layers.
+"""The model on a mesh: each rank's shards of the parameters, and its layers.
 
-Layers 0, 2, 4, ... are cut by output and the next ones by input, so that between the two of a pair nothing is sent; a
-last one that is left without a partner is whole on every rank. Stages take the layers in order.
+Layers 0, 2, 4, ... are split by output and the following ones by input, so no communication is needed within a pair. A
+last layer without a partner is replicated. Each pipeline stage holds consecutive layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hpccoll.parallel.channel import Channel
-from hpccoll.parallel.mesh import Mesh, shares
-from hpccoll.parallel.tensor import ColumnLinear, Layer, RowLinear, WholeLinear
-from hpccoll.train.settings import Mlp
+from hpccoll.parallel.axis_group import AxisGroup
+from hpccoll.parallel.mesh import Mesh, split_evenly
+from hpccoll.parallel.tensor_parallel import ColumnParallelLinear, LinearLayer, ReplicatedLinear, RowParallelLinear
+from hpccoll.train.options import MlpConfig
 
-COLUMN, ROW, WHOLE = "column", "row", "whole"
+COLUMN, ROW, REPLICATED = "column", "row", "replicated"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A rank's part of one parameter.
+class ParameterShard:
+    """A rank's shard of one parameter.
 
     Args:
-        name: of the parameter.
-        shape: of the whole parameter.
-        index: the part, one slice a dim.
-        shared: whether all tensor-parallel ranks have this very part.
+        name: name of the parameter.
+        full_shape: shape of the full parameter.
+        slices: the shard's position in the full parameter, one slice per dim.
+        is_replicated: whether all tensor-parallel ranks hold this same shard.
     """
 
     name: str
-    shape: tuple[int, ...]
-    index: tuple[slice, ...]
-    shared: bool
+    full_shape: tuple[int, ...]
+    slices: tuple[slice, ...]
+    is_replicated: bool
 
     @property
-    def part(self) -> tuple[int, ...]:
-        """The shape of the part."""
-        return tuple(each.stop - each.start for each in self.index)
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the shard."""
+        return tuple(part.stop - part.start for part in self.slices)
 
     @property
     def count(self) -> int:
-        """Numbers in the part."""
-        count = 1
-        for each in self.part:
-            count *= each
-        return count
+        """Number of elements in the shard."""
+        return math.prod(self.shape)
 
 
-def way_of(model: Mlp, layer: int) -> str:
-    """Return how a layer is cut over tensor-parallel ranks."""
+def choose_split(model: MlpConfig, layer: int) -> str:
+    """Return how a layer is split over tensor-parallel ranks: COLUMN, ROW or REPLICATED."""
     if layer % 2:
         return ROW
-    return COLUMN if layer + 1 < model.layers else WHOLE
+    return COLUMN if layer + 1 < model.layers else REPLICATED
 
 
-def stage_layers(model: Mlp, mesh: Mesh, rank: int) -> range:
-    """Return the layers of a rank's stage."""
-    share = shares(model.layers, mesh.pp)[mesh.place(rank)["pp"]]
-    return range(share.start, share.stop)
+def list_stage_layers(model: MlpConfig, mesh: Mesh, rank: int) -> range:
+    """Return the layers of a rank's pipeline stage."""
+    layers = split_evenly(model.layers, mesh.pp)[mesh.coordinates_of(rank)["pp"]]
+    return range(layers.start, layers.stop)
 
 
-def pieces(model: Mlp, mesh: Mesh, rank: int) -> list[Piece]:
-    """Return the pieces of a rank in order: a weight (out, in) and a bias (out) a layer."""
-    found = []
-    for layer in stage_layers(model, mesh, rank):
-        out, into = model.size(layer)
-        way, tp = way_of(model, layer), mesh.place(rank)["tp"]
-        rows = shares(out, mesh.tp)[tp] if way == COLUMN else slice(0, out)
-        columns = shares(into, mesh.tp)[tp] if way == ROW else slice(0, into)
-        found.append(Piece(f"layers.{layer}.weight", (out, into), (rows, columns), way == WHOLE))
-        found.append(Piece(f"layers.{layer}.bias", (out,), (rows,), way != COLUMN))
-    return found
+def list_shards(model: MlpConfig, mesh: Mesh, rank: int) -> list[ParameterShard]:
+    """Return a rank's shards: for each layer of its stage a weight (out, in) and a bias (out)."""
+    shards = []
+    for layer in list_stage_layers(model, mesh, rank):
+        out_features, in_features = model.weight_shape(layer)
+        split, tp = choose_split(model, layer), mesh.coordinates_of(rank)["tp"]
+        rows = split_evenly(out_features, mesh.tp)[tp] if split == COLUMN else slice(0, out_features)
+        columns = split_evenly(in_features, mesh.tp)[tp] if split == ROW else slice(0, in_features)
+        weight_shape = (out_features, in_features)
+        shards.append(ParameterShard(f"layers.{layer}.weight", weight_shape, (rows, columns), split == REPLICATED))
+        shards.append(ParameterShard(f"layers.{layer}.bias", (out_features,), (rows,), split != COLUMN))
+    return shards
 
 
-def whole(model: Mlp) -> list[Piece]:
-    """Return the whole parameters, as one process has them."""
-    return pieces(model, Mesh(), 0)
+def list_full_parameters(model: MlpConfig) -> list[ParameterShard]:
+    """Return the full parameters, as the shards of a mesh of one rank."""
+    return list_shards(model, Mesh(), 0)
 
 
-def initial(model: Mlp, seed: int, dtype: Any) -> dict[str, Any]:
-    """Return the whole parameters that a seed gives, uniform within 1/sqrt(in) as torch.nn.Linear's.
+def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
+    """Return the full initial parameters by name: uniform within 1/sqrt(in), as in torch.nn.Linear.
 
-    Every rank draws all of them and keeps its pieces: so the model is the same on every mesh, no two layers or pieces
-    begin alike, and the scale is that of the whole layer. They are drawn in float64, the same for all dtypes.
+    Every rank draws all parameters and keeps its shards. So the model is the same on every mesh, no two layers or
+    shards start alike, and the scale is that of the full layer. They are drawn in float64, then converted to `dtype`.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = {}
-    for piece in whole(model):
-        layer = int(piece.name.split(".")[1])
-        bound = model.size(layer)[1] ** -0.5
-        numbers = torch.rand(piece.shape, dtype=torch.float64, generator=generator)
-        drawn[piece.name] = ((2 * numbers - 1) * bound).to(dtype)
-    return drawn
+    parameters = {}
+    for shard in list_full_parameters(model):
+        layer = int(shard.name.split(".")[1])
+        bound = model.weight_shape(layer)[1] ** -0.5
+        numbers = torch.rand(shard.full_shape, dtype=torch.float64, generator=generator)
+        parameters[shard.name] = ((2 * numbers - 1) * bound).to(dtype)
+    return parameters
 
 
-def activation(model: Mlp) -> Any:
-    """Return the function between layers."""
+def get_activation(model: MlpConfig) -> Any:
+    """Return the function applied between layers."""
     return torch.tanh if model.activation == "tanh" else torch.nn.functional.gelu
 
 
-class Layers:
-    """A rank's layers, in order, with its pieces of the parameters as leaves of the graph.
+class StageLayers:
+    """The layers of a rank's pipeline stage, with its parameter shards as leaf tensors.
+
+    Calls communicate over `tp`, through the column- and row-parallel layers.
 
     Args:
-        full: the whole parameters by name.
-        device: where the pieces go.
+        model: the full model.
+        mesh: the arrangement of the ranks.
+        rank: this rank.
+        tp: this rank's tensor-parallel group.
+        full: the full parameters by name; the shards are copied from them.
+        device: device of the shards.
     """
 
     def __init__(
-        self, model: Mlp, mesh: Mesh, rank: int, tp: Channel, full: Mapping[str, Any], device: Any = "cpu"
+        self, model: MlpConfig, mesh: Mesh, rank: int, tp: AxisGroup, full: Mapping[str, Any], device: Any = "cpu"
     ) -> None:
-        self.model, self.numbers = model, stage_layers(model, mesh, rank)
-        self.pieces = pieces(model, mesh, rank)
+        self.model, self.layer_indices = model, list_stage_layers(model, mesh, rank)
+        self.shards = list_shards(model, mesh, rank)
         self.parameters = [
-            full[piece.name][piece.index].clone(memory_format=torch.contiguous_format).to(device).requires_grad_()
-            for piece in self.pieces
+            full[shard.name][shard.slices].clone(memory_format=torch.contiguous_format).to(device).requires_grad_()
+            for shard in self.shards
         ]
-        pairs = zip(self.numbers, self.parameters[::2], self.parameters[1::2], strict=True)
-        self._layers = [self._layer(number, weight, bias, tp) for number, weight, bias in pairs]
-        self._between = activation(model)
+        pairs = zip(self.layer_indices, self.parameters[::2], self.parameters[1::2], strict=True)
+        self._layers = [self._make_layer(index, weight, bias, tp) for index, weight, bias in pairs]
+        self._activation = get_activation(model)
 
-    def _layer(self, number: int, weight: Any, bias: Any, tp: Channel) -> Layer:
-        way = way_of(self.model, number)
-        if way == WHOLE:
-            return WholeLinear(weight, bias)
-        return ColumnLinear(weight, bias, tp) if way == COLUMN else RowLinear(weight, bias, tp)
+    def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
+        split = choose_split(self.model, index)
+        if split == REPLICATED:
+            return ReplicatedLinear(weight, bias)
+        return ColumnParallelLinear(weight, bias, tp) if split == COLUMN else RowParallelLinear(weight, bias, tp)
 
     @property
-    def entering(self) -> int:
-        """Features a sample that enter the first layer on this rank."""
+    def input_features(self) -> int:
+        """Features per sample of the first layer's input on this rank."""
         return int(self.parameters[0].shape[1])
 
     def __call__(self, x: Any) -> Any:
-        """Return what leaves the stage: x (b, entering) -> (b, features); activations but after the model's last."""
-        for number, layer in zip(self.numbers, self._layers, strict=True):
+        """Return the stage's output: x (b, input_features) -> (b, features). The last layer has no activation."""
+        for index, layer in zip(self.layer_indices, self._layers, strict=True):
             x = layer(x)
-            if number < self.model.layers - 1:
-                x = self._between(x)
+            if index < self.model.layers - 1:
+                x = self._activation(x)
         return x
 
 
-def reference(model: Mlp, full: Mapping[str, Any], x: Any) -> Any:
-    """Return the whole model's output in one process, by torch alone: x (b, 64) -> (b, 10)."""
+def run_single_process(model: MlpConfig, full: Mapping[str, Any], x: Any) -> Any:
+    """Return the full model's output without communication, as a reference: x (b, 64) -> (b, 10)."""
     for layer in range(model.layers):
         x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])
         if layer < model.layers - 1:
-            x = activation(model)(x)
+            x = get_activation(model)(x)
     return x

@@ -17,8 +17,8 @@ import pytest
 
 from hpccoll.measure.schema import schema
 from hpccoll.parallel.mesh import AXES, Mesh
-from hpccoll.train.checkpoint import Checkpoint, Folder
-from hpccoll.train.settings import Mlp, Settings
+from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
+from hpccoll.train.options import MlpConfig, TrainOptions
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, ranks: 
         stop.touch()
         told, errors = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 130, errors
-    assert "stopped; the same command goes on" in told
+    assert "stopped; run the same command again to resume" in told
     (summary,) = records(out, "train_summary")
     reached = summary["steps"]
     assert (summary["stop"], summary["accuracy"]) == ("stop_file", None)
@@ -98,13 +98,13 @@ def until(true: Any, job: subprocess.Popen[str]) -> None:
 
 def save(folder: Path, *steps: int) -> Path:
     """Write what a run of SMALL would have after so many steps, were its parameters ones; return the last file."""
-    model = Mlp(width=16)
-    sizes = {f"layers.{layer}": model.size(layer) for layer in range(model.layers)}
+    model = MlpConfig(width=16)
+    sizes = {f"layers.{layer}": model.weight_shape(layer) for layer in range(model.layers)}
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
     shapes |= {f"{name}.bias": size[:1] for name, size in sizes.items()}
     ones = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-    identity = Settings(model, 1).identity()
-    return [Folder(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
+    identity = TrainOptions(model, 1).checkpoint_identity()
+    return [CheckpointDirectory(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
 
 
 def test_a_torn_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_torn_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
     # Fewer steps than were done already: nothing is left to do but to tell how good it is.
     done = hpccoll(1, "train", "dp", *SMALL, "--checkpoint", str(tmp_path), "--steps", "1")
     assert done.returncode == 0, done.stderr
-    assert f"# {newest} is damaged and passed over" in done.stderr
+    assert f"# {newest} is damaged and was skipped" in done.stderr
     assert "# resumed after step 2 from" in done.stderr
     assert "Traceback" not in done.stderr
     assert "2 steps; accuracy" in done.stdout
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     done = hpccoll(2, "train", "dp", "--width", "24", "--checkpoint", str(tmp_path))
     assert said_once(done, 2) == (
-        f"Error: --checkpoint {tmp_path}: step-00000001.npz is of another run (width 16), and this one has width 24; "
+        f"Error: --checkpoint {tmp_path}: step-00000001.npz is from a run with width 16, but this run has width 24; "
         "give the same options, or name another directory"
     )
 
@@ -145,7 +145,7 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
             2,
             "unknown strategy 'zero1'; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2",
         ),
-        (2, ["dp=2,tp=2"], 2, "is a mesh of 4 ranks, and this job has 2 ranks; run mpirun -n 4 hpccoll train"),
+        (2, ["dp=2,tp=2"], 2, "is a mesh of 4 ranks, but this job has 2 ranks; run mpirun -n 4 hpccoll train"),
         (1, ["dp", "--model", "gpt"], 2, "'gpt' is not 'mlp'"),
         (2, ["pp", "--layers", "1"], 2, "give --layers 2 or more"),
         (2, ["dp", "--batch", "1"], 2, "give a larger --batch"),
@@ -182,11 +182,11 @@ def test_without_torch_the_command_that_installs_it_is_named() -> None:
 
 
 def test_gradients_that_are_wrong_are_counted_and_the_status_says_so(tmp_path: Path) -> None:
-    forget = "from hpccoll.parallel import data\ndata.Buckets.all_reduce = lambda *_: None"
+    forget = "from hpccoll.parallel import data_parallel\ndata_parallel.Buckets.all_reduce = lambda *_: None"
     out = tmp_path / "train.jsonl"
     done = scripted(2, forget, "train", "dp", *SMALL, "--steps", "2", "--check", "--json", str(out))
     assert done.returncode == 1, done.stderr
-    assert "elements are wrong against one process, the first of layers.0.weight on rank 0" in done.stderr
+    assert "elements differ from those of one process, the first in layers.0.weight on rank 0" in done.stderr
     (summary,) = records(out, "train_summary")
     assert summary["wrong"] > 1000
     assert summary["max_error"] > 0.1
@@ -248,7 +248,7 @@ def test_the_groups_of_the_guide_are_those_of_the_mesh() -> None:
         (shown,) = re.findall(rf" {axis}: ((?:\d \d\s+)+)", GUIDE)
         pairs = shown.split()
         assert list(zip(pairs[::2], pairs[1::2], strict=True)) == sorted(
-            {tuple(str(rank) for rank in mesh.members(axis, rank)) for rank in range(mesh.ranks)}
+            {tuple(str(rank) for rank in mesh.group_of(axis, rank)) for rank in range(mesh.ranks)}
         )
     for target in re.findall(r"\]\((?!http)(.*?)\)", GUIDE):
         assert (Path(__file__).parents[2] / "docs" / target).exists(), target

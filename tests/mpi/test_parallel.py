@@ -14,14 +14,15 @@ from mpi4py import MPI
 import hpccoll
 from hpccoll.errors import WrongResultError
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.train.settings import Mlp, Settings
+from hpccoll.train.options import MlpConfig, TrainOptions
 
 torch = pytest.importorskip("torch")
 
-from hpccoll.parallel import data, tensor  # noqa: E402 - torch may not be here
-from hpccoll.train import loop, state  # noqa: E402
-from hpccoll.train.checkpoint import Folder  # noqa: E402
-from hpccoll.train.model import initial, pieces  # noqa: E402
+from hpccoll.parallel import data_parallel, tensor_parallel  # noqa: E402 - torch may not be here
+from hpccoll.train import full_parameters  # noqa: E402
+from hpccoll.train import trainer as training  # noqa: E402
+from hpccoll.train.checkpoint import CheckpointDirectory  # noqa: E402
+from hpccoll.train.model import init_parameters, list_shards  # noqa: E402
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 STEPS = 5
@@ -32,9 +33,11 @@ MESHES = {
     4: ["dp", "tp", "pp", "dp=2,tp=2", "dp=2,pp=2", "tp=2,pp=2"],
     8: ["dp=2,tp=2,pp=2", "tp=4,pp=2"],
 }
-EVEN = Settings(Mlp(width=16, layers=4), STEPS, batch=16, microbatches=2, dtype="float64")
+EVEN = TrainOptions(MlpConfig(width=16, layers=4), STEPS, batch=16, microbatches=2, dtype="float64")
 # A batch, micro-batches, a width and layers that neither two, three nor four divide.
-UNEVEN = Settings(Mlp(width=11, layers=5, activation="gelu"), STEPS, seed=3, batch=19, microbatches=3, dtype="float64")
+UNEVEN = TrainOptions(
+    MlpConfig(width=11, layers=5, activation="gelu"), STEPS, seed=3, batch=19, microbatches=3, dtype="float64"
+)
 CASES = {
     "even": EVEN,
     "uneven": UNEVEN,
@@ -60,8 +63,8 @@ def trainer(hpc):
     made = []
 
     def make(mesh, settings, **more):
-        settings.require(mesh)
-        made.append(loop.Trainer(hpc, mesh, settings, **more))
+        settings.require_mesh_fits(mesh)
+        made.append(training.Trainer(hpc, mesh, settings, **more))
         return made[-1]
 
     yield make
@@ -75,9 +78,9 @@ class OneProcess:
     def __init__(self, settings):
         mlp, dtype = settings.model, getattr(torch, settings.dtype)
         between = {"tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}[mlp.activation]
-        linears = [torch.nn.Linear(*reversed(mlp.size(layer)), dtype=dtype) for layer in range(mlp.layers)]
+        linears = [torch.nn.Linear(*reversed(mlp.weight_shape(layer)), dtype=dtype) for layer in range(mlp.layers)]
         self.model = torch.nn.Sequential(*[part for each in linears for part in (each, between())][:-1])
-        full = initial(mlp, settings.seed, dtype)
+        full = init_parameters(mlp, settings.seed, dtype)
         with torch.no_grad():
             for layer, linear in enumerate(linears):
                 linear.weight.copy_(full[f"layers.{layer}.weight"])
@@ -98,11 +101,11 @@ class OneProcess:
     def apart(self, trainer, what):
         """Return the largest difference of any element, over the largest of its parameter, on this rank."""
         worst = 0.0
-        for piece, mine in zip(trainer.layers.pieces, trainer.layers.parameters, strict=True):
+        for piece, mine in zip(trainer.layers.shards, trainer.layers.parameters, strict=True):
             wanted, found = (
                 each.grad if what == "gradients" else each.detach() for each in (self.named[piece.name], mine)
             )
-            difference = (found - wanted[piece.index]).abs().max() / wanted.abs().max()
+            difference = (found - wanted[piece.slices]).abs().max() / wanted.abs().max()
             worst = max(worst, float(difference))
         return worst
 
@@ -113,21 +116,21 @@ def test_every_gradient_and_parameter_of_every_rank_is_that_of_one_process(hpc, 
     for mesh in meshes(hpc):
         ours, one = trainer(mesh, settings), OneProcess(settings)
         for _ in range(STEPS):
-            wanted = one.gradients(*ours.next_batch())
-            loss = ours.gradients()
+            wanted = one.gradients(*ours.get_next_batch())
+            loss = ours.compute_gradients()
             assert one.apart(ours, "gradients") <= TOLERANCE[settings.dtype], str(mesh)
-            mine = loss if ours.place["tp"] == 0 else 0.0
+            mine = loss if ours.coordinates["tp"] == 0 else 0.0
             assert hpc.all_reduce(np.array([mine]))[0] == pytest.approx(wanted, rel=1e-5), str(mesh)
             one.optimizer.step()
-            ours.descend()
+            ours.apply_gradients()
             assert one.apart(ours, "parameters") <= TOLERANCE[settings.dtype], str(mesh)
 
 
 def test_a_run_tells_the_loss_the_norm_and_the_times_of_all_ranks(hpc, trainer):
     for mesh in meshes(hpc):
         ours, one = trainer(mesh, UNEVEN), OneProcess(UNEVEN)
-        for step, record in enumerate(ours.run(), 1):
-            seen = ours.train.batch(UNEVEN.seed, (step - 1) * UNEVEN.batch, UNEVEN.batch)
+        for step, record in enumerate(ours.run_steps(), 1):
+            seen = ours.train.get_batch(UNEVEN.seed, (step - 1) * UNEVEN.batch, UNEVEN.batch)
             assert (record.step, record.loss) == (step, pytest.approx(one.gradients(*seen), rel=1e-12))
             norm = sum(float(each.grad.square().sum()) for each in one.named.values()) ** 0.5
             assert record.grad_norm == pytest.approx(norm, rel=1e-12)
@@ -138,13 +141,13 @@ def test_a_run_tells_the_loss_the_norm_and_the_times_of_all_ranks(hpc, trainer):
             assert record.peak_bytes > 1 << 20
         assert ours.step == STEPS
         held, y = ours.held_out, one.model(torch.from_numpy(ours.held_out.images))
-        assert ours.accuracy() == (y.argmax(1).numpy() == held.labels).mean()
+        assert ours.compute_accuracy() == (y.argmax(1).numpy() == held.labels).mean()
 
 
 @pytest.mark.parametrize("case", ["even", "uneven", "float32"])
 def test_the_check_finds_nothing_where_all_is_right(hpc, trainer, case):
     for mesh in meshes(hpc):
-        verdict = trainer(mesh, CASES[case]).check()
+        verdict = trainer(mesh, CASES[case]).check_gradients()
         assert verdict.wrong == 0
         assert verdict.error <= TOLERANCE[CASES[case].dtype]
 
@@ -154,26 +157,26 @@ def nothing(*_):
 
 
 def forget_the_sum_behind_a_layer(patch):
-    patch.setattr(tensor._Enter, "backward", staticmethod(lambda _, grad: (grad, None)))
+    patch.setattr(tensor_parallel._CopyToTensorParallel, "backward", staticmethod(lambda _, grad: (grad, None)))
 
 
 def forget_the_sum_in_front(patch):
-    patch.setattr(tensor._Leave, "forward", staticmethod(lambda _, x, tp: x))
+    patch.setattr(tensor_parallel._ReduceFromTensorParallel, "forward", staticmethod(lambda _, x, tp: x))
 
 
 def forget_the_sum_of_gradients(patch):
-    patch.setattr(data.Buckets, "all_reduce", nothing)
+    patch.setattr(data_parallel.GradientBuckets, "all_reduce", nothing)
 
 
 def average_what_is_summed(patch):
-    original = data.Buckets.all_reduce
+    original = data_parallel.GradientBuckets.all_reduce
 
     def divided(self, dp):
         original(self, dp)
         for buffer in self.buffers:
             buffer.div_(dp.size)
 
-    patch.setattr(data.Buckets, "all_reduce", divided)
+    patch.setattr(data_parallel.GradientBuckets, "all_reduce", divided)
 
 
 def sum_what_is_averaged(patch):
@@ -187,7 +190,7 @@ def sum_what_is_averaged(patch):
 
 def begin_each_rank_by_itself(patch):
     rank = MPI.COMM_WORLD.rank
-    patch.setattr(loop, "initial", lambda model, seed, dtype: initial(model, seed + rank, dtype))
+    patch.setattr(training, "init_parameters", lambda model, seed, dtype: init_parameters(model, seed + rank, dtype))
 
 
 PLANTED = [
@@ -205,25 +208,26 @@ def test_the_check_finds_what_is_planted(hpc, trainer, monkeypatch, plant, axes)
     plant(monkeypatch)
     tried = [mesh for mesh in meshes(hpc) if any(getattr(mesh, axis) > 1 for axis in axes)]
     for mesh in tried:
-        verdict = trainer(mesh, EVEN).check()
+        verdict = trainer(mesh, EVEN).check_gradients()
         assert verdict.wrong > 0, str(mesh)
         assert verdict.error > 1e-3 or plant is begin_each_rank_by_itself
 
 
 def test_a_state_goes_to_any_other_mesh_and_on_as_if_nothing_had_been(hpc, trainer, tmp_path):
-    mine = Folder(tmp_path) if hpc.rank == 0 else None  # the others have a directory of their own, and see no file
+    # Other ranks have a directory of their own, without the file.
+    mine = CheckpointDirectory(tmp_path) if hpc.rank == 0 else None
     every = meshes(hpc)
     for mesh, following in zip(every, [*every[1:], every[0]], strict=True):
         settings = replace(UNEVEN, seed=mesh.dp + 10 * mesh.tp)
         first, unbroken = trainer(mesh, replace(settings, steps=2)), trainer(mesh, settings)
-        list(first.run())
-        first.save(mine)
-        list(unbroken.run())
+        list(first.run_steps())
+        first.save_checkpoint(mine)
+        list(unbroken.run_steps())
         for other in (mesh, following):
-            start, damaged = loop.begin(hpc, settings, mine)
+            start, damaged = training.load_start(hpc, settings, mine)
             assert (start.step, start.samples, start.resumed, damaged) == (2, 38, True, [])
             second = trainer(other, settings, start=start)
-            list(second.run())
+            list(second.run_steps())
             assert second.step == STEPS
             whole = gathered(hpc, second), gathered(hpc, unbroken)
             if hpc.rank == 0:
@@ -236,26 +240,26 @@ def test_a_state_goes_to_any_other_mesh_and_on_as_if_nothing_had_been(hpc, train
 
 
 def gathered(hpc, trainer):
-    model = trainer.settings.model
-    by_rank = state.collect(hpc, trainer.mesh, model, trainer.layers.parameters)
-    return state.assembled(trainer.mesh, model, by_rank) if by_rank else None
+    model = trainer.options.model
+    by_rank = full_parameters.gather_shards(hpc, trainer.mesh, model, trainer.layers.parameters)
+    return full_parameters.assemble_parameters(trainer.mesh, model, by_rank) if by_rank else None
 
 
 def test_what_is_collected_is_what_every_rank_has(hpc):
     for mesh in meshes(hpc):
-        parts = pieces(UNEVEN.model, mesh, hpc.rank)
-        mine = [torch.full(piece.part, float(hpc.rank)) for piece in parts]
-        found = state.collect(hpc, mesh, UNEVEN.model, mine)
+        parts = list_shards(UNEVEN.model, mesh, hpc.rank)
+        mine = [torch.full(piece.shape, float(hpc.rank)) for piece in parts]
+        found = full_parameters.gather_shards(hpc, mesh, UNEVEN.model, mine)
         assert (found is not None) == (hpc.rank == 0)
         for rank, theirs in enumerate(found or []):
-            shapes = [piece.part for piece in pieces(UNEVEN.model, mesh, rank)]
+            shapes = [piece.shape for piece in list_shards(UNEVEN.model, mesh, rank)]
             assert [tuple(each.shape) for each in theirs] == shapes
             assert all(bool((each == rank).all()) for each in theirs)
 
 
 def test_buckets_hold_the_gradients_where_they_are(hpc):
     leaves = [torch.ones(count, requires_grad=True) for count in (3, 5, 2, 9)]
-    buckets = data.Buckets(leaves, most_bytes=4 * 8)
+    buckets = data_parallel.GradientBuckets(leaves, max_bytes=4 * 8)
     assert [each.numel() for each in buckets.buffers] == [9, 7, 3]  # the last first
     before = [each.grad.data_ptr() for each in leaves]
     for _ in range(2):
@@ -269,4 +273,4 @@ def test_a_loss_that_is_no_number_ends_the_run(hpc, trainer):
     mesh = meshes(hpc)[0]
     ours = trainer(mesh, replace(UNEVEN, lr=1e200, steps=50))
     with pytest.raises(WrongResultError, match=r"step \d+: the loss is .*; give a smaller --lr than 1e\+200"):
-        list(ours.run())
+        list(ours.run_steps())

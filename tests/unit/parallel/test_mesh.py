@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.parallel.mesh import AXES, Mesh, shares
-from hpccoll.train.settings import Mlp, Settings, micro_slices
+from hpccoll.parallel.mesh import AXES, Mesh, split_evenly
+from hpccoll.train.options import MlpConfig, TrainOptions, slice_microbatches
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ def test_a_strategy_names_a_mesh(strategy, ranks, mesh):
         ("zero1", 4, "unknown strategy 'zero1'; choose dp, tp or pp for all ranks, or a mesh such as dp=2,tp=2,pp=2"),
         ("", 4, "unknown strategy ''"),
         ("dp=2,zero=2", 4, "unknown strategy 'zero'"),
-        ("dp=2,tp=2", 8, "dp=2,tp=2 is a mesh of 4 ranks, and this job has 8 ranks; run mpirun -n 4 hpccoll train"),
+        ("dp=2,tp=2", 8, "dp=2,tp=2 is a mesh of 4 ranks, but this job has 8 ranks; run mpirun -n 4 hpccoll train"),
         ("dp=2", 1, "this job has 1 rank; run mpirun -n 2"),
         ("dp=0", 4, "dp=0 has no number of ranks; write dp=2, or only dp"),
         ("dp=", 4, "dp= has no number"),
         ("dp=x", 4, "dp=x has no number"),
         ("dp=2,dp=2", 4, "dp is named twice"),
         ("dp,tp", 4, "dp and tp have no number"),
-        ("dp,tp=3", 4, "3 does not divide it"),
+        ("dp,tp=3", 4, "this job has 4 ranks, which 3 does not divide"),
     ],
 )
 def test_what_is_no_mesh_of_these_ranks_is_refused(strategy, ranks, told):
@@ -51,23 +51,23 @@ def test_what_is_no_mesh_of_these_ranks_is_refused(strategy, ranks, told):
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(2, 3, 4), Mesh(dp=5), Mesh(tp=2, pp=3)])
 def test_every_rank_is_in_one_group_an_axis_at_its_own_index(mesh):
     for axis in AXES:
-        groups = {tuple(mesh.members(axis, rank)) for rank in range(mesh.ranks)}
+        groups = {tuple(mesh.group_of(axis, rank)) for rank in range(mesh.ranks)}
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.ranks))
         assert {len(group) for group in groups} == {getattr(mesh, axis)}
         for group in groups:
-            assert [mesh.place(rank)[axis] for rank in group] == list(range(len(group)))
+            assert [mesh.coordinates_of(rank)[axis] for rank in group] == list(range(len(group)))
 
 
 def test_the_axes_lie_as_the_picture_says():
     mesh = Mesh(dp=2, tp=2, pp=2)
-    assert mesh.members("tp", 5) == [4, 5]
-    assert mesh.members("dp", 5) == [5, 7]
-    assert mesh.members("pp", 5) == [1, 5]
+    assert mesh.group_of("tp", 5) == [4, 5]
+    assert mesh.group_of("dp", 5) == [5, 7]
+    assert mesh.group_of("pp", 5) == [1, 5]
 
 
 @pytest.mark.parametrize(("total", "parts"), [(10, 3), (3, 3), (2, 3), (0, 2), (64, 8)])
 def test_shares_are_even_and_lose_nothing(total, parts):
-    cut = shares(total, parts)
+    cut = split_evenly(total, parts)
     assert [place for part in cut for place in range(part.start, part.stop)] == list(range(total))
     sizes = [part.stop - part.start for part in cut]
     assert max(sizes) - min(sizes) <= 1
@@ -77,25 +77,37 @@ def test_shares_are_even_and_lose_nothing(total, parts):
 @pytest.mark.parametrize("batch", [7, 12, 64])
 def test_every_sample_of_a_batch_is_in_one_micro_batch(batch):
     mesh = Mesh(dp=3, tp=2)
-    seen = [place for dp in range(3) for part in micro_slices(batch, mesh, dp, 2) for place in range(batch)[part]]
+    seen = [place for dp in range(3) for part in slice_microbatches(batch, mesh, dp, 2) for place in range(batch)[part]]
     assert seen == list(range(batch))
 
 
 @pytest.mark.parametrize(
     ("mesh", "settings", "told"),
     [
-        (Mesh(pp=5), Settings(Mlp(layers=4), 1), "pp=5 stages cannot share 4 layers; give --layers 5 or more"),
-        (Mesh(tp=9), Settings(Mlp(width=8), 1), "tp=9 ranks cannot share a width of 8; give --width 9 or more"),
-        (Mesh(dp=3), Settings(Mlp(), 1, batch=8, microbatches=3), "--batch 8 leaves micro-batches empty: dp=3 times 3"),
-        (Mesh(pp=2), Settings(Mlp(), 1, batch=3), "take 4 samples at least"),
+        (
+            Mesh(pp=5),
+            TrainOptions(MlpConfig(layers=4), 1),
+            "pp=5 stages cannot share 4 layers; give --layers 5 or more",
+        ),
+        (
+            Mesh(tp=9),
+            TrainOptions(MlpConfig(width=8), 1),
+            "tp=9 ranks cannot share a width of 8; give --width 9 or more",
+        ),
+        (
+            Mesh(dp=3),
+            TrainOptions(MlpConfig(), 1, batch=8, microbatches=3),
+            "--batch 8 leaves micro-batches empty: dp=3 times 3",
+        ),
+        (Mesh(pp=2), TrainOptions(MlpConfig(), 1, batch=3), "need at least 4 samples"),
     ],
 )
 def test_what_a_mesh_cannot_cut_is_refused(mesh, settings, told):
     with pytest.raises(UsageError) as caught:
-        settings.require(mesh)
+        settings.require_mesh_fits(mesh)
     assert told in str(caught.value)
 
 
 def test_the_model_counts_its_parameters():
-    assert Mlp(width=32, layers=3).parameters == 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
-    assert Mlp(layers=1).parameters == 650
+    assert MlpConfig(width=32, layers=3).parameter_count == 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
+    assert MlpConfig(layers=1).parameter_count == 650

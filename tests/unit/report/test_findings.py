@@ -7,10 +7,10 @@ import json
 import pytest
 
 from hpccoll.doctor.finding import Severity
-from hpccoll.report.distance import Models, fitted_models, jobs_of, named_models
-from hpccoll.report.judge import Wanted, judge
+from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
+from hpccoll.report.curves import group_curves
+from hpccoll.report.findings.collect import BenchRequest, collect_findings
 from hpccoll.report.load import load
-from hpccoll.report.series import pictures
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
 
 LADDER = [1.0 + at / 1000 for at in range(40)]  # samples that are close together
@@ -43,8 +43,8 @@ def steady(found):
 
 def found(*files, wants=lambda _: None, models=None):
     results = load(files)
-    drawn = pictures(results.rows)
-    return judge(results, drawn, models or Models(), wants)
+    drawn = group_curves(results.rows)
+    return collect_findings(results, drawn, models or BoundModels(), wants)
 
 
 def one(findings, area, severity, *words):
@@ -119,7 +119,7 @@ def test_device_memory_by_a_detour_is_missing_cuda_awareness(write):
 
 
 def test_a_torn_file_and_missing_sizes_are_runs_cut_short(write, tmp_path):
-    wanted = Wanted(("all_reduce", "all_gather"), (64, 512, 4096, 32768, 262144), (False, True), 4)
+    wanted = BenchRequest(("all_reduce", "all_gather"), (64, 512, 4096, 32768, 262144), (False, True), 4)
     assert not [each for each in found(TWO, wants=lambda _: wanted) if each.area == "run"]
     rows = [each for each in records() if each.get("nbytes") != 262144 or each["op"] != "all_gather"]
     short = one(found(write(rows), wants=lambda _: wanted), "run", Severity.WARNING, "2 sizes are missing")
@@ -136,11 +136,11 @@ def test_a_run_that_measured_nothing_is_told_beside_others(write):
 
 
 def test_blocked_operations_want_the_sizes_that_they_round_to():
-    assert Wanted(("all_gather",), (8, 1000), (True,), 4).rows(3) == {
+    assert BenchRequest(("all_gather",), (8, 1000), (True,), 4).expected_rows(3) == {
         ("all_gather", True, 12),
         ("all_gather", True, 996),
     }
-    assert Wanted(("barrier",), (8, 64), (True,), 4).rows(3) == {("barrier", True, 0)}
+    assert BenchRequest(("barrier",), (8, 64), (True,), 4).expected_rows(3) == {("barrier", True, 0)}
 
 
 def test_the_same_measured_twice_and_not_alike_is_noise(write):
@@ -214,7 +214,7 @@ def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
 
     rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
     file = write(rows)
-    models = named_models(jobs_of(pictures(load([file]).rows)), load_machine("summit"))
+    models = use_named_machine(list_job_sizes(group_curves(load([file]).rows)), load_machine("summit"))
     bound = [each for each in found(file, models=models) if each.area == "bound"]
     assert bound
     assert "256 KiB" in bound[0].evidence
@@ -254,16 +254,16 @@ def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
     from hpccoll.cli.machine_options import read_measured_rows
 
     results = load([TWO, FOUR])
-    drawn = pictures(results.rows)
+    drawn = group_curves(results.rows)
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
-    models = fitted_models([*jobs_of(drawn), (3, 1)], rows)
-    assert (2, 1) in models.of
-    error = models.of[2, 1].error
+    models = fit_machines([*list_job_sizes(drawn), (3, 1)], rows)
+    assert (2, 1) in models.by_job
+    error = models.by_job[2, 1].error
     assert error is not None
     assert 0 < error < 0.5
     assert any("3 ranks on 1 node: a fit takes 4 sizes" in each for each in models.missing)
     for row in results.rows:
         if row.record.row.ranks == 2:
-            bound = models.bound_s(row.record)
+            bound = models.compute_bound_s(row.record)
             assert bound is not None
             assert 0 < bound < row.record.time_us.max * 1e-6

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UsageError
+from hpccoll.report.curves import group_curves
 from hpccoll.report.load import load
-from hpccoll.report.scaling import scalings
-from hpccoll.report.series import pictures
+from hpccoll.report.scaling_curves import group_scaling_curves
 
 DATA = Path(__file__).parents[2] / "data"
 TWO, FOUR, PAIRS = (DATA / name for name in ("bench-2.jsonl", "bench-4.jsonl", "preflight-4.jsonl"))
@@ -102,39 +102,41 @@ def test_an_empty_directory_is_refused(tmp_path):
 
 def test_pictures_hold_every_row_once_in_place_first():
     results = load([TWO, FOUR])
-    drawn = pictures(results.rows)
+    drawn = group_curves(results.rows)
     assert sum(len(curve.rows) for picture in drawn for curve in picture.curves) == len(results.rows)
     kinds = [(picture.setting.op, picture.setting.ranks, picture.in_place) for picture in drawn]
     ops = ("all_reduce", "all_gather")
     assert kinds == [(op, ranks, place) for ranks in (2, 4) for op in ops for place in (True, False)]
     for picture in drawn:
         for nbytes in picture.sizes:
-            best = picture.best(nbytes)
+            best = picture.find_fastest(nbytes)
             assert best is not None
-            assert best[1].time_us.p50 == min(curve.at(nbytes).time_us.p50 for curve in picture.curves)
+            assert best[1].time_us.p50 == min(curve.record_at(nbytes).time_us.p50 for curve in picture.curves)
 
 
 def test_runs_on_two_mpi_libraries_are_lines_of_their_own(tmp_path):
     file = tmp_path / "other.jsonl"
     file.write_text(TWO.read_text().replace("MPICH 5.0.2", "Open MPI 5.0.11"))
-    names = {curve.name.label for picture in pictures(load([TWO, file]).rows) for curve in picture.curves}
+    names = {curve.implementation.label for picture in group_curves(load([TWO, file]).rows) for curve in picture.curves}
     assert {"mpi (MPICH 5.0.2)", "mpi (Open MPI 5.0.11)", "ring (MPICH 5.0.2)"} <= names
     again = tmp_path / "again.jsonl"
     shutil.copy(TWO, again)
-    assert "mpi" in {curve.name.label for picture in pictures(load([TWO, again]).rows) for curve in picture.curves}
+    assert "mpi" in {
+        curve.implementation.label for picture in group_curves(load([TWO, again]).rows) for curve in picture.curves
+    }
 
 
 def test_a_sweep_is_followed_over_ranks_or_nodes(tmp_path):
-    over_ranks = scalings(pictures(load([TWO, FOUR]).rows))
-    assert {(each.kind.op, each.over) for each in over_ranks} == {("all_reduce", "ranks"), ("all_gather", "ranks")}
+    over_ranks = group_scaling_curves(group_curves(load([TWO, FOUR]).rows))
+    assert {(each.key.op, each.over) for each in over_ranks} == {("all_reduce", "ranks"), ("all_gather", "ranks")}
     assert {each.sizes for each in over_ranks} == {(64, 4096, 262144)}
     file = tmp_path / "nodes.jsonl"
     records = [json.loads(line) | {"nodes": 2} for line in FOUR.read_text().splitlines()]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    (scaling, *_) = scalings(pictures(load([TWO, file]).rows))
+    (scaling, *_) = group_scaling_curves(group_curves(load([TWO, file]).rows))
     assert scaling.over == "nodes"
-    (ring,) = [name for name in scaling.names if name.algorithm == "ring"]
-    assert [x for x, _ in scaling.at(ring, 4096)] == [1, 2]
+    (ring,) = [name for name in scaling.implementations if name.algorithm == "ring"]
+    assert [x for x, _ in scaling.records_at(ring, 4096)] == [1, 2]
 
 
 def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
@@ -145,9 +147,9 @@ def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
         if "nbytes" in record:
             record["nbytes"] -= record["nbytes"] % 12
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    (scaling, *_) = scalings(pictures(load([TWO, file]).rows))
+    (scaling, *_) = group_scaling_curves(group_curves(load([TWO, file]).rows))
     assert scaling.sizes[-1] == 262140
-    assert [x for x, _ in scaling.at(scaling.names[0], scaling.sizes[-1])] == [2, 3]
+    assert [x for x, _ in scaling.records_at(scaling.implementations[0], scaling.sizes[-1])] == [2, 3]
 
 
 def test_a_field_that_no_run_writes_is_refused_by_name(tmp_path):

@@ -11,22 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Line, Point, svg
-from hpccoll.report.heat import Cell, Heat, colour
-from hpccoll.report.heat import svg as heat_svg
-from hpccoll.report.looks import BOUND, QUIET, Look, looks
-from hpccoll.report.scale import (
-    linear_scale,
-    log_scale,
-    plain,
-    tell_bytes_per_s,
-    tell_seconds,
-    tell_span,
-    ticks,
+from hpccoll.report.axis_scale import (
+    choose_ticks,
+    format_bytes_per_s,
+    format_interval,
+    format_number,
+    format_seconds,
+    make_linear_scale,
+    make_log_scale,
 )
-from hpccoll.report.series import pictures
+from hpccoll.report.curves import group_curves
+from hpccoll.report.heat_map import HeatMap, HeatMapCell, interpolate_color
+from hpccoll.report.heat_map import render_heat_map as heat_svg
+from hpccoll.report.line_chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    ChartLine,
+    ChartPoint,
+    LineChart,
+    render_line_chart,
+)
+from hpccoll.report.line_styles import BOUND_STYLE, MUTED_STYLE, LineStyle, assign_line_styles
 
-RING = Look("c1", "M0 0h1z")
+RING = LineStyle("c1", "M0 0h1z")
 SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-9, 1e12)
 
@@ -35,9 +46,9 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
-def chart(*lines: Line, **more) -> Chart:
-    given = {"ident": "x1", "title": "Time", "about": "all_reduce", "x_label": "size"} | more
-    return Chart(x_told=str, y_told=tell_seconds, lines=lines, **given)
+def chart(*lines: ChartLine, **more) -> LineChart:
+    given = {"element_id": "x1", "title": "Time", "description": "all_reduce", "x_label": "size"} | more
+    return LineChart(format_x=str, format_y=format_seconds, lines=lines, **given)
 
 
 def of_class(root: ET.Element, name: str) -> list[ET.Element]:
@@ -46,11 +57,11 @@ def of_class(root: ET.Element, name: str) -> list[ET.Element]:
 
 @given(st.lists(positive, min_size=1, max_size=9))
 def test_every_value_has_its_place_between_the_ends_and_order_is_kept(values):
-    for scale in (log_scale(values, 300, 10), linear_scale(values, 300, 10)):
-        places = [scale.at(value) for value in sorted(values)]
+    for scale in (make_log_scale(values, 300, 10), make_linear_scale(values, 300, 10)):
+        places = [scale.position_of(value) for value in sorted(values)]
         assert all(10 - 1e-6 <= place <= 300 + 1e-6 for place in places)
         assert places == sorted(places, reverse=True)
-        shown = ticks(scale)
+        shown = choose_ticks(scale)
         assert shown == sorted(shown)
         assert len(shown) <= 12
         assert all(scale.low <= value <= scale.high for value in shown)
@@ -58,8 +69,8 @@ def test_every_value_has_its_place_between_the_ends_and_order_is_kept(values):
 
 @given(st.floats(1e-9, 1e9), st.floats(1.5, 1e6))
 def test_an_axis_has_two_ticks_at_least(low, factor):
-    assert len(ticks(log_scale([low, low * factor * 2], 0, 1))) >= 2
-    assert len(ticks(linear_scale([low], 0, 1))) >= 2
+    assert len(choose_ticks(make_log_scale([low, low * factor * 2], 0, 1))) >= 2
+    assert len(choose_ticks(make_linear_scale([low], 0, 1))) >= 2
 
 
 @pytest.mark.parametrize(
@@ -67,21 +78,21 @@ def test_an_axis_has_two_ticks_at_least(low, factor):
     [(0.0, "0 µs"), (2.4e-9, "2.4 ns"), (2.512e-6, "2.51 µs"), (999.8e-6, "1 ms"), (0.0123, "12.3 ms"), (12, "12 s")],
 )
 def test_times_are_told_in_a_unit_that_keeps_them_short(seconds, told):
-    assert tell_seconds(seconds) == told
+    assert format_seconds(seconds) == told
 
 
 def test_bandwidths_and_intervals_are_told_with_their_unit_once():
-    assert tell_bytes_per_s(11.8e9) == "11.8 GB/s"
-    assert tell_bytes_per_s(49.96e6) == "50 MB/s"
-    assert tell_span(2e-6, 3e-6, tell_seconds) == "[2, 3] µs"
-    assert tell_span(2e-6, 3e-3, tell_seconds) == "[2 µs, 3 ms]"
-    assert plain(1234567) == "1,234,567"
-    assert plain(1e-5) == "0.00001"
+    assert format_bytes_per_s(11.8e9) == "11.8 GB/s"
+    assert format_bytes_per_s(49.96e6) == "50 MB/s"
+    assert format_interval(2e-6, 3e-6, format_seconds) == "[2, 3] µs"
+    assert format_interval(2e-6, 3e-3, format_seconds) == "[2 µs, 3 ms]"
+    assert format_number(1234567) == "1,234,567"
+    assert format_number(1e-5) == "0.00001"
 
 
 def test_points_stand_where_the_axes_say():
-    points = tuple(Point(8.0 * 8**at, 1e-6 * 10**at, 0.9e-6 * 10**at, 1.2e-6 * 10**at) for at in range(4))
-    root = parsed(svg(chart(Line("ring", RING, points))))
+    points = tuple(ChartPoint(8.0 * 8**at, 1e-6 * 10**at, 0.9e-6 * 10**at, 1.2e-6 * 10**at) for at in range(4))
+    root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
     places = [tuple(map(float, re.findall(r"[\d.]+", mark.get("transform", "")))) for mark in of_class(root, "mark")]
     assert len(places) == 4
     assert all(LEFT < x < WIDTH - RIGHT and TOP < y < HEIGHT - BOTTOM for x, y in places)
@@ -94,19 +105,21 @@ def test_points_stand_where_the_axes_say():
 
 
 def test_both_vertical_scales_are_in_the_picture():
-    points = (Point(8, 1e-6, 1e-6, 1e-6), Point(64, 1e-5, 1e-5, 1e-5), Point(512, 1e-4, 1e-4, 1e-4))
-    root = parsed(svg(chart(Line("ring", RING, points))))
+    points = (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-5, 1e-5, 1e-5), ChartPoint(512, 1e-4, 1e-4, 1e-4))
+    root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
     (path,) = of_class(root, "path")
     assert path.get("d") != path.get("data-alt")
     heights = [float(re.findall(r"[\d.]+", mark.get("data-alt", ""))[1]) for mark in of_class(root, "mark")]
     floor = HEIGHT - BOTTOM
     assert (floor - heights[1]) / (floor - heights[2]) == pytest.approx(0.1, abs=0.01)  # linear, from zero
-    linear_first = parsed(svg(chart(Line("ring", RING, points), log=False)))
+    linear_first = parsed(render_line_chart(chart(ChartLine("ring", RING, points), is_log=False)))
     assert of_class(linear_first, "path")[0].get("d") == path.get("data-alt")
 
 
 def test_a_picture_is_told_to_those_who_do_not_see_it():
-    root = parsed(svg(chart(Line("ring", RING, (Point(8, 2e-6, 1e-6, 3e-6, "12 iterations"),)))))
+    root = parsed(
+        render_line_chart(chart(ChartLine("ring", RING, (ChartPoint(8, 2e-6, 1e-6, 3e-6, "12 iterations"),))))
+    )
     assert root.get("role") == "img"
     named = root.get("aria-labelledby", "").split()
     assert [root.find(f".//*[@id='{name}']").text for name in named] == ["Time", "all_reduce"]
@@ -118,33 +131,38 @@ def test_a_picture_is_told_to_those_who_do_not_see_it():
 
 def test_names_from_files_are_text_and_never_markup():
     evil = '"><script>alert(1)</script>'
-    point = Point(8, 1e-6, 1e-6, 1e-6, evil)
-    root = parsed(svg(chart(Line(evil, RING, (point,)), title=evil, about=evil)))
+    point = ChartPoint(8, 1e-6, 1e-6, 1e-6, evil)
+    root = parsed(render_line_chart(chart(ChartLine(evil, RING, (point,)), title=evil, description=evil)))
     assert not [each for each in root.iter() if each.tag.endswith("script")]
-    cells = (Cell(0, 1, 1.0, evil, evil, broken=False), Cell(1, 0, None, evil, evil, broken=True))
-    root = parsed(heat_svg(Heat("h", evil, evil, (evil, "b"), cells, str, high_is_good=True)))
+    cells = (
+        HeatMapCell(0, 1, 1.0, evil, evil, is_broken=False),
+        HeatMapCell(1, 0, None, evil, evil, is_broken=True),
+    )
+    root = parsed(heat_svg(HeatMap("h", evil, evil, (evil, "b"), cells, str, higher_is_better=True)))
     assert not [each for each in root.iter() if each.tag.endswith("script")]
 
 
 def test_values_without_a_place_on_the_axes_are_left_out():
-    nothing = Line("ring", RING, (Point(0, 1e-6, 1e-6, 1e-6), Point(8, 0.0, 0.0, 0.0)))
-    assert svg(chart(nothing)) == ""
-    some = Line("tree", QUIET, (Point(8, 1e-6, 1e-6, 1e-6),))
-    root = parsed(svg(chart(nothing, some)))
+    nothing = ChartLine("ring", RING, (ChartPoint(0, 1e-6, 1e-6, 1e-6), ChartPoint(8, 0.0, 0.0, 0.0)))
+    assert render_line_chart(chart(nothing)) == ""
+    some = ChartLine("tree", MUTED_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6),))
+    root = parsed(render_line_chart(chart(nothing, some)))
     assert [line.get("data-name") for line in of_class(root, "line")] == ["tree"]
     assert len(of_class(root, "mark")) == 1
 
 
 def test_the_bound_is_a_line_without_markers():
-    bound = Line("the model's bound", BOUND, (Point(8, 1e-6, 1e-6, 1e-6), Point(64, 1e-6, 1e-6, 1e-6)))
-    root = parsed(svg(chart(bound)))
+    bound = ChartLine(
+        "the model's bound", BOUND_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-6, 1e-6, 1e-6))
+    )
+    root = parsed(render_line_chart(chart(bound)))
     assert len(of_class(root, "path")) == 1
     assert not of_class(root, "mark")
 
 
-def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, int] | None = None) -> Heat:
+def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, int] | None = None) -> HeatMap:
     cells = [
-        Cell(
+        HeatMapCell(
             row,
             column,
             None if (row, column) == broken else 2e9 if (row, column) == slow else 1e10,
@@ -157,7 +175,7 @@ def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, i
         if row != column
     ]
     names = tuple(f"n{at}" for at in range(count))
-    return Heat("h1", "Bandwidth", "about", names, tuple(cells), tell_bytes_per_s, high_is_good=True)
+    return HeatMap("h1", "Bandwidth", "about", names, tuple(cells), format_bytes_per_s, higher_is_better=True)
 
 
 def test_a_matrix_has_a_cell_a_direction_and_shows_what_is_slow_and_broken():
@@ -185,15 +203,15 @@ def test_a_large_matrix_stays_a_picture_of_bearable_size(count):
 
 def test_the_colours_of_a_matrix_darken_on_both_sides_of_the_usual():
     def light(share):
-        red, green, blue = colour(share)
+        red, green, blue = interpolate_color(share)
         return 0.299 * red + 0.587 * green + 0.114 * blue
 
     below = [light(share / 100) for share in range(10, 90, 5)]
     above = [light(share / 100) for share in range(100, 200, 10)]
     assert below == sorted(below)
     assert above == sorted(above, reverse=True)
-    assert colour(1e-6) == colour(0.1)
-    assert colour(1e6) == colour(2.0)
+    assert interpolate_color(1e-6) == interpolate_color(0.1)
+    assert interpolate_color(1e6) == interpolate_color(2.0)
     assert math.isfinite(light(0.1))
 
 
@@ -201,24 +219,26 @@ def test_lines_of_an_operation_never_look_alike_but_for_the_quiet_ones():
     from hpccoll.report.load import load
     from tests.unit.report.test_load import FOUR, TWO
 
-    drawn = pictures(load([TWO, FOUR]).rows)
-    found = looks(drawn)
+    drawn = group_curves(load([TWO, FOUR]).rows)
+    found = assign_line_styles(drawn)
     for picture in drawn:
-        loud = [found[curve.name] for curve in picture.curves if not found[curve.name].quiet]
+        loud = [found[curve.implementation] for curve in picture.curves if not found[curve.implementation].is_muted]
         assert len(set(loud)) == len(loud)
-    assert found[next(name for name in found if name.engine == "mpi")].css == "peer"
+    assert found[next(name for name in found if name.engine == "mpi")].css_class == "peer"
 
 
 def test_one_slow_node_of_four_is_the_one_that_stands_out():
     slow = [
-        Cell(row, column, 2.5e9 if 2 in (row, column) else 1e10, f"n{row} to n{column}", "said", broken=False)
+        HeatMapCell(row, column, 2.5e9 if 2 in (row, column) else 1e10, f"n{row} to n{column}", "said", is_broken=False)
         for row in range(4)
         for column in range(4)
         if row != column
     ]
     names = tuple(f"n{at}" for at in range(4))
-    root = parsed(heat_svg(Heat("h1", "t", "a", names, tuple(slow), tell_bytes_per_s, high_is_good=True)))
+    root = parsed(heat_svg(HeatMap("h1", "t", "a", names, tuple(slow), format_bytes_per_s, higher_is_better=True)))
     fills = {str(cell.get("data-head")): cell.get("style", "") for cell in of_class(root, "cell")}
-    usual = {f"fill:rgb({' '.join(map(str, colour(1.0)))})"}
+    usual = {f"fill:rgb({' '.join(map(str, interpolate_color(1.0)))})"}
     assert {fill for name, fill in fills.items() if "n2" not in name} == usual
-    assert {fill for name, fill in fills.items() if "n2" in name} == {f"fill:rgb({' '.join(map(str, colour(0.25)))})"}
+    assert {fill for name, fill in fills.items() if "n2" in name} == {
+        f"fill:rgb({' '.join(map(str, interpolate_color(0.25)))})"
+    }

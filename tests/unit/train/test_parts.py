@@ -13,11 +13,11 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.schema import schema
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train import digits
-from hpccoll.train.checkpoint import Checkpoint, Folder
+from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
+from hpccoll.train.options import MlpConfig, TrainOptions
 from hpccoll.train.record import Share, TrainRecord, TrainSummary
-from hpccoll.train.settings import Mlp, Settings
 
-IDENTITY = Settings(Mlp(), 1).identity()
+IDENTITY = TrainOptions(MlpConfig(), 1).checkpoint_identity()
 
 
 def state(step, identity=IDENTITY):
@@ -32,7 +32,7 @@ def names(path):
 
 
 def test_the_digits_are_whole_and_a_tenth_is_held_out():
-    train, held_out = digits.load()
+    train, held_out = digits.load_digits()
     assert (len(train), len(held_out)) == (1618, 179)
     assert train.images.shape == (1618, 64)
     assert (train.images.min(), train.images.max()) == (0, 1)
@@ -43,37 +43,37 @@ def test_the_digits_are_whole_and_a_tenth_is_held_out():
 
 
 def test_each_pass_sees_every_sample_once_in_an_order_of_its_own():
-    train = digits.load()[0]
+    train = digits.load_digits()[0]
     rows = np.arange(len(train))
     numbered = digits.Digits(rows, rows)
-    passes = [numbered.batch(3, first, len(train))[1] for first in (0, len(train))]
+    passes = [numbered.get_batch(3, first, len(train))[1] for first in (0, len(train))]
     assert [sorted(each) for each in passes] == [list(rows)] * 2
     assert passes[0].tolist() != passes[1].tolist()
-    assert numbered.batch(4, 0, len(train))[1].tolist() != passes[0].tolist()
-    steps = [numbered.batch(3, first, 50)[1] for first in range(0, 3200, 50)]  # one of them lies across two passes
+    assert numbered.get_batch(4, 0, len(train))[1].tolist() != passes[0].tolist()
+    steps = [numbered.get_batch(3, first, 50)[1] for first in range(0, 3200, 50)]  # one of them lies across two passes
     assert np.concatenate(steps).tolist() == np.concatenate(passes)[:3200].tolist()
 
 
 def test_a_checkpoint_comes_back_to_the_bit_and_two_are_kept(tmp_path):
-    folder = Folder(tmp_path / "new" / "state")
+    folder = CheckpointDirectory(tmp_path / "new" / "state")
     for step in (1, 2, 3):
         assert folder.save(state(step)).name == f"step-0000000{step}.npz"
     assert names(folder.path) == ["step-00000002.npz", "step-00000003.npz"]
-    found, damaged = folder.newest(IDENTITY)
+    found, damaged = folder.load_newest(IDENTITY)
     assert (found.step, found.samples, damaged) == (3, 192, [])
     for name, numbers in state(3).parameters.items():
         assert found.parameters[name].tobytes() == numbers.tobytes()
 
 
 def test_an_empty_directory_has_none(tmp_path):
-    assert Folder(tmp_path).newest(IDENTITY) == (None, [])
+    assert CheckpointDirectory(tmp_path).load_newest(IDENTITY) == (None, [])
 
 
 def test_a_save_that_was_killed_is_not_taken_and_cleared_away(tmp_path):
-    folder = Folder(tmp_path)
+    folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
     (tmp_path / "step-00000002.unfinished").write_bytes((tmp_path / "step-00000001.npz").read_bytes()[:100])
-    assert folder.newest(IDENTITY)[0].step == 1
+    assert folder.load_newest(IDENTITY)[0].step == 1
     folder.save(state(3))
     assert names(tmp_path) == ["step-00000001.npz", "step-00000003.npz"]
 
@@ -89,16 +89,16 @@ def flipped(data):
 
 @pytest.mark.parametrize("spoil", [cut_short, flipped, lambda data: b"", lambda data: b"\0" * len(data)])
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path, spoil):
-    folder = Folder(tmp_path)
+    folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
     file = folder.save(state(2))
     file.write_bytes(spoil(file.read_bytes()))
-    found, damaged = folder.newest(IDENTITY)
+    found, damaged = folder.load_newest(IDENTITY)
     assert found.step == 1
     assert len(damaged) == 1
-    assert f"{file} is damaged and passed over" in damaged[0]
+    assert f"{file} is damaged and was skipped" in damaged[0]
     (tmp_path / "step-00000001.npz").write_bytes(b"nothing")
-    none, damaged = folder.newest(IDENTITY)
+    none, damaged = folder.load_newest(IDENTITY)
     assert none is None
     assert len(damaged) == 2
 
@@ -107,37 +107,37 @@ def test_a_file_of_something_else_is_passed_over(tmp_path):
     np.savez(tmp_path / "step-00000009.npz", about=np.array(json.dumps({"schema": "other/1"})))
     with zipfile.ZipFile(tmp_path / "step-00000008.npz", "w") as archive:
         archive.writestr("about.txt", "hello")
-    assert len(Folder(tmp_path).newest(IDENTITY)[1]) == 2
+    assert len(CheckpointDirectory(tmp_path).load_newest(IDENTITY)[1]) == 2
 
 
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (Settings(Mlp(width=32), 1), "(width 64), and this one has width 32"),
+        (TrainOptions(MlpConfig(width=32), 1), "a run with width 64, but this run has width 32"),
         (
-            Settings(Mlp(layers=2), 1, dtype="float64"),
-            "(layers 4, dtype float32), and this one has layers 2, dtype float64",
+            TrainOptions(MlpConfig(layers=2), 1, dtype="float64"),
+            "layers 4, dtype float32, but this run has layers 2, dtype float64",
         ),
-        (Settings(Mlp(), 1, seed=7), "(seed 0), and this one has seed 7"),
+        (TrainOptions(MlpConfig(), 1, seed=7), "seed 0, but this run has seed 7"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_both_sizes(tmp_path, other, told):
-    Folder(tmp_path).save(state(5))
+    CheckpointDirectory(tmp_path).save(state(5))
     with pytest.raises(UsageError) as caught:
-        Folder(tmp_path).newest(other.identity())
-    assert f"--checkpoint {tmp_path}: step-00000005.npz is of another run" in str(caught.value)
+        CheckpointDirectory(tmp_path).load_newest(other.checkpoint_identity())
+    assert f"--checkpoint {tmp_path}: step-00000005.npz is from a run with" in str(caught.value)
     assert told in str(caught.value)
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/state"):
-        with pytest.raises(UsageError, match=r"--checkpoint .*: cannot write there \(.*\); name a directory"):
-            Folder(path)
+        with pytest.raises(UsageError, match=r"--checkpoint .*: cannot write there \(.*\); name a writable directory"):
+            CheckpointDirectory(path)
 
 
 def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
-    folder = Folder(tmp_path)
+    folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
 
     def full(stream, **_):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.train.settings import Mlp
+from hpccoll.train.options import MlpConfig
 
 torch = pytest.importorskip("torch")
 
-from hpccoll.parallel.pipeline import SCHEDULES, Turn  # noqa: E402 - torch may not be here
+from hpccoll.parallel.pipeline_parallel import SCHEDULES, PassDirection  # noqa: E402 - torch may not be here
 from hpccoll.train import model as models  # noqa: E402
-from hpccoll.train.check import replicas_apart  # noqa: E402
+from hpccoll.train.gradient_check import count_replica_differences  # noqa: E402
 
 MESHES = [Mesh(), Mesh(tp=3), Mesh(pp=3), Mesh(2, 2, 2), Mesh(tp=5, pp=2)]
 
@@ -39,7 +39,7 @@ def ends(schedule, stages, micros):
         for stage in range(stages):
             while at[stage] < len(lists[stage]):
                 turn, micro = lists[stage][at[stage]]
-                needs = stage - 1 if turn is Turn.FORWARD else stage + 1
+                needs = stage - 1 if turn is PassDirection.FORWARD else stage + 1
                 if 0 <= needs < stages and (turn, micro, needs) not in sent:
                     break
                 sent.add((turn, micro, stage))
@@ -55,30 +55,32 @@ def test_no_schedule_can_stand_still_and_each_goes_back_after_it_went_forward(sc
             for stage in range(stages):
                 actions = SCHEDULES[schedule](stage, stages, micros)
                 held = most = 0
-                for turn in Turn:
+                for turn in PassDirection:
                     assert [micro for what, micro in actions if what is turn] == list(range(micros))
                 for turn, _ in actions:
-                    held += 1 if turn is Turn.FORWARD else -1
+                    held += 1 if turn is PassDirection.FORWARD else -1
                     assert held >= 0
                     most = max(most, held)
                 assert most == (micros if schedule == "gpipe" else min(stages - stage, micros))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("mlp", [Mlp(width=7, layers=4), Mlp(width=10, layers=5), Mlp(width=6, layers=3)])
+@pytest.mark.parametrize(
+    "mlp", [MlpConfig(width=7, layers=4), MlpConfig(width=10, layers=5), MlpConfig(width=6, layers=3)]
+)
 def test_the_pieces_of_a_data_parallel_row_make_the_whole_model(mesh, mlp):
-    seen = {piece.name: torch.zeros(piece.shape, dtype=torch.int64) for piece in models.whole(mlp)}
+    seen = {piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in models.list_full_parameters(mlp)}
     for rank in range(mesh.ranks):
-        if mesh.place(rank)["dp"]:
+        if mesh.coordinates_of(rank)["dp"]:
             continue
-        for piece in models.pieces(mlp, mesh, rank):
-            if not (piece.shared and mesh.place(rank)["tp"]):
-                seen[piece.name][piece.index] += 1
+        for piece in models.list_shards(mlp, mesh, rank):
+            if not (piece.is_replicated and mesh.coordinates_of(rank)["tp"]):
+                seen[piece.name][piece.slices] += 1
     assert all(bool((each == 1).all()) for each in seen.values())
 
 
 def test_no_two_layers_and_no_two_pieces_begin_alike():
-    full = models.initial(Mlp(width=64, layers=4), 0, torch.float64)
+    full = models.init_parameters(MlpConfig(width=64, layers=4), 0, torch.float64)
     weights = [full[f"layers.{layer}.weight"] for layer in range(3)]
     assert not any(bool((a == b).any()) for a, b in [(weights[0], weights[1]), (weights[1], weights[2])])
     top, bottom = weights[1].split(32)
@@ -88,14 +90,14 @@ def test_no_two_layers_and_no_two_pieces_begin_alike():
         assert float(each.abs().max()) <= into**-0.5, name
         if each.numel() > 1000:
             assert float(each.std()) == pytest.approx(into**-0.5 / 3**0.5, rel=0.05)
-    single = models.initial(Mlp(width=64, layers=4), 0, torch.float32)
+    single = models.init_parameters(MlpConfig(width=64, layers=4), 0, torch.float32)
     assert all(bool((single[name] == each.to(torch.float32)).all()) for name, each in full.items())
 
 
 def test_replicas_are_compared_bit_by_bit():
-    model, mesh = Mlp(width=4, layers=2), Mesh(dp=2)
-    full = {piece.name: torch.zeros(piece.shape) for piece in models.whole(model)}
-    ranks = [[torch.zeros(piece.part) for piece in models.pieces(model, mesh, rank)] for rank in range(2)]
-    assert replicas_apart(model, mesh, ranks, full) == 0
+    model, mesh = MlpConfig(width=4, layers=2), Mesh(dp=2)
+    full = {piece.name: torch.zeros(piece.full_shape) for piece in models.list_full_parameters(model)}
+    ranks = [[torch.zeros(piece.shape) for piece in models.list_shards(model, mesh, rank)] for rank in range(2)]
+    assert count_replica_differences(model, mesh, ranks, full) == 0
     ranks[1][0].flatten()[1] = -0.0
-    assert replicas_apart(model, mesh, ranks, full) == 1
+    assert count_replica_differences(model, mesh, ranks, full) == 1

@@ -36,31 +36,31 @@ _STOPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatMapCell:
     """A value in a row and a column (None: none), how it is called and what is said of it."""
 
     row: int
     column: int
     value: float | None
     name: str
-    said: str
-    broken: bool
+    details: str
+    is_broken: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class HeatMap:
     """A matrix; `tell` writes a value, `high_is_good` says which values are the better ones."""
 
-    ident: str
+    element_id: str
     title: str
-    about: str
+    description: str
     names: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    tell: Callable[[float], str]
-    high_is_good: bool
+    cells: tuple[HeatMapCell, ...]
+    format_value: Callable[[float], str]
+    higher_is_better: bool
 
 
-def colour(share: float) -> tuple[int, int, int]:
+def interpolate_color(share: float) -> tuple[int, int, int]:
     """Return the colour of a value that is `share` times the usual one, above 1 the better."""
     inside = min(max(share, _STOPS[0][0]), _STOPS[-1][0])
     for (low, one), (high, other) in pairwise(_STOPS):
@@ -71,30 +71,30 @@ def colour(share: float) -> tuple[int, int, int]:
     return _STOPS[-1][1]
 
 
-def svg(heat: Heat) -> str:
+def render_heat_map(heat: HeatMap) -> str:
     """Return the matrix as an <svg> element."""
     margin = min(max((len(name) for name in heat.names), default=1), _LONGEST) * _LETTER + 12
     side = min((_WIDTH - margin - 4) / max(len(heat.names), 1), _LARGEST)
     top = margin * 0.75 + 4
     height = top + side * len(heat.names) + _LEGEND
     values = [cell.value for cell in heat.cells if cell.value is not None]
-    usual = _usual(values, heat.high_is_good) if values else 1.0
-    named = f'aria-labelledby="{heat.ident}-t {heat.ident}-d"'
-    draw = _shapes if len(heat.names) <= _MOST_SHAPES else _pixels
+    usual = _compute_reference_value(values, heat.higher_is_better) if values else 1.0
+    named = f'aria-labelledby="{heat.element_id}-t {heat.element_id}-d"'
+    draw = _render_cells if len(heat.names) <= _MOST_SHAPES else _render_pixels
     return "\n".join(
         [
-            f'<svg id="{heat.ident}" class="heat" viewBox="0 0 {_WIDTH} {height:.1f}" role="img" {named}>',
-            f'<title id="{heat.ident}-t">{escape(heat.title)}</title>',
-            f'<desc id="{heat.ident}-d">{escape(heat.about)}</desc>',
-            *_axis(heat, margin, top, side),
+            f'<svg id="{heat.element_id}" class="heat" viewBox="0 0 {_WIDTH} {height:.1f}" role="img" {named}>',
+            f'<title id="{heat.element_id}-t">{escape(heat.title)}</title>',
+            f'<desc id="{heat.element_id}-d">{escape(heat.description)}</desc>',
+            *_render_node_names(heat, margin, top, side),
             *draw(heat, margin, top, side, usual),
-            *_legend(heat, margin, height - _LEGEND + 14, usual, bool(values)),
+            *_render_color_legend(heat, margin, height - _LEGEND + 14, usual, bool(values)),
             "</svg>",
         ]
     )
 
 
-def _usual(values: Sequence[float], high_is_good: bool) -> float:
+def _compute_reference_value(values: Sequence[float], high_is_good: bool) -> float:
     """Return what the best quarter of the values reaches."""
     if len(values) == 1:
         return values[0]
@@ -102,7 +102,7 @@ def _usual(values: Sequence[float], high_is_good: bool) -> float:
     return high if high_is_good else low
 
 
-def _axis(heat: Heat, margin: float, top: float, side: float) -> list[str]:
+def _render_node_names(heat: HeatMap, margin: float, top: float, side: float) -> list[str]:
     """Return the names of rows and columns; some of them where there are too many."""
     every = max(-(-len(heat.names) // _MOST_NAMES), 1)
     size = min(max(side * 0.8, 7.0), 12.0)
@@ -118,14 +118,14 @@ def _axis(heat: Heat, margin: float, top: float, side: float) -> list[str]:
     return parts
 
 
-def _share(heat: Heat, value: float, usual: float) -> float:
-    return value / usual if heat.high_is_good else usual / value
+def _compare_to_reference(heat: HeatMap, value: float, usual: float) -> float:
+    return value / usual if heat.higher_is_better else usual / value
 
 
-def _shapes(heat: Heat, margin: float, top: float, side: float, usual: float) -> list[str]:
+def _render_cells(heat: HeatMap, margin: float, top: float, side: float, usual: float) -> list[str]:
     size = 'width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
     parts = [
-        f'<pattern id="{heat.ident}-x" {size}>'
+        f'<pattern id="{heat.element_id}-x" {size}>'
         '<rect class="under" width="6" height="6"/><path class="hatch" d="M0 0V6"/></pattern>'
     ]
     known = {(cell.row, cell.column) for cell in heat.cells}
@@ -135,24 +135,24 @@ def _shapes(heat: Heat, margin: float, top: float, side: float, usual: float) ->
                 place = f'x="{margin + column * side:.2f}" y="{top + row * side:.2f}"'
                 css = "self" if row == column else "none"
                 parts.append(f'<rect class="{css}" {place} width="{side:.2f}" height="{side:.2f}"/>')
-    return parts + [_cell(heat, cell, margin, top, side, usual) for cell in heat.cells]
+    return parts + [_render_cell(heat, cell, margin, top, side, usual) for cell in heat.cells]
 
 
-def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, usual: float) -> str:
+def _render_cell(heat: HeatMap, cell: HeatMapCell, margin: float, top: float, side: float, usual: float) -> str:
     x, y = margin + cell.column * side, top + cell.row * side
-    about = f'data-head="{escape(cell.name)}" data-says="{escape(cell.said)}"'
+    about = f'data-head="{escape(cell.name)}" data-says="{escape(cell.details)}"'
     place = f'x="{x:.2f}" y="{y:.2f}" width="{side:.2f}" height="{side:.2f}"'
-    title = f"<title>{escape(cell.name)}: {escape(cell.said)}</title>"
+    title = f"<title>{escape(cell.name)}: {escape(cell.details)}</title>"
     middle_of = f'x="{x + side / 2:.2f}" y="{y + side / 2:.2f}"'
     if cell.value is None:
-        filled = f'class="broken" style="fill:url(#{heat.ident}-x)"' if cell.broken else 'class="none"'
-        cross = f'<text class="in bad" {middle_of} dy=".35em">&#215;</text>' if cell.broken else ""
+        filled = f'class="broken" style="fill:url(#{heat.element_id}-x)"' if cell.is_broken else 'class="none"'
+        cross = f'<text class="in bad" {middle_of} dy=".35em">&#215;</text>' if cell.is_broken else ""
         return f"<rect {filled} {place} {about}>{title}</rect>{cross}"
-    red, green, blue = colour(_share(heat, cell.value, usual))
+    red, green, blue = interpolate_color(_compare_to_reference(heat, cell.value, usual))
     words = ""
     if len(heat.names) <= MOST_WRITTEN:
         ink = "pale" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "dark"
-        number, _, unit = heat.tell(cell.value).partition(" ")
+        number, _, unit = heat.format_value(cell.value).partition(" ")
         size = min(side / 4.2, 13.0)
         lift = ' dy="-.05em"' if side > _ROOMY else ' dy=".35em"'
         words = f'<text class="in {ink}" {middle_of}{lift} style="font-size:{size:.1f}px">{escape(number)}'
@@ -164,14 +164,14 @@ def _cell(heat: Heat, cell: Cell, margin: float, top: float, side: float, usual:
     return f'<rect class="cell" style="fill:rgb({red} {green} {blue})" {place} {about}>{title}</rect>{words}'
 
 
-def _pixels(heat: Heat, margin: float, top: float, side: float, usual: float) -> list[str]:
+def _render_pixels(heat: HeatMap, margin: float, top: float, side: float, usual: float) -> list[str]:
     """Return the matrix as a PNG with one pixel a cell, that the page carries itself."""
     from PIL import Image
 
     count = len(heat.names)
     image = Image.new("RGB", (count, count), (128, 134, 142))
     for cell in heat.cells:
-        seen = (255, 0, 60) if cell.value is None else colour(_share(heat, cell.value, usual))
+        seen = (255, 0, 60) if cell.value is None else interpolate_color(_compare_to_reference(heat, cell.value, usual))
         image.putpixel((cell.column, cell.row), seen)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
@@ -180,20 +180,20 @@ def _pixels(heat: Heat, margin: float, top: float, side: float, usual: float) ->
     return [f'<image class="pixels" {place} preserveAspectRatio="none" href="data:image/png;base64,{data}"/>']
 
 
-def _legend(heat: Heat, x: float, y: float, usual: float, any_value: bool) -> list[str]:
+def _render_color_legend(heat: HeatMap, x: float, y: float, usual: float, any_value: bool) -> list[str]:
     """Return the key of the colours, with values at some."""
     if not any_value:
         return []
     width = (_WIDTH - x - 4) / len(_STOPS)
     parts = []
     for at, (share, (red, green, blue)) in enumerate(_STOPS):
-        value = usual * share if heat.high_is_good else usual / share
+        value = usual * share if heat.higher_is_better else usual / share
         left = x + at * width
         parts.append(
             f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="9" style="fill:rgb({red} {green} {blue})">'
-            f"<title>{escape(heat.tell(value))}</title></rect>"
+            f"<title>{escape(heat.format_value(value))}</title></rect>"
         )
         if at % 2 == 1:
-            words = escape(heat.tell(value))
+            words = escape(heat.format_value(value))
             parts.append(f'<text class="x" x="{left + width / 2:.1f}" y="{y + 23:.1f}">{words}</text>')
     return parts

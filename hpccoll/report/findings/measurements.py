@@ -9,11 +9,11 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.measure.table import format_title
-from hpccoll.report.distance import Models
+from hpccoll.report.axis_scale import format_bytes_per_s, format_factor, format_seconds
+from hpccoll.report.bound_models import BoundModels
+from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import MeasuredRow
-from hpccoll.report.scale import tell_bytes_per_s, tell_seconds, tell_times
-from hpccoll.report.scaling import Scaling, scalings
-from hpccoll.report.series import Name, Picture, bus_bytes_per_s, seconds
+from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
 from hpccoll.units import format_size
 
 AUTO_BEHIND, MPI_BEHIND, FAR_BEHIND = 1.10, 1.5, 10.0  # times slower than the best, beyond what chance can do
@@ -26,7 +26,7 @@ _JOINED = (
 _CROWDED = "look at what the ranks share: cores (more ranks than cores?), a socket's memory, one network port"
 
 
-def wrong(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
+def find_wrong_results(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
     """Yield what was found wrong, and whether something was not checked."""
     kept = list(rows)
     bad: dict[str, list[MeasuredRow]] = {}
@@ -53,60 +53,64 @@ def wrong(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
         yield Finding("results", Severity.NOTE, found, evidence, "leave out --check 0")
 
 
-def choices(pictures: Iterable[Picture]) -> Iterator[Finding]:
+def find_slow_implementations(pictures: Iterable[CurveGroup]) -> Iterator[Finding]:
     """Yield who is far behind the best: `auto`, the MPI library itself, single algorithms."""
     for picture in pictures:
         if picture.setting.ranks < 2:
             continue
-        behind: dict[Name, list[tuple[float, int, Name, Interval]]] = {}
+        behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]] = {}
         for nbytes in picture.sizes:
-            for name, leader, ratio in _behind(picture, nbytes):
+            for name, leader, ratio in _compare_to_fastest(picture, nbytes):
                 behind.setdefault(name, []).append((ratio.low, nbytes, leader, ratio))
-        yield from _auto(picture, behind)
-        yield from _library(picture, behind)
-        yield from _slow(picture, behind)
+        yield from _find_slow_auto(picture, behind)
+        yield from _find_slow_mpi(picture, behind)
+        yield from _find_slow_algorithms(picture, behind)
 
 
-def _behind(picture: Picture, nbytes: int) -> Iterator[tuple[Name, Name, Interval]]:
+def _compare_to_fastest(picture: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Implementation, Interval]]:
     """Yield how many times slower than the best each line is, where that is more than chance."""
-    best = picture.best(nbytes)
+    best = picture.find_fastest(nbytes)
     if best is None or best[1].time_us.min <= 0:
         return
     for curve in picture.curves:
-        record = curve.at(nbytes)
-        if record is not None and record is not best[1] and curve.name.library == best[0].library:
+        record = curve.record_at(nbytes)
+        if record is not None and record is not best[1] and curve.implementation.library == best[0].library:
             ratio = ratio_of_medians(record.samples_us, best[1].samples_us)
             if ratio.low > 1:
-                yield curve.name, best[0], ratio
+                yield curve.implementation, best[0], ratio
 
 
-def _told(each: tuple[float, int, Name, Interval]) -> str:
+def _format_lag(each: tuple[float, int, Implementation, Interval]) -> str:
     _, nbytes, leader, ratio = each
     at = f" at {format_size(nbytes)}" if nbytes else ""
     return f"{ratio.value:.3g}x slower than {leader.label}{at} [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
-def _auto(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Interval]]]) -> Iterator[Finding]:
+def _find_slow_auto(
+    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
+) -> Iterator[Finding]:
     for name, several in behind.items():
         far = sorted((each for each in several if each[0] > AUTO_BEHIND), reverse=True, key=lambda each: each[0])
         if name.algorithm == "auto" and far:
             found = (
                 f"auto does not take the fastest of {picture.setting.op}, at {len(far)} of {len(picture.sizes)} sizes"
             )
-            evidence = f"{format_title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
+            evidence = f"{_name_group(picture)}: {'; '.join(map(_format_lag, far[:_MOST_TOLD]))}"
             remedy = (
                 f"measure and store what is fastest here: hpccoll tune {picture.setting.op}, under the same launcher"
             )
             yield Finding("algorithm", Severity.WARNING, found, evidence, remedy)
 
 
-def _library(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Interval]]]) -> Iterator[Finding]:
+def _find_slow_mpi(
+    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
+) -> Iterator[Finding]:
     for name, several in behind.items():
         far = sorted((each for each in several if each[0] > MPI_BEHIND), reverse=True, key=lambda each: each[0])
         if name.engine == "mpi" and far:
             known = f" of {name.library}" if name.library else ""
             found = f"the MPI library's {picture.setting.op}{known} is slow at {len(far)} of {len(picture.sizes)} sizes"
-            evidence = f"{format_title(picture.setting)}, {picture.place}: {'; '.join(map(_told, far[:_MOST_TOLD]))}"
+            evidence = f"{_name_group(picture)}: {'; '.join(map(_format_lag, far[:_MOST_TOLD]))}"
             remedy = (
                 f"take algorithm={far[0][2].algorithm or 'auto'!r} there, or let auto do so (hpccoll tune "
                 f"{picture.setting.op}); the library may have settings of its own for it"
@@ -114,7 +118,9 @@ def _library(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, I
             yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
 
 
-def _slow(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Interval]]]) -> Iterator[Finding]:
+def _find_slow_algorithms(
+    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
+) -> Iterator[Finding]:
     """Say in one finding which other lines are an order of magnitude behind somewhere."""
     worst = {
         name: max(several, key=lambda each: each[0])
@@ -123,7 +129,7 @@ def _slow(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Inte
     }
     far = sorted(((each[0], name, each) for name, each in worst.items() if each[0] > FAR_BEHIND), reverse=True)
     if far:
-        told = "; ".join(f"{name.label} {_told(each)}" for _, name, each in far[:_MOST_TOLD])
+        told = "; ".join(f"{name.label} {_format_lag(each)}" for _, name, each in far[:_MOST_TOLD])
         found = (
             f"some ways to do {picture.setting.op} are more than {FAR_BEHIND:.0f}x slower than the best at some size"
         )
@@ -132,49 +138,54 @@ def _slow(picture: Picture, behind: dict[Name, list[tuple[float, int, Name, Inte
         yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
 
 
-def far_from_bound(pictures: Iterable[Picture], models: Models) -> Iterator[Finding]:
+def find_missed_bounds(pictures: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
     """Yield where not even the fastest comes near the model's bound, for the largest message across nodes."""
     for picture in pictures:
-        best = picture.best(picture.sizes[-1]) if picture.setting.nodes > 1 else None
-        bound = None if best is None else models.bound_s(best[1])
+        best = picture.find_fastest(picture.sizes[-1]) if picture.setting.nodes > 1 else None
+        bound = None if best is None else models.compute_bound_s(best[1])
         if best is None or bound is None:
             continue
-        time, low, _ = seconds(best[1])
+        time, low, _ = get_time_interval_s(best[1])
         if low / bound > OVER_BOUND:
-            found = f"even the fastest {picture.setting.op} takes {tell_times(time / bound)} the model's bound"
-            at = f"{format_size(picture.sizes[-1])}: {best[0].label} {tell_seconds(time)}, bound {tell_seconds(bound)}"
+            found = f"even the fastest {picture.setting.op} takes {format_factor(time / bound)} the model's bound"
+            times = f"{best[0].label} {format_seconds(time)}, bound {format_seconds(bound)}"
+            at = f"{format_size(picture.sizes[-1])}: {times}"
             remedy = (
                 "look at links and binding: hpccoll preflight on the same nodes, hpccoll doctor under the same launcher"
             )
             yield Finding("bound", Severity.NOTE, found, f"{format_title(picture.setting)}, {at}", remedy)
 
 
-def growth(pictures: Sequence[Picture]) -> Iterator[Finding]:
+def find_poor_scaling(pictures: Sequence[CurveGroup]) -> Iterator[Finding]:
     """Yield where the largest message's bus bandwidth falls from one number of nodes or ranks to the next."""
-    for scaling in scalings(pictures):
+    for scaling in group_scaling_curves(pictures):
         if scaling.sizes and scaling.sizes[-1] > 0:
-            yield from _falls(scaling, scaling.sizes[-1])
+            yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])
 
 
-def _falls(scaling: Scaling, nbytes: int) -> Iterator[Finding]:
+def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
     best: dict[int, tuple[float, CollectiveRecord]] = {}
-    for name in scaling.names:
-        for x, record in scaling.at(name, nbytes):
+    for name in scaling.implementations:
+        for x, record in scaling.records_at(name, nbytes):
             if not record.wrong:
-                speed = bus_bytes_per_s(record)[0]
+                speed = compute_busbw_interval(record)[0]
                 best[x] = max(best.get(x, (0.0, record)), (speed, record), key=lambda each: each[0])
     at = sorted(best)
     for one, other in pairwise(at):
         before, after = best[one][1], best[other][1]
         if scaling.over == "nodes" and one == 1:  # a network is slower than a node's memory: that is no finding
             continue
-        if bus_bytes_per_s(after)[2] < FALLS * bus_bytes_per_s(before)[1]:
-            speeds = f"{tell_bytes_per_s(best[one][0])} to {tell_bytes_per_s(best[other][0])}"
+        if compute_busbw_interval(after)[2] < FALLS * compute_busbw_interval(before)[1]:
+            speeds = f"{format_bytes_per_s(best[one][0])} to {format_bytes_per_s(best[other][0])}"
             found = (
-                f"{scaling.kind.op} loses more than half its bandwidth from {one} to {other} {scaling.over}: {speeds}"
+                f"{scaling.key.op} loses more than half its bandwidth from {one} to {other} {scaling.over}: {speeds}"
             )
             jobs = [f"{each.row.ranks} ranks on {each.row.nodes} nodes" for each in (before, after)]
             evidence = f"bus bandwidth of the fastest at {format_size(nbytes)}, {jobs[0]} and {jobs[1]}"
             remedy = _JOINED if scaling.over == "nodes" else _CROWDED
             yield Finding("scaling", Severity.WARNING, found, evidence, remedy)
             return
+
+
+def _name_group(group: CurveGroup) -> str:
+    return f"{format_title(group.setting)}, {group.place}"

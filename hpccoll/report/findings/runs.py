@@ -19,7 +19,7 @@ _MOST_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BenchRequest:
     """What a command of `hpccoll bench` asked for: sizes in bytes before they are rounded to whole elements."""
 
     operations: tuple[str, ...]
@@ -27,7 +27,7 @@ class Wanted:
     places: tuple[bool, ...]
     itemsize: int
 
-    def rows(self, ranks: int) -> set[tuple[str, bool, int]]:
+    def expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
         """Return operation, place and size of every row that the run should have."""
         found = set()
         for name in self.operations:
@@ -38,7 +38,7 @@ class Wanted:
         return found
 
 
-def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterator[Finding]:
+def find_incomplete_runs(results: Results, wants: Callable[[Run], BenchRequest | None]) -> Iterator[Finding]:
     """Yield a finding for each file that does not hold what its run was to measure."""
     for file in results.torn:
         evidence = f"{file}: its last line is no whole record, and is left out"
@@ -55,13 +55,13 @@ def cut_short(results: Results, wants: Callable[[Run], Wanted | None]) -> Iterat
             evidence = f"{file}: a run record and no measurement; command: {run.command}"
             yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _AGAIN)
         elif mine and wanted is not None:
-            yield from _missing(run, wanted, mine)
+            yield from _find_missing_sizes(run, wanted, mine)
 
 
-def _missing(run: Run, wanted: Wanted, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_missing_sizes(run: Run, wanted: BenchRequest, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     ranks = rows[-1].record.row.ranks
     have = {(row.op, row.in_place, row.nbytes) for timed in rows if (row := timed.record.row).ranks == ranks}
-    missing = sorted(wanted.rows(ranks) - have)
+    missing = sorted(wanted.expected_rows(ranks) - have)
     if not missing:
         return
     by_kind: dict[tuple[str, bool], list[int]] = {}
@@ -78,18 +78,18 @@ def _missing(run: Run, wanted: Wanted, rows: Sequence[MeasuredRow]) -> Iterator[
     )
 
 
-def binding(runs: Iterable[Run]) -> Iterator[Finding]:
+def find_binding_problems(runs: Iterable[Run]) -> Iterator[Finding]:
     """Yield what is wrong with where ranks may run."""
     alike: dict[tuple[Severity, str, str, str], list[Run]] = {}
     for run in runs:
-        for severity, found, evidence, remedy in _binding(run):
+        for severity, found, evidence, remedy in _check_binding(run):
             alike.setdefault((severity, found, evidence, remedy), []).append(run)
     for (severity, found, evidence, remedy), several in alike.items():
         where = ", ".join(run.title for run in several)
         yield Finding("binding", severity, found, f"{where}: {evidence}", remedy)
 
 
-def _binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
+def _check_binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
     ranks = Counter(run.hosts)
     cores = run.cores
     if not cores or len(cores) != len(run.hosts):
@@ -111,14 +111,14 @@ def _binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
         yield Severity.WARNING, found, f"cores a rank, and ranks that have so many: {counts}", _BIND
 
 
-def device_memory(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
+def find_device_memory_problems(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
     """Yield where device memory reached MPI by a detour, or devices were there and not used."""
     kept = list(rows)
     pinned = [row for row in kept if row.record.staging == "pinned"]
     if pinned:
         libraries = ", ".join(sorted({row.run.mpi or "this MPI library" for row in pinned}))
         found = f"{libraries} was not shown to take device memory: it went through pinned host memory"
-        evidence = f"{len(pinned)} measurements have staging pinned, such as {_named(pinned[0])}"
+        evidence = f"{len(pinned)} measurements have staging pinned, such as {_name_row(pinned[0])}"
         remedy = (
             "load an MPI that is built for CUDA (Open MPI with UCX and CUDA, MPICH with CH4 and CUDA); "
             "`hpccoll doctor --require cuda-aware` under the same launcher says which operations work"
@@ -133,15 +133,15 @@ def device_memory(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
             yield Finding("cuda", Severity.NOTE, found, evidence, "add --buffer cuda to measure device memory as well")
 
 
-def told(results: Results) -> Iterator[Finding]:
+def relay_doctor_findings(results: Results) -> Iterator[Finding]:
     """Yield the doctor's warnings and problems as they are."""
     for run, record in results.told:
         severity = str(record.get("severity", "")).upper()
         if severity in (Severity.WARNING.name, Severity.PROBLEM.name):
-            yield _passed_on(run, record, Severity[severity])
+            yield _relay_finding(run, record, Severity[severity])
 
 
-def _passed_on(run: Run, record: Mapping[str, Any], severity: Severity) -> Finding:
+def _relay_finding(run: Run, record: Mapping[str, Any], severity: Severity) -> Finding:
     return Finding(
         f"doctor, {record.get('area', '')}",
         severity,
@@ -152,6 +152,6 @@ def _passed_on(run: Run, record: Mapping[str, Any], severity: Severity) -> Findi
     )
 
 
-def _named(timed: MeasuredRow) -> str:
+def _name_row(timed: MeasuredRow) -> str:
     row = timed.record.row
     return f"{row.op} {row.algorithm or row.engine} {format_size(row.nbytes)}"

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpccoll.report.heat import MOST_WRITTEN, Cell, Heat, svg
+from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
+from hpccoll.report.heat_map import MOST_WRITTEN, HeatMap, HeatMapCell, render_heat_map
 from hpccoll.report.load import Results, Run, listed
-from hpccoll.report.scale import tell_bytes_per_s, tell_seconds
-from hpccoll.report.section import Panel, Section, Table
+from hpccoll.report.page_section import ChartPanel, PageSection, PageTable
 from hpccoll.units import format_size
 
 SLOWEST = 12
@@ -20,7 +20,7 @@ _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
 
 
 @dataclass(frozen=True, slots=True)
-class Direction:
+class LinkDirection:
     """One direction of a link; None where it could not be measured, then `broken` says why."""
 
     source: str
@@ -31,71 +31,77 @@ class Direction:
     nbytes: int
 
 
-def sections(results: Results) -> list[Section]:
+def build_node_pair_sections(results: Results) -> list[PageSection]:
     """Return a section for each run that measured pairs of nodes."""
     runs = {run.number: run for run, _ in results.of_kind("preflight_pair")}
-    return [_section(results, run) for run in runs.values()]
+    return [_build_section(results, run) for run in runs.values()]
 
 
-def _section(results: Results, run: Run) -> Section:
-    mine = [_direction(record) for of, record in results.of_kind("preflight_pair") if of.number == run.number]
+def _build_section(results: Results, run: Run) -> PageSection:
+    mine = [_read_direction(record) for of, record in results.of_kind("preflight_pair") if of.number == run.number]
     summary = [record for of, record in results.of_kind("preflight_summary") if of.number == run.number]
     alone = [record for of, record in results.of_kind("preflight_node") if of.number == run.number]
-    nodes = _names(mine, summary)
+    nodes = _list_nodes(mine, summary)
     ident = f"pairs{run.number}"
     broken = sum(each.broken is not None for each in mine)
     sizes = sorted({each.nbytes for each in mine})
     intro = f"{len(nodes)} nodes, {len(mine)} directions, messages of {', '.join(map(format_size, sizes))}"
     intro += f"; {broken} of them broken." if broken else "."
     panels = [
-        _panel(f"{ident}b", "Bandwidth from row to column", nodes, mine, by_latency=False),
-        _panel(f"{ident}l", "Latency from row to column", nodes, mine, by_latency=True),
+        _build_heat_map_panel(f"{ident}b", "Bandwidth from row to column", nodes, mine, by_latency=False),
+        _build_heat_map_panel(f"{ident}l", "Latency from row to column", nodes, mine, by_latency=True),
     ]
     heading = f"The slowest of {len(mine)} directions"
     folded = len(nodes) <= MOST_WRITTEN  # the matrix has the values
-    tables = [Table(heading, _COLUMNS, _slowest(mine), frozenset({"bandwidth", "latency"}), folded)]
+    tables = [PageTable(heading, _COLUMNS, _build_slowest_rows(mine), frozenset({"bandwidth", "latency"}), folded)]
     if alone:
-        rows = tuple(_alone(record) for record in alone)
-        tables.append(Table("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), folded=True))
-    return Section(ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables), notes=(_COLOURS,))
+        rows = tuple(_build_node_row(record) for record in alone)
+        tables.append(
+            PageTable("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), is_folded=True)
+        )
+    return PageSection(
+        ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables), notes=(_COLOURS,)
+    )
 
 
-def _direction(record: Mapping[str, Any]) -> Direction:
-    rate, latency = _number(record.get("bandwidth_GBps")), _number(record.get("latency_us"))
+def _read_direction(record: Mapping[str, Any]) -> LinkDirection:
+    rate, latency = _read_positive(record.get("bandwidth_GBps")), _read_positive(record.get("latency_us"))
     broken = record.get("broken")
     if broken is None and rate is None:
         broken = "not measured"
-    return Direction(
+    return LinkDirection(
         str(record.get("source")),
         str(record.get("destination")),
         None if rate is None or broken else rate * 1e9,
         None if latency is None or broken else latency * 1e-6,
         None if broken is None else str(broken),
-        int(_number(record.get("nbytes")) or 0),
+        int(_read_positive(record.get("nbytes")) or 0),
     )
 
 
-def _number(value: Any) -> float | None:
+def _read_positive(value: Any) -> float | None:
     sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     return float(value) if sound else None
 
 
-def _names(directions: Sequence[Direction], summary: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_nodes(directions: Sequence[LinkDirection], summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the nodes in the job's order, where the summary has it, else as they appear."""
     told = [str(name) for record in summary for name in listed(record, "nodes")]
     return list(dict.fromkeys([*told, *(name for each in directions for name in (each.source, each.destination))]))
 
 
-def _panel(ident: str, heading: str, nodes: list[str], directions: list[Direction], *, by_latency: bool) -> Panel:
-    tell = tell_seconds if by_latency else tell_bytes_per_s
+def _build_heat_map_panel(
+    ident: str, heading: str, nodes: list[str], directions: list[LinkDirection], *, by_latency: bool
+) -> ChartPanel:
+    tell = format_seconds if by_latency else format_bytes_per_s
     at = {name: index for index, name in enumerate(nodes)}
     cells = [
-        Cell(
+        HeatMapCell(
             at[each.source],
             at[each.destination],
             each.latency_s if by_latency else each.bytes_per_s,
             f"{each.source} to {each.destination}",
-            _said(each),
+            _format_direction(each),
             each.broken is not None,
         )
         for each in directions
@@ -103,36 +109,36 @@ def _panel(ident: str, heading: str, nodes: list[str], directions: list[Directio
     worst = max if by_latency else min
     values = [cell.value for cell in cells if cell.value is not None]
     about = f"{heading}: {len(nodes)} nodes; worst {tell(worst(values))}." if values else f"{heading}: none measured."
-    heat = Heat(ident, heading, about, tuple(nodes), tuple(cells), tell, high_is_good=not by_latency)
-    return Panel(heading, svg(heat), ident, swaps=False)
+    heat = HeatMap(ident, heading, about, tuple(nodes), tuple(cells), tell, higher_is_better=not by_latency)
+    return ChartPanel(heading, render_heat_map(heat), ident, has_scale_button=False)
 
 
-def _said(each: Direction) -> str:
+def _format_direction(each: LinkDirection) -> str:
     if each.broken is not None:
         return f"broken: {each.broken}"
-    parts = [tell_bytes_per_s(each.bytes_per_s)] if each.bytes_per_s else []
-    return ", ".join([*parts, *([tell_seconds(each.latency_s)] if each.latency_s else [])])
+    parts = [format_bytes_per_s(each.bytes_per_s)] if each.bytes_per_s else []
+    return ", ".join([*parts, *([format_seconds(each.latency_s)] if each.latency_s else [])])
 
 
-def _slowest(directions: Sequence[Direction]) -> tuple[tuple[str, ...], ...]:
+def _build_slowest_rows(directions: Sequence[LinkDirection]) -> tuple[tuple[str, ...], ...]:
     ordered = sorted(directions, key=lambda each: each.bytes_per_s or 0.0)[:SLOWEST]
     return tuple(
         (
             each.source,
             each.destination,
-            tell_bytes_per_s(each.bytes_per_s) if each.bytes_per_s else "-",
-            tell_seconds(each.latency_s) if each.latency_s else "-",
+            format_bytes_per_s(each.bytes_per_s) if each.bytes_per_s else "-",
+            format_seconds(each.latency_s) if each.latency_s else "-",
             f"broken: {each.broken}" if each.broken is not None else "",
         )
         for each in ordered
     )
 
 
-def _alone(record: Mapping[str, Any]) -> tuple[str, ...]:
-    copies, computes = _number(record.get("copy_GBps")), _number(record.get("compute_Gsin_per_s"))
+def _build_node_row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    copies, computes = _read_positive(record.get("copy_GBps")), _read_positive(record.get("compute_Gsin_per_s"))
     return (
         str(record.get("node")),
-        tell_bytes_per_s(copies * 1e9) if copies else "-",
+        format_bytes_per_s(copies * 1e9) if copies else "-",
         f"{computes:.3g}" if computes else "-",
         str(record.get("lost") or ""),
     )

@@ -5,69 +5,69 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpccoll.report.chart import Chart, svg
-from hpccoll.report.looks import Look
-from hpccoll.report.series import Name
+from hpccoll.report.curves import Implementation
+from hpccoll.report.line_chart import LineChart, render_line_chart
+from hpccoll.report.line_styles import LineStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class ChartPanel:
     """A picture with its heading; `drawn` is an <svg> element, `swaps` whether it has another vertical scale."""
 
     title: str
-    drawn: str
-    ident: str
-    swaps: bool = True
-    log: bool = True
+    svg: str
+    element_id: str
+    has_scale_button: bool = True
+    is_log: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class LegendEntry:
     """An entry of a legend."""
 
     label: str
-    look: Look
+    style: LineStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """A table: its heading, its columns, the columns that hold numbers, its rows; `folded` until it is asked for."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    folded: bool = False
+    number_columns: frozenset[str] = frozenset()
+    is_folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of the page.
 
     `folded` are panels that are secondary, under a heading of their own; `beside` is a table that stands among the
     panels, `short` what the list of contents calls the section.
     """
 
-    ident: str
+    element_id: str
     title: str
     intro: str
-    panels: tuple[Panel, ...] = ()
-    legend: tuple[Key, ...] = ()
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Panel, ...] = ()
+    panels: tuple[ChartPanel, ...] = ()
+    legend: tuple[LegendEntry, ...] = ()
+    tables: tuple[PageTable, ...] = ()
+    folded_panels: tuple[ChartPanel, ...] = ()
     folded_title: str = ""
     notes: tuple[str, ...] = ()
-    beside: Table | None = None
-    short: str = ""
+    side_table: PageTable | None = None
+    short_title: str = ""
 
 
-def panel_of(chart: Chart) -> Panel | None:
+def make_chart_panel(chart: LineChart) -> ChartPanel | None:
     """Return a chart as a panel; None where it has nothing to draw."""
-    drawn = svg(chart)
-    return Panel(chart.title, drawn, chart.ident, log=chart.log) if drawn else None
+    drawn = render_line_chart(chart)
+    return ChartPanel(chart.title, drawn, chart.element_id, is_log=chart.is_log) if drawn else None
 
 
-def legend_of(names: Iterable[Name], looks: dict[Name, Look]) -> tuple[Key, ...]:
+def make_legend(names: Iterable[Implementation], looks: dict[Implementation, LineStyle]) -> tuple[LegendEntry, ...]:
     """Return the legend of these lines: those with a colour first."""
-    found = [Key(name.label, looks[name]) for name in sorted(set(names), key=lambda each: each.order)]
-    return tuple(sorted(found, key=lambda key: key.look.quiet))
+    found = [LegendEntry(name.label, looks[name]) for name in sorted(set(names), key=lambda each: each.sort_key)]
+    return tuple(sorted(found, key=lambda key: key.style.is_muted))

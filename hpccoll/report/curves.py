@@ -18,7 +18,7 @@ from hpccoll.measure.table import PLACES
 from hpccoll.report.load import MeasuredRow
 
 
-class Name(NamedTuple):
+class Implementation(NamedTuple):
     """Who carried it out; `library` is empty where all runs are on one MPI library."""
 
     engine: str
@@ -33,7 +33,7 @@ class Name(NamedTuple):
         return f"{own} ({self.library})" if self.library else own
 
     @property
-    def order(self) -> tuple[int, str, str, str]:
+    def sort_key(self) -> tuple[int, str, str, str]:
         """Peers first, then by name."""
         return *engine_order((self.engine, self.algorithm)), self.library
 
@@ -42,7 +42,7 @@ class Name(NamedTuple):
 class Curve:
     """One line: its measurements by size, above 0 bytes or not."""
 
-    name: Name
+    implementation: Implementation
     rows: tuple[MeasuredRow, ...]
 
     @property
@@ -50,13 +50,13 @@ class Curve:
         """The measurements, by size."""
         return tuple(row.record for row in self.rows)
 
-    def at(self, nbytes: int) -> CollectiveRecord | None:
+    def record_at(self, nbytes: int) -> CollectiveRecord | None:
         """Return the measurement of a size, or None."""
         return next((record for record in self.records if record.row.nbytes == nbytes), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class CurveGroup:
     """What is drawn together: a setting in one place, all its lines."""
 
     setting: TableKey
@@ -73,49 +73,55 @@ class Picture:
         """`in-place` or `out-of-place`."""
         return PLACES[self.in_place]
 
-    def best(self, nbytes: int) -> tuple[Name, CollectiveRecord] | None:
+    def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
         """Return who is fastest at a size, of those whose results were not found wrong."""
-        found = [(curve.name, record) for curve in self.curves if (record := curve.at(nbytes)) and not record.wrong]
+        found = [
+            (curve.implementation, record)
+            for curve in self.curves
+            if (record := curve.record_at(nbytes)) and not record.wrong
+        ]
         return min(found, key=lambda each: each[1].time_us.p50, default=None)
 
-    def reference(self, nbytes: int, library: str) -> CollectiveRecord | None:
+    def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
         """Return what the MPI library itself takes at a size."""
         for curve in self.curves:
-            if curve.name.engine == "mpi" and curve.name.library == library:
-                return curve.at(nbytes)
+            if curve.implementation.engine == "mpi" and curve.implementation.library == library:
+                return curve.record_at(nbytes)
         return None
 
 
-def pictures(rows: Iterable[MeasuredRow]) -> list[Picture]:
+def group_curves(rows: Iterable[MeasuredRow]) -> list[CurveGroup]:
     """Return the pictures: settings in order of appearance, in place before out of place."""
     kept = list(rows)
     several = len({row.run.mpi for row in kept}) > 1
-    found: dict[TableKey, dict[bool, dict[Name, dict[int, MeasuredRow]]]] = {}
+    found: dict[TableKey, dict[bool, dict[Implementation, dict[int, MeasuredRow]]]] = {}
     for row in kept:
         what = row.record.row
         setting = TableKey(*(getattr(what, name) for name in TableKey._fields))
-        name = Name(what.engine, what.algorithm, row.run.mpi if several else "")
+        name = Implementation(what.engine, what.algorithm, row.run.mpi if several else "")
         places = found.setdefault(setting, {})
         places.setdefault(what.in_place, {}).setdefault(name, {})[what.nbytes] = row
     return [
-        Picture(setting, place, tuple(_curve(name, lines[name]) for name in sorted(lines, key=lambda each: each.order)))
+        CurveGroup(
+            setting, place, tuple(_curve(name, lines[name]) for name in sorted(lines, key=lambda each: each.sort_key))
+        )
         for setting, places in found.items()
         for place, lines in sorted(places.items(), reverse=True)
     ]
 
 
-def _curve(name: Name, sizes: dict[int, MeasuredRow]) -> Curve:
+def _curve(name: Implementation, sizes: dict[int, MeasuredRow]) -> Curve:
     return Curve(name, tuple(sizes[nbytes] for nbytes in sorted(sizes)))
 
 
-def seconds(record: CollectiveRecord) -> tuple[float, float, float]:
+def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:
     """Return the median and its interval's ends, in seconds."""
     time = record.time_us
     return time.p50 * 1e-6, time.p50_low * 1e-6, time.p50_high * 1e-6
 
 
-def bus_bytes_per_s(record: CollectiveRecord) -> tuple[float, float, float]:
+def compute_busbw_interval(record: CollectiveRecord) -> tuple[float, float, float]:
     """Return the bus bandwidth at the median and at its interval's ends, the lower one first, in bytes/s."""
     op, row = find_timed_operation(record.row.op), record.row
-    middle, high, low = (compute_busbw(op, row.nbytes, each, row.ranks) * 1e9 for each in seconds(record))
+    middle, high, low = (compute_busbw(op, row.nbytes, each, row.ranks) * 1e9 for each in get_time_interval_s(record))
     return middle, low, high

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.report.series import Curve, Name, Picture
+from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
 _ALIKE = 0.1  # of log2: 1048572 B on 3 ranks is the 1 MiB of 4
 
 
-class Kind(NamedTuple):
+class ScalingKey(NamedTuple):
     """What pictures of one scaling have in common."""
 
     op: str
@@ -29,64 +29,67 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class ScalingCurves:
     """The pictures of one kind by ranks, and the sizes that can be followed through them: small, middle, large."""
 
-    kind: Kind
-    pictures: tuple[Picture, ...]
+    key: ScalingKey
+    groups: tuple[CurveGroup, ...]
     over: str  # "nodes" or "ranks"
     sizes: tuple[int, ...]
 
     @property
-    def names(self) -> tuple[Name, ...]:
+    def implementations(self) -> tuple[Implementation, ...]:
         """Every line of it."""
         return tuple(
-            sorted({curve.name for picture in self.pictures for curve in picture.curves}, key=lambda name: name.order)
+            sorted(
+                {curve.implementation for picture in self.groups for curve in picture.curves},
+                key=lambda name: name.sort_key,
+            )
         )
 
-    def x(self, picture: Picture) -> int:
+    def get_x(self, picture: CurveGroup) -> int:
         """Return where a picture's values stand."""
         return picture.setting.nodes if self.over == "nodes" else picture.setting.ranks
 
-    def at(self, name: Name, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
+    def records_at(self, name: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
         """Return a line's measurements of a size, with where they stand."""
         found = []
-        for picture in self.pictures:
+        for picture in self.groups:
             for curve in picture.curves:
-                record = _near(curve, nbytes) if curve.name == name else None
+                record = _find_record(curve, nbytes) if curve.implementation == name else None
                 if record is not None:
-                    found.append((self.x(picture), record))
+                    found.append((self.get_x(picture), record))
         return found
 
 
-def scalings(pictures: Sequence[Picture]) -> list[Scaling]:
+def group_scaling_curves(pictures: Sequence[CurveGroup]) -> list[ScalingCurves]:
     """Return the scalings that the pictures hold."""
-    found: dict[Kind, list[Picture]] = {}
+    found: dict[ScalingKey, list[CurveGroup]] = {}
     for picture in pictures:
         if picture.setting.ranks > 1:
             of = picture.setting
-            kind = Kind(of.op, of.dtype, of.redop, of.root, of.buffer, picture.in_place)
+            kind = ScalingKey(of.op, of.dtype, of.redop, of.root, of.buffer, picture.in_place)
             found.setdefault(kind, []).append(picture)
-    return [_scaling(kind, several) for kind, several in found.items() if len(several) > 1]
+    return [_make_scaling_curves(kind, several) for kind, several in found.items() if len(several) > 1]
 
 
-def _scaling(kind: Kind, pictures: list[Picture]) -> Scaling:
+def _make_scaling_curves(kind: ScalingKey, pictures: list[CurveGroup]) -> ScalingCurves:
     ordered = tuple(sorted(pictures, key=lambda each: (each.setting.ranks, each.setting.nodes)))
     nodes = [picture.setting.nodes for picture in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
-    common = [size for size in ordered[-1].sizes if all(_has(picture, size) for picture in ordered)]
+    common = [size for size in ordered[-1].sizes if all(_has_size(picture, size) for picture in ordered)]
     sizes = dict.fromkeys([common[0], common[len(common) // 2], common[-1]] if common else [])
-    return Scaling(kind, ordered, over, tuple(sizes))
+    return ScalingCurves(kind, ordered, over, tuple(sizes))
 
 
-def _has(picture: Picture, nbytes: int) -> bool:
-    return any(_alike(size, nbytes) for size in picture.sizes)
+def _has_size(picture: CurveGroup, nbytes: int) -> bool:
+    return any(_is_same_size(size, nbytes) for size in picture.sizes)
 
 
-def _near(curve: Curve, nbytes: int) -> CollectiveRecord | None:
-    return next((record for record in curve.records if _alike(record.row.nbytes, nbytes)), None)
+def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
+    return next((record for record in curve.records if _is_same_size(record.row.nbytes, nbytes)), None)
 
 
-def _alike(one: int, other: int) -> bool:
+def _is_same_size(one: int, other: int) -> bool:
     """Whether two sizes were asked for as one: where a message is blocks, it is rounded to whole elements a block."""
     return one == other or (min(one, other) > 0 and abs(math.log2(one / other)) < _ALIKE)

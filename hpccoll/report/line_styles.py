@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpccoll.report.series import Name, Picture
+from hpccoll.report.curves import CurveGroup, Implementation
 
 COLOURS = 7  # of the style sheet: .c1 to .c7
 _MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross")
@@ -33,73 +33,73 @@ _SHAPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LineStyle:
     """A class of the style sheet and the path of a marker around (0, 0)."""
 
-    css: str
+    css_class: str
     marker: str
 
     @property
-    def quiet(self) -> bool:
+    def is_muted(self) -> bool:
         """Whether it is one of the others."""
-        return self.css == "quiet"
+        return self.css_class == "quiet"
 
 
-BOUND = Look("bound", "")
-QUIET = Look("quiet", _SHAPES["dot"])
+BOUND_STYLE = LineStyle("bound", "")
+MUTED_STYLE = LineStyle("quiet", _SHAPES["dot"])
 
 
-def looks(pictures: Iterable[Picture]) -> dict[Name, Look]:
+def assign_line_styles(pictures: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
     """Return the look of every line of these pictures.
 
     In the pictures of one operation no two lines look alike, but for the quiet ones.
     """
-    by_operation: dict[str, list[Picture]] = {}
+    by_operation: dict[str, list[CurveGroup]] = {}
     for picture in pictures:
         by_operation.setdefault(picture.setting.op, []).append(picture)
-    chosen: dict[Name, set[str]] = {}  # in which operations a line is among the coloured ones
-    found: dict[Name, Look] = {}
+    chosen: dict[Implementation, set[str]] = {}  # in which operations a line is among the coloured ones
+    found: dict[Implementation, LineStyle] = {}
     for op, mine in by_operation.items():
-        behind = _behind(mine)
+        behind = _rank_by_lag(mine)
         libraries = sorted({name.library for name in behind})
-        rivals = sorted(behind, key=lambda each: (*behind[each], each.order))
+        rivals = sorted(behind, key=lambda each: (*behind[each], each.sort_key))
         for name in rivals:
-            found[name] = QUIET
+            found[name] = MUTED_STYLE
             if name.engine in _PEERS and name.library == libraries[0]:
                 css, marker = _PEERS[name.engine]
-                found[name] = Look(css, _SHAPES[marker])
-        own = [name for name in rivals if found[name] is QUIET][:COLOURS]
+                found[name] = LineStyle(css, _SHAPES[marker])
+        own = [name for name in rivals if found[name] is MUTED_STYLE][:COLOURS]
         for name in own:
             chosen.setdefault(name, set()).add(op)
-    return found | _coloured(chosen)
+    return found | _assign_colors(chosen)
 
 
-def _coloured(chosen: Mapping[Name, set[str]]) -> dict[Name, Look]:
+def _assign_colors(chosen: Mapping[Implementation, set[str]]) -> dict[Implementation, LineStyle]:
     """Return colours and markers: other ones for lines that meet in an operation, else the first that is free."""
-    taken: dict[Name, int] = {}
-    for name in sorted(chosen, key=lambda each: (-len(chosen[each]), each.order)):
+    taken: dict[Implementation, int] = {}
+    for name in sorted(chosen, key=lambda each: (-len(chosen[each]), each.sort_key)):
         near = {at for other, at in taken.items() if chosen[other] & chosen[name]}
         taken[name] = next(at for at in range(len(chosen) + 1) if at not in near)
     return {
-        name: Look(f"c{at % COLOURS + 1}", _SHAPES[_MARKERS[(at + at // COLOURS) % len(_MARKERS)]])
+        name: LineStyle(f"c{at % COLOURS + 1}", _SHAPES[_MARKERS[(at + at // COLOURS) % len(_MARKERS)]])
         for name, at in taken.items()
     }
 
 
-def _behind(pictures: Sequence[Picture]) -> Mapping[Name, tuple[int, float]]:
+def _rank_by_lag(pictures: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
     """Return for each line minus how often it is best, and by how much it is behind the best on average."""
-    wins: dict[Name, int] = {}
-    logs: dict[Name, list[float]] = {}
+    wins: dict[Implementation, int] = {}
+    logs: dict[Implementation, list[float]] = {}
     for picture in pictures:
         for nbytes in picture.sizes:
-            best = picture.best(nbytes)
+            best = picture.find_fastest(nbytes)
             if best is None or best[1].time_us.p50 <= 0:
                 continue
             wins[best[0]] = wins.get(best[0], 0) + 1
             for curve in picture.curves:
-                record = curve.at(nbytes)
+                record = curve.record_at(nbytes)
                 if record is not None and record.time_us.p50 > 0:
-                    logs.setdefault(curve.name, []).append(math.log(record.time_us.p50 / best[1].time_us.p50))
-    every = {curve.name for picture in pictures for curve in picture.curves}
+                    logs.setdefault(curve.implementation, []).append(math.log(record.time_us.p50 / best[1].time_us.p50))
+    every = {curve.implementation for picture in pictures for curve in picture.curves}
     far = math.log(_QUIET)
     return {name: (-wins.get(name, 0), sum(gaps) / len(gaps) if (gaps := logs.get(name)) else far) for name in every}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.record import CaseKey
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
+from hpccoll.report.axis_scale import format_interval, format_seconds
 from hpccoll.report.load import MeasuredRow
-from hpccoll.report.scale import tell_seconds, tell_span
 from hpccoll.units import format_size
 
 WIDE = 0.10  # half the interval over the median
@@ -22,41 +22,42 @@ _QUIETER = (
 )
 
 
-def all_of(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def find_noise(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Yield every finding on noise."""
-    yield from _wide(rows)
-    yield from _apart(rows)
-    yield from _drifting(rows)
-    yield from _few(rows)
+    yield from _find_wide_intervals(rows)
+    yield from _find_disagreeing_runs(rows)
+    yield from _find_drift(rows)
+    yield from _find_short_rows(rows)
 
 
-def name_of(timed: MeasuredRow) -> str:
+def name_row(timed: MeasuredRow) -> str:
     """Return what to call a row in a sentence."""
     row = timed.record.row
     return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
 
 
-def _wide(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    widths = [(_width(row), row) for row in rows if row.record.time_us.p50 > 0]
+def _find_wide_intervals(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+    widths = [(_compute_relative_width(row), row) for row in rows if row.record.time_us.p50 > 0]
     wide = sorted((each for each in widths if each[0] > WIDE), key=lambda each: -each[0])
     if not widths or len(wide) < MANY * len(widths):
         return
-    worst = "; ".join(f"{name_of(row)}: {_interval(row)}" for _, row in wide[:_MOST_TOLD])
+    worst = "; ".join(f"{name_row(row)}: {_format_median(row)}" for _, row in wide[:_MOST_TOLD])
     found = f"many medians are not known well: {len(wide)} of {len(widths)} are uncertain by more than {WIDE:.0%}"
     yield Finding("noise", Severity.WARNING, found, f"95 % intervals, the widest: {worst}", _QUIETER)
 
 
-def _width(timed: MeasuredRow) -> float:
+def _compute_relative_width(timed: MeasuredRow) -> float:
     time = timed.record.time_us
     return (time.p50_high - time.p50_low) / 2 / time.p50
 
 
-def _interval(timed: MeasuredRow) -> str:
+def _format_median(timed: MeasuredRow) -> str:
     time = timed.record.time_us
-    return f"{tell_seconds(time.p50 * 1e-6)} {tell_span(time.p50_low * 1e-6, time.p50_high * 1e-6, tell_seconds)}"
+    interval = format_interval(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
+    return f"{format_seconds(time.p50 * 1e-6)} {interval}"
 
 
-def _apart(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_disagreeing_runs(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Hold measurements of the same row by several runs against each other (A/A)."""
     alike: dict[tuple[CaseKey, int, str], list[MeasuredRow]] = {}
     for row in rows:
@@ -64,10 +65,11 @@ def _apart(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     pairs = [(several[0], other) for several in alike.values() for other in several[1:]]
     found: list[tuple[float, str]] = []
     for one, other in pairs:
-        ratio = _ratio(one, other)
+        ratio = _compare_medians(one, other)
         if ratio is not None and (ratio.low > AGAIN or ratio.high < 1 / AGAIN):
             size = max(ratio.value, 1 / ratio.value)
-            words = f"{name_of(one)}: {_interval(one)} in {one.run.title}, {_interval(other)} in {other.run.title}"
+            medians = [f"{_format_median(row)} in {row.run.title}" for row in (one, other)]
+            words = f"{name_row(one)}: {', '.join(medians)}"
             found.append((size, words))
     if not found:
         return
@@ -81,14 +83,14 @@ def _apart(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     )
 
 
-def _ratio(one: MeasuredRow, other: MeasuredRow) -> Interval | None:
+def _compare_medians(one: MeasuredRow, other: MeasuredRow) -> Interval | None:
     if min(one.record.time_us.min, other.record.time_us.min) <= 0:
         return None
     ratio = ratio_of_medians(one.record.samples_us, other.record.samples_us)
     return ratio if ratio.coverage >= CONFIDENCE else None
 
 
-def _drifting(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_drift(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     """Hold the first half of each row's iterations against the second."""
     judged, drifting = 0, []
     for row in rows:
@@ -99,7 +101,7 @@ def _drifting(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
         judged += 1
         ratio = ratio_of_medians(samples[:half], samples[half:])
         if ratio.low > AGAIN or ratio.high < 1 / AGAIN:
-            drifting.append((max(ratio.value, 1 / ratio.value), name_of(row)))
+            drifting.append((max(ratio.value, 1 / ratio.value), name_row(row)))
     if not drifting or len(drifting) < MANY * judged:
         return
     drifting.sort(reverse=True)
@@ -109,11 +111,11 @@ def _drifting(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, evidence, _QUIETER)
 
 
-def _few(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_short_rows(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     few = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
     if not few:
         return
     found = f"{len(few)} of {len(rows)} rows have too few iterations for a 95 % interval; theirs is the range, marked ?"
     fewest = min(few, key=lambda row: len(row.record.samples_us))
-    evidence = f"{name_of(fewest)}: {len(fewest.record.samples_us)} iterations"
+    evidence = f"{name_row(fewest)}: {len(fewest.record.samples_us)} iterations"
     yield Finding("noise", Severity.NOTE, found, evidence, "give more time: --budget, or --iterations 10")

@@ -12,11 +12,11 @@ _AREAS = {"slow_node": "node", "lost_node": "node"}
 _BROKEN = ("lost_node", "broken_link")
 
 
-def all_of(results: Results) -> Iterator[Finding]:
+def relay_preflight_faults(results: Results) -> Iterator[Finding]:
     """Yield a finding for each fault, and whether a preflight found none or did not come to its end."""
     ended = {run.number for run, _ in results.of_kind("preflight_summary")}
     for run, summary in results.of_kind("preflight_summary"):
-        yield from _summary(run, summary)
+        yield from _relay_summary(run, summary)
     open_ended = {run.number: run for run, _ in results.preflight if run.number not in ended}
     for run in open_ended.values():
         found = f"the preflight of {run.title} was cut short: it names neither slow links nor slow nodes"
@@ -24,7 +24,7 @@ def all_of(results: Results) -> Iterator[Finding]:
         yield Finding("run", Severity.WARNING, found, evidence, "run hpccoll preflight again on the same nodes")
 
 
-def _summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
+def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
     nodes = [str(node) for node in listed(summary, "nodes")]
     threshold = summary.get("threshold")
     looked = (

@@ -1,0 +1,104 @@
+"""A rank's groups along the axes of a mesh, with the time that it spends communicating in each.
+
+The timer runs during each call, so time spent waiting for a late rank counts as communication.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpccoll.parallel.mesh import AXES, Mesh
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+    from hpccoll.runtime.work import Work
+
+
+class AxisGroup:
+    """The ranks along one axis of a mesh. On an axis of one rank, calls return immediately without communicating.
+
+    Creating one is collective over its ranks, because it creates a communicator.
+
+    Args:
+        comm: all ranks of the mesh.
+        ranks: the ranks of the group in `comm`, in order along the axis.
+    """
+
+    def __init__(self, comm: Communicator, ranks: list[int]) -> None:
+        self.index, self.size = ranks.index(comm.rank), len(ranks)
+        self._group = comm.new_group(ranks) if len(ranks) > 1 else None
+        self._pending_sends: list[Work] = []
+        self.comm_seconds = 0.0  # spent in calls since the last reset
+
+    def all_reduce(self, x: Any) -> Any:
+        """Sum `x` over the group in place and return it; collective over the group."""
+        if self._group is not None:
+            with self._timed():
+                self._group.all_reduce(x)
+        return x
+
+    def start_send(self, x: Any, dest: int, tag: int) -> None:
+        """Start sending `x` to index `dest` of the axis, without blocking; keep `x` unchanged until `finish_sends`."""
+        if self._group is not None:
+            with self._timed():
+                self._pending_sends = [work for work in self._pending_sends if not work.test()]  # frees their buffers
+                self._pending_sends.append(self._group.isend(x, dest, tag))
+
+    def recv(self, x: Any, source: int, tag: int) -> Any:
+        """Receive a message from index `source` of the axis into `x` and return it; blocks until it arrives."""
+        if self._group is not None:
+            with self._timed():
+                self._group.recv(x, source, tag)
+        return x
+
+    def finish_sends(self) -> None:
+        """Wait until all sends have completed."""
+        if self._pending_sends:
+            with self._timed():
+                while self._pending_sends:
+                    self._pending_sends.pop().wait()
+
+    def close(self) -> None:
+        """Free the group's communicator; collective over the group."""
+        if self._group is not None:
+            self._group.close()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add the time spent inside the context to `comm_seconds`."""
+        begin = time.perf_counter()
+        yield
+        self.comm_seconds += time.perf_counter() - begin
+
+
+@dataclass(frozen=True, slots=True)
+class MeshGroups:
+    """A rank's groups along the three axes."""
+
+    dp: AxisGroup
+    tp: AxisGroup
+    pp: AxisGroup
+
+    @classmethod
+    def create(cls, comm: Communicator, mesh: Mesh) -> MeshGroups:
+        """Create this rank's groups; collective over `comm`."""
+        return cls(**{axis: AxisGroup(comm, mesh.group_of(axis, comm.rank)) for axis in AXES})
+
+    def reset_timers(self) -> None:
+        """Set `comm_seconds` of every group to zero."""
+        for group in (self.dp, self.tp, self.pp):
+            group.comm_seconds = 0.0
+
+    @property
+    def comm_seconds(self) -> float:
+        """Seconds spent in calls on all axes since the last reset."""
+        return self.dp.comm_seconds + self.tp.comm_seconds + self.pp.comm_seconds
+
+    def close(self) -> None:
+        """Free all groups; collective over all ranks of the mesh."""
+        for group in (self.dp, self.tp, self.pp):
+            group.close()

@@ -1,0 +1,66 @@
+"""Data parallelism: ranks along the axis hold the same parameters, take different samples and sum their gradients.
+
+A rank's loss is the sum over its own samples divided by the size of the global batch. Summed over the ranks this is
+the mean over the batch, even if ranks have different numbers of samples; averaging the ranks' means would not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hpccoll.parallel.axis_group import AxisGroup
+
+BUCKET_BYTES = 4 << 20  # long enough for full bandwidth, short enough for several buckets per model
+
+
+class GradientBuckets:
+    """The gradients of a list of parameters, stored contiguously in a few long buffers.
+
+    Sets each `parameter.grad` to a view of a bucket, so backward accumulates in place without copies. The buffers
+    never move, so the communicator reuses its prepared calls. Buckets are in reverse order of the parameters, the order
+    in which backward completes them.
+
+    Args:
+        parameters: tensors of one dtype and device.
+        max_bytes: size limit of a bucket; a larger parameter gets a bucket to itself.
+    """
+
+    def __init__(self, parameters: Sequence[Any], max_bytes: int = BUCKET_BYTES) -> None:
+        self.buffers: list[Any] = []
+        bucket: list[Any] = []
+        for parameter in reversed(parameters):
+            if bucket and _count_bytes([*bucket, parameter]) > max_bytes:
+                self._add_bucket(bucket)
+                bucket = []
+            bucket.append(parameter)
+        if bucket:
+            self._add_bucket(bucket)
+
+    def _add_bucket(self, parameters: Sequence[Any]) -> None:
+        """Allocate a bucket and make the parameters' gradients views of it."""
+        buffer = torch.zeros(sum(parameter.numel() for parameter in parameters)).to(parameters[0])
+        first = 0
+        for parameter in parameters:
+            parameter.grad = buffer[first : first + parameter.numel()].view_as(parameter)
+            first += parameter.numel()
+        self.buffers.append(buffer)
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        for buffer in self.buffers:
+            buffer.zero_()
+
+    def all_reduce(self, dp: AxisGroup) -> None:
+        """Sum the gradients over the axis, one all_reduce per bucket; collective over `dp`.
+
+        Cost: each of n ranks sends 2(n-1)/n of the gradients' bytes.
+        """
+        for buffer in self.buffers:
+            dp.all_reduce(buffer)
+
+
+def _count_bytes(tensors: Sequence[Any]) -> int:
+    return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)

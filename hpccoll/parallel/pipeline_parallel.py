@@ -1,0 +1,137 @@
+"""Pipeline parallelism: each stage holds consecutive layers, and the batch passes through in micro-batches.
+
+A schedule is the ordered list of one stage's actions. Both schedules here compute the same gradients:
+
+    gpipe   all forward passes, then all backward passes; a stage holds the activations of every micro-batch
+    1f1b    a backward pass as soon as one is possible; a stage holds at most (stages - stage) micro-batches
+
+With m micro-batches of equal cost, each of p stages idles for (p - 1)/(m + p - 1) of the time in both. Sends do not
+block, and the messages of a direction are sent and received in micro-batch order, so stages cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+
+from hpccoll.parallel.axis_group import AxisGroup
+
+
+class PassDirection(StrEnum):
+    """The direction in which a micro-batch passes through the stages."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+PASS_TAGS = {PassDirection.FORWARD: 1, PassDirection.BACKWARD: 2}
+
+
+class StageAction(NamedTuple):
+    """One entry of a schedule: a forward or backward pass of one micro-batch."""
+
+    direction: PassDirection
+    microbatch: int
+
+
+def schedule_gpipe(stage: int, stages: int, microbatches: int) -> list[StageAction]:  # noqa: ARG001 - same signature
+    """Return a stage's actions: the forward passes of all micro-batches, then their backward passes."""
+    return [StageAction(direction, microbatch) for direction in PassDirection for microbatch in range(microbatches)]
+
+
+def schedule_1f1b(stage: int, stages: int, microbatches: int) -> list[StageAction]:
+    """Return a stage's actions: warm-up forwards, then forward and backward in turn, then the remaining backwards."""
+    warmup = min(stages - stage - 1, microbatches)
+    actions = [StageAction(PassDirection.FORWARD, microbatch) for microbatch in range(warmup)]
+    for microbatch in range(microbatches):
+        if warmup + microbatch < microbatches:
+            actions.append(StageAction(PassDirection.FORWARD, warmup + microbatch))
+        actions.append(StageAction(PassDirection.BACKWARD, microbatch))
+    return actions
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], list[StageAction]]] = {"1f1b": schedule_1f1b, "gpipe": schedule_gpipe}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """This rank's stage of the pipeline.
+
+    Args:
+        forward: the stage's layers: input (b, input_features) -> output (b, features).
+        loss: on the last stage, (output of a micro-batch, micro-batch number) -> scalar.
+        input_features: features per sample that this rank receives from the previous stage.
+        pp: the stages, in order.
+        like: a scalar tensor with the dtype and device of activations.
+    """
+
+    forward: Callable[[Any], Any]
+    loss: Callable[[Any, int], Any]
+    input_features: int
+    pp: AxisGroup
+    like: Any
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage reads the data."""
+        return self.pp.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.pp.index == self.pp.size - 1
+
+    def run_schedule(self, schedule: str, microbatches: Sequence[Any]) -> float:
+        """Run forward and backward passes of all micro-batches, accumulating gradients; collective over `pp`.
+
+        Args:
+            schedule: a name in SCHEDULES.
+            microbatches: the data of each micro-batch (b, features); later stages use only the lengths.
+
+        Returns:
+            The sum of the losses on the last stage, 0 on other stages.
+        """
+        activations: dict[int, tuple[Any, Any]] = {}
+        total = torch.zeros_like(self.like)
+        for direction, microbatch in SCHEDULES[schedule](self.pp.index, self.pp.size, len(microbatches)):
+            if direction is PassDirection.FORWARD:
+                x = self.receive_input(microbatches[microbatch])
+                y = self.forward(x)
+                if self.is_last:
+                    y = self.loss(y, microbatch)
+                    total += y.detach()
+                self.send_output(y)
+                activations[microbatch] = x, y
+            else:
+                self._run_backward(*activations.pop(microbatch))
+        self.pp.finish_sends()
+        return float(total)
+
+    def receive_input(self, data: Any) -> Any:
+        """Return a micro-batch's input to this stage: `data` on the first stage, else received from the previous one.
+
+        Blocks until the message arrives.
+        """
+        if self.is_first:
+            return data
+        x = self.like.new_empty(len(data), self.input_features)
+        return self.pp.recv(x, self.pp.index - 1, PASS_TAGS[PassDirection.FORWARD]).requires_grad_()
+
+    def send_output(self, y: Any) -> None:
+        """Start sending this stage's output to the next stage, without blocking; the last stage sends nothing."""
+        if not self.is_last:
+            self.pp.start_send(y.detach(), self.pp.index + 1, PASS_TAGS[PassDirection.FORWARD])
+
+    def _run_backward(self, x: Any, y: Any) -> None:
+        """Receive the gradient of output `y`, backpropagate, and start sending the gradient of input `x` back."""
+        if self.is_last:
+            y.backward()
+        else:
+            tag = PASS_TAGS[PassDirection.BACKWARD]
+            y.backward(self.pp.recv(y.new_empty(y.shape), self.pp.index + 1, tag))
+        if not self.is_first:
+            self.pp.start_send(x.grad, self.pp.index - 1, PASS_TAGS[PassDirection.BACKWARD])

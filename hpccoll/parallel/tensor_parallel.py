@@ -1,0 +1,103 @@
+"""Tensor parallelism: a linear layer split over the ranks of the axis, by output (column) or by input (row).
+
+A column-parallel layer takes the whole input and computes a slice of the output on each rank. A row-parallel layer
+takes that slice and returns the whole output on all ranks. Element-wise functions between them need no messages:
+
+    x (b, in)  --copy-->  x W_r^T + b_r  (b, hidden/tp)  --act-->  y_r V_r^T (b, out)  --reduce-->  sum over r, + c
+
+"copy" is the identity forward and an all_reduce backward; "reduce" is the opposite (Megatron-LM's f and g). A pair of
+layers costs one all_reduce of (b, features) in each direction. Weights are (out, in), as in torch.nn.Linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hpccoll.parallel.axis_group import AxisGroup
+
+
+class LinearLayer(Protocol):
+    """A linear layer, split over ranks or replicated."""
+
+    def __call__(self, x: Any) -> Any:
+        """Return the layer's output: this rank's slice for a column-parallel layer, else the whole output."""
+
+    @property
+    def weight(self) -> Any:
+        """This rank's shard of the weight."""
+
+    @property
+    def bias(self) -> Any:
+        """This rank's shard of the bias."""
+
+
+class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
+    """Identity forward; backward sums the gradient over the axis, because each rank's shard contributes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
+        ctx.tp = tp
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        return ctx.tp.all_reduce(grad.clone(memory_format=torch.contiguous_format)), None
+
+
+class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
+    """Forward sums x over the axis; backward is the identity, because each addend has the gradient of the sum."""
+
+    @staticmethod
+    def forward(_: Any, x: Any, tp: AxisGroup) -> Any:
+        return tp.all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(_: Any, grad: Any) -> tuple[Any, None]:
+        return grad, None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnParallelLinear:
+    """A linear layer split by output: weight (out/tp, in), bias (out/tp); x (b, in) -> (b, out/tp).
+
+    Its backward pass is collective over `tp`.
+    """
+
+    weight: Any
+    bias: Any
+    tp: AxisGroup
+
+    def __call__(self, x: Any) -> Any:
+        # The model's input needs no gradient, so the first layer skips the all_reduce.
+        copied = _CopyToTensorParallel.apply(x, self.tp) if x.requires_grad else x
+        return torch.nn.functional.linear(copied, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParallelLinear:
+    """A linear layer split by input: weight (out, in/tp), whole bias (out); x (b, in/tp) -> (b, out).
+
+    Its forward pass is collective over `tp`.
+    """
+
+    weight: Any
+    bias: Any
+    tp: AxisGroup
+
+    def __call__(self, x: Any) -> Any:
+        # Add the bias after the sum; before it, the bias would count tp times.
+        return _ReduceFromTensorParallel.apply(torch.nn.functional.linear(x, self.weight), self.tp) + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedLinear:
+    """A linear layer that every rank of the axis computes in full: weight (out, in), bias (out); no communication."""
+
+    weight: Any
+    bias: Any
+
+    def __call__(self, x: Any) -> Any:
+        return torch.nn.functional.linear(x, self.weight, self.bias)

@@ -1,0 +1,85 @@
+"""Compares the gradients of every rank, element by element, with those of one process.
+
+Loss curves and adaptive optimizers hide gradients that are wrong by a factor, so the raw gradients are compared before
+they are applied. Parameters that several ranks share must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpccoll.parallel.mesh import Mesh
+from hpccoll.train.model import list_shards, run_single_process
+from hpccoll.train.options import MlpConfig
+
+# Relative to the largest gradient of a parameter: above the effect of summation order, far below any real mistake.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheck:
+    """The result of the comparison.
+
+    Args:
+        wrong: number of elements outside the tolerance, over all ranks.
+        error: the largest difference, relative to the largest gradient of its parameter.
+        first: the first parameter and rank with a wrong element, or None.
+    """
+
+    wrong: int
+    error: float
+    first: str | None
+
+
+def compute_reference_gradients(model: MlpConfig, full: Mapping[str, Any], images: Any, labels: Any) -> dict[str, Any]:
+    """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone."""
+    leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
+    torch.nn.functional.cross_entropy(run_single_process(model, leaves, images), labels).backward()
+    return {name: leaf.grad for name, leaf in leaves.items()}
+
+
+def compare_gradients(
+    model: MlpConfig,
+    mesh: Mesh,
+    gradients: Sequence[Sequence[Any]],
+    reference: Mapping[str, Any],
+    tolerance: float,
+) -> GradientCheck:
+    """Compare all ranks' gradients, as returned by `gather_shards`, with the reference gradients; no communication."""
+    wrong, worst, first = 0, 0.0, None
+    for rank, own_gradients in enumerate(gradients):
+        for shard, gradient in zip(list_shards(model, mesh, rank), own_gradients, strict=True):
+            scale = float(reference[shard.name].abs().max())
+            difference = (gradient - reference[shard.name][shard.slices]).abs()
+            count = int((~(difference <= tolerance * scale)).sum())  # negated so that NaN counts as wrong
+            worst = max(worst, float(difference.max()) / scale if scale else 0.0)
+            if count and first is None:
+                first = f"{shard.name} on rank {rank}"
+            wrong += count
+    return GradientCheck(wrong, worst, first)
+
+
+def count_replica_differences(
+    model: MlpConfig, mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]
+) -> int:
+    """Return how many elements of all ranks' parameter shards differ in any bit from the assembled parameters."""
+    return sum(
+        int((_view_bits(parameter) != _view_bits(full[shard.name][shard.slices])).sum())
+        for rank, own_parameters in enumerate(parameters)
+        for shard, parameter in zip(list_shards(model, mesh, rank), own_parameters, strict=True)
+    )
+
+
+def _view_bits(x: Any) -> Any:
+    """Return a float tensor viewed as integers, so that -0 differs from 0."""
+    return x.view(torch.int32 if x.element_size() == 4 else torch.int64)
+
+
+def add_replica_differences(check: GradientCheck, differences: int) -> GradientCheck:
+    """Return the check with `differences` elements of shared parameters counted as wrong, too."""
+    first = check.first or ("parameters that ranks share" if differences else None)
+    return GradientCheck(check.wrong + differences, check.error, first)

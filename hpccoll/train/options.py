@@ -1,0 +1,115 @@
+"""The options of a training run and their validation against a mesh. This module does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.parallel.mesh import Mesh, split_evenly
+
+INPUTS, CLASSES = 64, 10  # pixels of an image, digits
+MODELS = ("mlp",)
+ACTIVATIONS = ("tanh", "gelu")
+DTYPES = ("float32", "float64")
+DEFAULT_PIPELINE_MICROBATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MlpConfig:
+    """A classifier of fully connected layers.
+
+    Args:
+        width: features between two layers.
+        layers: number of linear layers, including the first and the last.
+        activation: the function after each layer but the last, a name in ACTIVATIONS.
+    """
+
+    width: int = 64
+    layers: int = 4
+    activation: str = "tanh"
+
+    def weight_shape(self, layer: int) -> tuple[int, int]:
+        """Return (out, in) of a layer's weight."""
+        return (CLASSES if layer == self.layers - 1 else self.width, self.width if layer else INPUTS)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of trained weights and biases."""
+        return sum(
+            out_features * (in_features + 1) for out_features, in_features in map(self.weight_shape, range(self.layers))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """The options of a run.
+
+    Args:
+        model: the model to train.
+        steps: total number of steps, including those before a resumption.
+        seed: seed of the initial parameters and of the order of the data.
+        batch: samples per step, over all ranks.
+        microbatches: micro-batches per rank and step; None means 4 with a pipeline and 1 without.
+        lr: learning rate of plain stochastic gradient descent.
+        dtype: type of parameters, activations and gradients, a name in DTYPES.
+        device: cpu or cuda.
+        schedule: pipeline schedule, 1f1b or gpipe.
+        check: whether to compare the gradients of the first step with those of one process.
+    """
+
+    model: MlpConfig
+    steps: int
+    seed: int = 0
+    batch: int = 64
+    microbatches: int | None = None
+    lr: float = 0.5
+    dtype: str = "float32"
+    device: str = "cpu"
+    schedule: str = "1f1b"
+    check: bool = False
+
+    def count_microbatches(self, mesh: Mesh) -> int:
+        """Return the number of micro-batches per rank and step on a mesh."""
+        return self.microbatches or (DEFAULT_PIPELINE_MICROBATCHES if mesh.pp > 1 else 1)
+
+    def require_mesh_fits(self, mesh: Mesh) -> None:
+        """Raise UsageError unless the model's layers, its width and the batch can be split over the mesh."""
+        model, microbatches = self.model, self.count_microbatches(mesh)
+        if mesh.pp > model.layers:
+            raise UsageError(
+                f"pp={mesh.pp} stages cannot share {model.layers} layers; "
+                f"give --layers {mesh.pp} or more, or fewer stages"
+            )
+        if mesh.tp > model.width and model.layers > 1:
+            raise UsageError(
+                f"tp={mesh.tp} ranks cannot share a width of {model.width}; give --width {mesh.tp} or more"
+            )
+        if self.batch < mesh.dp * microbatches:
+            raise UsageError(
+                f"--batch {self.batch} leaves micro-batches empty: dp={mesh.dp} times {microbatches} micro-batches "
+                f"need at least {mesh.dp * microbatches} samples; give a larger --batch or fewer --microbatches"
+            )
+
+    def checkpoint_identity(self) -> dict[str, Any]:
+        """Return the options that a checkpoint must share with the run that resumes from it."""
+        return {"model": "mlp", **asdict(self.model), "dtype": self.dtype, "seed": self.seed}
+
+
+def slice_microbatches(batch: int, mesh: Mesh, dp_index: int, microbatches: int) -> list[slice]:
+    """Return the samples of the batch in each micro-batch of a data-parallel rank; sizes differ by at most one."""
+    own = split_evenly(batch, mesh.dp)[dp_index]
+    return [
+        slice(own.start + part.start, own.start + part.stop)
+        for part in split_evenly(own.stop - own.start, microbatches)
+    ]
+
+
+def require_torch() -> None:
+    """Raise UnavailableError, with the command that installs torch, if torch cannot be imported."""
+    try:
+        import torch  # noqa: F401 - only tests that the import works
+    except ImportError as error:
+        raise UnavailableError(
+            f'training needs torch, which cannot be imported ({error}); run pip install "hpccoll[torch]"'
+        ) from error

@@ -1,0 +1,278 @@
+"""One rank's training loop: gradients over the mesh, gradient descent, and the time of each step."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpccoll.errors import UnavailableError, WrongResultError
+from hpccoll.parallel.axis_group import MeshGroups
+from hpccoll.parallel.data_parallel import GradientBuckets
+from hpccoll.parallel.mesh import Mesh, split_evenly
+from hpccoll.parallel.pipeline_parallel import PipelineStage
+from hpccoll.train import full_parameters
+from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
+from hpccoll.train.digits import load_digits
+from hpccoll.train.gradient_check import (
+    TOLERANCE,
+    GradientCheck,
+    add_replica_differences,
+    compare_gradients,
+    compute_reference_gradients,
+    count_replica_differences,
+)
+from hpccoll.train.model import StageLayers, init_parameters
+from hpccoll.train.options import TrainOptions, slice_microbatches
+from hpccoll.train.record import Share, TrainRecord
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStart:
+    """The state from which a run starts: steps done, samples seen, and the full parameters by name."""
+
+    step: int
+    samples: int
+    full: dict[str, Any]
+    resumed: bool
+
+
+class Trainer:
+    """One rank's part of a run. Creating it and its methods, except those noted as local, are collective over `comm`.
+
+    Args:
+        comm: all ranks of the mesh.
+        mesh: the arrangement of the ranks.
+        options: the options of the run; `TrainOptions.require_mesh_fits` must have passed.
+        device: device of the tensors, such as `cpu` or `cuda:1`.
+        start: the state to start from; default: step 0 with initial parameters.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        mesh: Mesh,
+        options: TrainOptions,
+        device: str = "cpu",
+        start: TrainingStart | None = None,
+    ) -> None:
+        self.comm, self.mesh, self.options, self.device = comm, mesh, options, device
+        self.dtype = getattr(torch, options.dtype)
+        start = start or TrainingStart(0, 0, init_parameters(options.model, options.seed, self.dtype), resumed=False)
+        self.step, self.samples = start.step, start.samples
+        self.groups = MeshGroups.create(comm, mesh)
+        self.layers = StageLayers(options.model, mesh, comm.rank, self.groups.tp, start.full, device)
+        self.buckets = GradientBuckets(self.layers.parameters)
+        self.train, self.held_out = load_digits()
+        self.coordinates = mesh.coordinates_of(comm.rank)
+
+    def run_steps(self, stop_file: str | None = None) -> Iterator[TrainRecord]:
+        """Run the remaining steps and yield the record of each; stop after a step in which rank 0 sees `stop_file`.
+
+        Raises:
+            WrongResultError: the loss or the gradient's norm is not finite.
+        """
+        while self.step < self.options.steps:
+            self.groups.reset_timers()
+            begin = time.perf_counter()
+            loss = self.compute_gradients()
+            self.apply_gradients()
+            if self.device != "cpu":
+                torch.cuda.synchronize()  # queued kernels belong to this step's time
+            record = self._exchange_step_record(loss, time.perf_counter() - begin, stop_file)
+            yield record
+            if record.stop:
+                return
+
+    def compute_gradients(self) -> float:
+        """Set each parameter's `grad` to its shard of the gradient of the next batch's mean loss.
+
+        Returns:
+            This rank's part of the loss: zero except on the last stage.
+        """
+        images, labels = self.get_next_batch()
+        microbatches = [
+            (self._to_device(images[part]), torch.from_numpy(labels[part]).to(self.device))
+            for part in slice_microbatches(
+                self.options.batch, self.mesh, self.coordinates["dp"], self.options.count_microbatches(self.mesh)
+            )
+        ]
+        self.buckets.zero()
+        stage = self._make_stage([part_labels for _, part_labels in microbatches])
+        loss = stage.run_schedule(self.options.schedule, [part_images for part_images, _ in microbatches])
+        self.buckets.all_reduce(self.groups.dp)
+        return loss
+
+    def get_next_batch(self) -> tuple[Any, Any]:
+        """Return images and labels of the global next batch, the same on all ranks; local, and does not advance."""
+        return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
+
+    def apply_gradients(self) -> None:
+        """Take one step of gradient descent and advance the step and sample counts; local."""
+        with torch.no_grad():
+            for parameter in self.layers.parameters:
+                parameter.sub_(parameter.grad, alpha=self.options.lr)
+        self.step += 1
+        self.samples += self.options.batch
+
+    def check_gradients(self) -> GradientCheck:
+        """Compare all ranks' gradients of the next batch with those that rank 0 computes alone.
+
+        Returns:
+            The result, on all ranks; `first` is None except on rank 0.
+        """
+        self.compute_gradients()
+        model = self.options.model
+        own_gradients = [parameter.grad for parameter in self.layers.parameters]
+        gradients = full_parameters.gather_shards(self.comm, self.mesh, model, own_gradients)
+        parameters = full_parameters.gather_shards(self.comm, self.mesh, model, self.layers.parameters)
+        check = GradientCheck(0, 0.0, None)
+        if gradients is not None and parameters is not None:
+            check = self._check_gathered(gradients, parameters)
+        wrong, error = self.comm.broadcast(np.array([float(check.wrong), check.error]))
+        return GradientCheck(int(wrong), float(error), check.first)
+
+    def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
+        """Compare the gathered gradients and shared parameters of all ranks; local, on rank 0."""
+        model = self.options.model
+        full = full_parameters.assemble_parameters(self.mesh, model, parameters)
+        images, labels = self.get_next_batch()
+        reference = compute_reference_gradients(
+            model, full, torch.from_numpy(images).to(self.dtype), torch.from_numpy(labels)
+        )
+        check = compare_gradients(model, self.mesh, gradients, reference, TOLERANCE[self.options.dtype])
+        return add_replica_differences(check, count_replica_differences(model, self.mesh, parameters, full))
+
+    def compute_accuracy(self) -> float:
+        """Return the fraction of held-out samples that the model classifies correctly."""
+        own = split_evenly(len(self.held_out), self.mesh.dp)[self.coordinates["dp"]]
+        labels = torch.from_numpy(self.held_out.labels[own]).to(self.device)
+        stage = self._make_stage([labels])
+        with torch.no_grad():
+            y = self.layers(stage.receive_input(self._to_device(self.held_out.images[own])).detach())
+            stage.send_output(y)
+        self.groups.pp.finish_sends()
+        counts = stage.is_last and self.coordinates["tp"] == 0
+        correct = int((y.argmax(1) == labels).sum()) if counts else 0
+        return float(self.comm.all_reduce(np.array([float(correct)]))[0]) / len(self.held_out)
+
+    def save_checkpoint(self, directory: CheckpointDirectory | None) -> Path | None:
+        """Gather all parameters to rank 0, which writes a checkpoint to `directory` and returns its file."""
+        model = self.options.model
+        by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.layers.parameters)
+        if by_rank is None or directory is None:
+            return None
+        full = full_parameters.assemble_parameters(self.mesh, model, by_rank)
+        arrays = {name: parameter.numpy() for name, parameter in full.items()}
+        return directory.save(Checkpoint(self.step, self.samples, self.options.checkpoint_identity(), arrays))
+
+    def close(self) -> None:
+        """Free the groups of the mesh."""
+        self.groups.close()
+
+    def _make_stage(self, labels: list[Any]) -> PipelineStage:
+        """Return this rank's pipeline stage with the loss for these labels, one tensor per micro-batch; local."""
+
+        # Dividing each micro-batch's sum by the batch size makes the losses add up to the batch's mean.
+        def loss(y: Any, microbatch: int) -> Any:
+            return torch.nn.functional.cross_entropy(y, labels[microbatch], reduction="sum") / self.options.batch
+
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        return PipelineStage(self.layers, loss, self.layers.input_features, self.groups.pp, like)
+
+    def _to_device(self, images: Any) -> Any:
+        return torch.from_numpy(images).to(self.device, self.dtype)
+
+    def _exchange_step_record(self, loss: float, step_s: float, stop_file: str | None) -> TrainRecord:
+        """Gather all ranks' numbers of a step and return its record, the same on all ranks.
+
+        Only rank 0 looks for the stop file, because network file systems may show it late on other nodes.
+        """
+        stop = self.comm.rank == 0 and stop_file is not None and Path(stop_file).exists()
+        share = Share(
+            loss if self.coordinates["tp"] == 0 else 0.0,
+            self._compute_square_norm(),
+            step_s,
+            self.groups.comm_seconds,
+            self.groups.pp.comm_seconds,
+            self._measure_peak_bytes(),
+            stop,
+        )
+        rows = self.comm.all_gather(np.array(share.numbers()))
+        record = TrainRecord.of(self.step, self.mesh, self.options.batch, rows)
+        if not np.isfinite([record.loss, record.grad_norm]).all():
+            raise WrongResultError(
+                f"step {self.step}: the loss is {record.loss} and the gradient's norm {record.grad_norm}; "
+                f"give a smaller --lr than {self.options.lr:g}"
+            )
+        return record
+
+    def _compute_square_norm(self) -> float:
+        """Return the sum of squares of this rank's gradients, without replicas of a lower rank's gradients; local."""
+        if self.coordinates["dp"]:
+            return 0.0
+        pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
+        own = [parameter.grad for shard, parameter in pairs if not (shard.is_replicated and self.coordinates["tp"])]
+        return float(sum(float(grad.double().square().sum()) for grad in own))
+
+    def _measure_peak_bytes(self) -> int:
+        """Return the peak memory of this rank in bytes: torch's on a GPU, else the resident set."""
+        if self.device != "cpu":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def load_start(
+    comm: Communicator, options: TrainOptions, directory: CheckpointDirectory | None
+) -> tuple[TrainingStart, list[str]]:
+    """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
+
+    The state is rank 0's newest intact checkpoint, or else step 0 with initial parameters.
+
+    Args:
+        comm: all ranks of the mesh.
+        options: the options of the run.
+        directory: the checkpoint directory on rank 0; None on other ranks, and without --checkpoint.
+    """
+    dtype = getattr(torch, options.dtype)
+    found, damaged = directory.load_newest(options.checkpoint_identity()) if directory is not None else (None, [])
+    counts = np.array([found.step, found.samples] if found else [-1, -1])
+    comm.broadcast(counts)
+    step, samples = map(int, counts)
+    if step < 0:
+        return TrainingStart(0, 0, init_parameters(options.model, options.seed, dtype), resumed=False), damaged
+    loaded = {name: torch.from_numpy(array) for name, array in found.parameters.items()} if found else None
+    full = full_parameters.broadcast_parameters(comm, options.model, loaded, dtype)
+    return TrainingStart(step, samples, full, resumed=True), damaged
+
+
+def select_device(options: TrainOptions, local_rank: int) -> str:
+    """Return a rank's device, a node's GPUs assigned round-robin, and make it torch's current device.
+
+    Raises:
+        UnavailableError: the options ask for cuda and torch finds no GPU.
+    """
+    if options.device == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UnavailableError(
+            "--device cuda: torch finds no CUDA device on this node; run on a node with GPUs, or use --device cpu"
+        )
+    device = f"cuda:{local_rank % torch.cuda.device_count()}"
+    torch.cuda.set_device(device)
+    return device
+
+
+def limit_threads(environ: Mapping[str, str]) -> None:
+    """Make torch use one thread unless OMP_NUM_THREADS is set; by default every rank would use all cores."""
+    if not environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)

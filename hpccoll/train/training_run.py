@@ -1,0 +1,91 @@
+"""A whole training run: the gradient check, all steps, periodic checkpoints and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpccoll.train.checkpoint import CheckpointDirectory
+from hpccoll.train.gradient_check import GradientCheck
+from hpccoll.train.record import TrainRecord, TrainSummary
+from hpccoll.train.trainer import Trainer, TrainingStart
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """When and where a run writes checkpoints, and the file that stops it early.
+
+    Args:
+        is_enabled: whether to write checkpoints; the same on all ranks.
+        directory: the directory, on rank 0; None on other ranks.
+        every: steps between two checkpoints; the last step, or the step after which the run stops, always has one.
+        stop_file: the run saves and stops after the step in which this file exists; None means never.
+    """
+
+    is_enabled: bool = False
+    directory: CheckpointDirectory | None = None
+    every: int = 100
+    stop_file: str | None = None
+
+
+def run_training(
+    trainer: Trainer,
+    start: TrainingStart,
+    checkpoints: CheckpointOptions,
+    on_step: Callable[[TrainRecord], None],
+    warn: Callable[[str], None],
+) -> TrainSummary:
+    """Train until the last step or until the stop file exists; collective over the trainer's communicator.
+
+    Rank 0 writes the checkpoints that are due.
+
+    Args:
+        trainer: this rank's trainer.
+        start: the state from which the run starts.
+        checkpoints: when to write checkpoints and stop.
+        on_step: called with the record of each step.
+        warn: called with a message if the gradient check fails.
+    """
+    options = trainer.options
+    check = trainer.check_gradients() if options.check else None
+    if check is not None and check.wrong:
+        warn(f"{check.wrong} elements differ from those of one process, the first in {check.first}")
+    records: list[TrainRecord] = []
+    saved = None
+    for record in trainer.run_steps(checkpoints.stop_file):
+        on_step(record)
+        records.append(record)
+        is_due = trainer.step % checkpoints.every == 0 or trainer.step == options.steps or record.stop
+        if checkpoints.is_enabled and is_due:
+            saved = trainer.save_checkpoint(checkpoints.directory)
+    return _make_summary(trainer, start, records, check, str(saved) if saved else None)
+
+
+def _make_summary(
+    trainer: Trainer, start: TrainingStart, records: list[TrainRecord], check: GradientCheck | None, saved: str | None
+) -> TrainSummary:
+    """Return the summary record; computes the accuracy, which is collective, unless the run was stopped."""
+    stopped = trainer.step < trainer.options.steps
+    return TrainSummary(
+        trainer.mesh,
+        _list_options(trainer),
+        steps=trainer.step,
+        resumed_at=start.step if start.resumed else None,
+        stop="stop_file" if stopped else "complete",
+        loss=records[-1].loss if records else None,
+        accuracy=None if stopped else trainer.compute_accuracy(),
+        step_s=tuple(record.step_s for record in records),
+        wrong=check.wrong if check else None,
+        error=check.error if check else None,
+        checkpoint=saved,
+    )
+
+
+def _list_options(trainer: Trainer) -> dict[str, Any]:
+    """Return the options that the summary records."""
+    options = trainer.options
+    model = {"model": "mlp", **asdict(options.model), "parameters": options.model.parameter_count}
+    names = ("dtype", "device", "seed", "batch", "schedule", "lr")
+    values = {name: getattr(options, name) for name in names}
+    return model | values | {"microbatches": options.count_microbatches(trainer.mesh)}
