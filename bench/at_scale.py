@@ -17,7 +17,7 @@ from typing import Any
 
 from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
 from hpccoll.algorithms.hierarchical import hierarchical
-from hpccoll.plan.groups import Groups, across, grouped
+from hpccoll.plan.groups import Groups, run_across_groups, run_in_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.machine import Link, Machine
@@ -38,9 +38,9 @@ INK = "#222222"
 def nccl_tree(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """A chain within each node, the double tree across nodes, and the chain backwards: what NCCL calls its tree."""
     groups = nodes or Groups((n,))
-    up = grouped(lambda slot, size: chain.reduce(slot, size, 0, 1), groups, rank)
-    down = grouped(lambda slot, size: chain.broadcast(slot, size, 0, 1), groups, rank)
-    wide = across(lambda node, size: double_tree.all_reduce(node, size, 1), groups, rank, 1)
+    up = run_in_groups(lambda slot, size: chain.reduce(slot, size, 0, 1), groups, rank)
+    down = run_in_groups(lambda slot, size: chain.broadcast(slot, size, 0, 1), groups, rank)
+    wide = run_across_groups(lambda node, size: double_tree.all_reduce(node, size, 1), groups, rank, 1)
     return up.scaled(wide.chunks) + wide + down.scaled(wide.chunks)
 
 

@@ -63,8 +63,8 @@ def contest(
     bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.Peer
 ) -> tuple[Case, list[Callable[[], None]]]:
     """Return the case of an operation, and what frees it."""
-    comm, blocks = bench.comm, bench.comm.size if operation.blocked else 1
-    count, in_place = max(nbytes // 4 // blocks, 1), not operation.blocked
+    comm, blocks = bench.comm, bench.comm.size if operation.has_blocks else 1
+    count, in_place = max(nbytes // 4 // blocks, 1), not operation.has_blocks
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, module)
     large = nbytes >= LARGE

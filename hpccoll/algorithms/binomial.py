@@ -18,8 +18,8 @@ from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, relabel
-from hpccoll.plan.step import NOBODY, SIGNAL, IntArray, Move, Op, Region, Span
+from hpccoll.plan.rounds import Rounds, relabel_ranks
+from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move, Op, Region, Span
 
 WHOLE = Span(0, 1, 1)
 
@@ -32,11 +32,11 @@ def _up(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: int) 
         awake = (from_root & (distance - 1)) == 0
         sends = awake & ((from_root & distance) != 0)
         receives = awake & ~sends & (from_root + distance < n)
-        to = np.where(sends, from_root - distance, NOBODY)
-        frm = np.where(receives, from_root + distance, NOBODY)
+        to = np.where(sends, from_root - distance, NO_PEER)
+        frm = np.where(receives, from_root + distance, NO_PEER)
         return [Move(to, frm, region, region, op)]
 
-    return relabel(Rounds(ceil_log2(n), chunks, at), lambda peer: (peer + root) % n)
+    return relabel_ranks(Rounds(ceil_log2(n), chunks, at), lambda peer: (peer + root) % n)
 
 
 def reduce_cost(n: int) -> Cost:
@@ -98,8 +98,8 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
         receives = awake & ~sends & (from_root + distance < n)
         mine = Span(rank, np.clip(n - from_root, 0, distance), n)
         theirs = Span(rank + distance, np.clip(n - from_root - distance, 0, distance), n)
-        to = np.where(sends, (rank - distance) % n, NOBODY)
-        frm = np.where(receives, (rank + distance) % n, NOBODY)
+        to = np.where(sends, (rank - distance) % n, NO_PEER)
+        frm = np.where(receives, (rank + distance) % n, NO_PEER)
         return [Move(to, frm, mine, theirs)]
 
     return Rounds(ceil_log2(n), n, at)

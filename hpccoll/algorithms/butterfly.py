@@ -20,7 +20,7 @@ from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, fold
+from hpccoll.plan.rounds import Rounds, fold_ranks
 from hpccoll.plan.step import IntArray, Move, Op, Span
 
 
@@ -47,7 +47,7 @@ def rabenseifner_cost(n: int) -> Cost:
 @algorithm(Operation.ALL_REDUCE, "recursive_doubling", doubling_cost)
 def recursive_doubling(rank: IntArray, n: int) -> Rounds:
     """Exchange the whole message with the rank at distance 1, 2, 4, ..."""
-    return fold(_doubling, rank, n, floor_power(n), Span(0, 1, 1))
+    return fold_ranks(_doubling, rank, n, floor_power(n), Span(0, 1, 1))
 
 
 def _doubling(rank: IntArray, n: int) -> Rounds:
@@ -64,7 +64,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
 def rabenseifner(rank: IntArray, n: int) -> Rounds:
     """Recursive halving to reduce-scatter, then the same rounds backwards to all-gather."""
     core = floor_power(n)
-    return fold(_halving_doubling, rank, n, core, Span(0, core, core))
+    return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:

@@ -18,8 +18,8 @@ import numpy as np
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, beside, nothing
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region, Span
+from hpccoll.plan.rounds import Rounds, empty_rounds, overlay
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Region, Span
 
 
 def cost(n: int, chunks: int) -> Cost:
@@ -31,7 +31,7 @@ def cost(n: int, chunks: int) -> Cost:
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Chunk c leaves rank v of the line in round c + v."""
     if n == 1:
-        return nothing(chunks)
+        return empty_rounds(chunks)
     place = (rank - root) % n
     above, below = (rank + 1) % n, (rank - 1) % n
 
@@ -39,7 +39,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
         out, into = t - place, t - place + 1
         sends = (place < n - 1) & (out >= 0) & (out < chunks)
         receives = (place > 0) & (into >= 0) & (into < chunks)
-        to, frm = np.where(sends, above, NOBODY), np.where(receives, below, NOBODY)
+        to, frm = np.where(sends, above, NO_PEER), np.where(receives, below, NO_PEER)
         return [Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks))]
 
     return Rounds(chunks + n - 2, chunks, at)
@@ -60,11 +60,11 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """A chain reduce to rank 0 and a chain broadcast from it, at the same time."""
     if n == 1:
-        return nothing(chunks)
+        return empty_rounds(chunks)
 
     def flip(region: Region) -> Region:
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
     # The reduce is the broadcast backwards, so its last chunk comes first; flipped, both go through them in order.
-    up = reduce(rank, n, 0, chunks).regions(flip, chunks)
-    return beside(up, broadcast(rank, n, 0, chunks).delayed(n - 1))
+    up = reduce(rank, n, 0, chunks).map_regions(flip, chunks)
+    return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -23,8 +23,8 @@ from hpccoll.algorithms.circulant import skips
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, nothing
-from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Span
+from hpccoll.plan.rounds import Rounds, empty_rounds
+from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Span
 
 _NEVER = -(2**40)  # a chunk so far below the first that no cycle reaches it
 
@@ -40,7 +40,7 @@ def received(place: IntArray, n: int) -> IntArray:
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
         """Climb by the largest free skips to `limit` at most, until above `enough`; return where, and the last skip."""
-        height, last = np.zeros(len(place), np.int64), np.full(len(place), NOBODY)
+        height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skip[e] <= limit) & (height <= enough)
             height, last = np.where(step, height + skip[e], height), np.where(step, e, last)
@@ -81,7 +81,7 @@ def reduce_cost(n: int, chunks: int) -> Cost:
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Each rank passes on one chunk a round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn."""
     if n == 1:
-        return nothing(chunks)
+        return empty_rounds(chunks)
     sent, got = _schedules((rank - root) % n, n)
     peers = [((rank + skip) % n, (rank - skip) % n) for skip in skips(n)[:-1]]
     cycle, last = len(peers), chunks - 1
@@ -91,7 +91,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
         k = (t + early) % cycle
         ahead = t - k  # whole cycles passed, times chunks a cycle, less those of the cut first cycle
         out, into = sent[:, k] + ahead, got[:, k] + ahead
-        to, frm = np.where(out >= 0, peers[k][0], NOBODY), np.where(into >= 0, peers[k][1], NOBODY)
+        to, frm = np.where(out >= 0, peers[k][0], NO_PEER), np.where(into >= 0, peers[k][1], NO_PEER)
         return [Move(to, frm, Span(np.minimum(out, last), 1, chunks), Span(np.minimum(into, last), 1, chunks))]
 
     return Rounds(last + cycle, chunks, at)

@@ -21,11 +21,11 @@ import numpy as np
 from hpccoll.algorithms import pairwise
 from hpccoll.algorithms.hierarchical_shared import acting, around, fences
 from hpccoll.algorithms.registry import algorithm, get_algorithm
-from hpccoll.plan.groups import Groups, across
+from hpccoll.plan.groups import Groups, run_across_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, IntArray, Load, Move, Op, Picks, Region, Span, Step, Store
+from hpccoll.plan.step import NO_PEER, IntArray, Load, Move, Op, Picks, Region, Span, Step, Store
 
 
 def even(n: int, nodes: Groups | None) -> Groups:
@@ -48,7 +48,7 @@ class _Columns:
         self.rank, self.n, self.groups = rank, n, even(n, nodes)
         self.size, self.count = self.groups.sizes[0], len(self.groups.sizes)
         self.group, self.slot = self.groups.locate(rank)
-        self.rank_at = self.groups.ranks_at()
+        self.rank_at = self.groups.make_rank_lookup()
 
     def at(self, group: IntArray, slot: IntArray) -> IntArray:
         """Return the rank of a slot in a group."""
@@ -66,12 +66,12 @@ class _Columns:
 
     def crossing(self, operation: Operation, inter: str) -> Rounds:
         """Return the plan across nodes, whose block h is that of the rank in group h."""
-        rounds = across(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
+        rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def column(region: Region) -> Region:
             return Picks(int(np.max(region.size)), lambda: self.at(region.ids(len(self.rank)), self.slot[:, None]))
 
-        return rounds.regions(column, self.n)
+        return rounds.map_regions(column, self.n)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
         """Return the other ranks of each rank's group, with their slots."""
@@ -166,12 +166,15 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         for distance in range(1, columns.count):
             there = (home + distance) % columns.count
             target, source = (columns.at(np.array(group), columns.slot) for group in (home, there))
-            to, frm = np.where(columns.group == there, target, NOBODY), np.where(columns.group == home, source, NOBODY)
+            to, frm = (
+                np.where(columns.group == there, target, NO_PEER),
+                np.where(columns.group == home, source, NO_PEER),
+            )
             moves.append(Move(to, frm, Span(rank, 1, n), Span(source, 1, n)))
         return moves
 
     def stores() -> list[Step]:
-        to = np.where((columns.group == home) & (rank != root), root, NOBODY)
+        to = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(to, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
     crossing = Rounds(min(columns.count - 1, 1), n, lambda _: sends())

@@ -21,7 +21,7 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Span
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
 
 
 def one_shot_cost(n: int) -> Cost:
@@ -41,15 +41,15 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 
     def shifted(t: int, wraps: bool) -> Move:
         to, frm = rank + t, rank - t
-        to = np.where((to >= n) == wraps, to % n, NOBODY)
+        to = np.where((to >= n) == wraps, to % n, NO_PEER)
         op = np.where(frm == 0, Op.COPY, Op.OWN_FIRST)
-        return Move(to, np.where((frm < 0) == wraps, frm % n, NOBODY), whole, whole, op)
+        return Move(to, np.where((frm < 0) == wraps, frm % n, NO_PEER), whole, whole, op)
 
     def at(_: int) -> list[Move]:
         # What arrives is reduced in the order of the moves: from the ranks below in ascending order, of which rank 0's
         # takes the place of one's own, then one's own as it stood before, then from the ranks above.
         below = [shifted(t, wraps=False) for t in range(n - 1, 0, -1)]
-        own = np.where(rank > 0, rank, NOBODY)
+        own = np.where(rank > 0, rank, NO_PEER)
         above = [shifted(t, wraps=True) for t in range(n - 1, 0, -1)]
         return [*below, Move(own, own, whole, whole, Op.OWN_FIRST), *above]
 

@@ -17,7 +17,7 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, SIGNAL, IntArray, Move
+from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move
 
 
 def cost(n: int) -> Cost:
@@ -31,7 +31,7 @@ def barrier(rank: IntArray, n: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def at(t: int) -> list[Move]:
-        to, frm = np.where(rank == t % n, above, NOBODY), np.where(below == t % n, below, NOBODY)
+        to, frm = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
         return [Move(to, frm, SIGNAL, SIGNAL)]
 
     return Rounds(2 * (n - 1), 0, at)

@@ -21,25 +21,25 @@ from hpccoll.algorithms.bits import ceil_log2, floor_power
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, beside, nothing, relabel
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Region, Span
+from hpccoll.plan.rounds import Rounds, empty_rounds, overlay, relabel_ranks
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Region, Span
 
 
 def parent_of(rank: IntArray, n: int) -> IntArray:
     """Return each rank's parent in the first tree, -1 for its root, rank 0 (n >= 2)."""
     lowest = rank & -rank
     up = (rank ^ lowest) | (lowest << 1)
-    return np.where(rank == 0, NOBODY, np.where(up >= n, rank ^ lowest, up))
+    return np.where(rank == 0, NO_PEER, np.where(up >= n, rank ^ lowest, up))
 
 
 def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
     """Return each rank's left and right child in the first tree, -1 where there is none (n >= 2)."""
     half = (rank & -rank) >> 1
-    left = np.where(half > 0, rank - half, NOBODY)
+    left = np.where(half > 0, rank - half, NO_PEER)
     offset = half
     for _ in range(ceil_log2(n)):
         offset = np.where(rank + offset >= n, offset >> 1, offset)
-    right = np.where((offset > 0) & (rank + offset < n), rank + offset, NOBODY)
+    right = np.where((offset > 0) & (rank + offset < n), rank + offset, NO_PEER)
     return left, np.where(rank == 0, floor_power(n - 1), right)
 
 
@@ -61,8 +61,8 @@ def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
         sends = (parent >= 0) & (out >= 0) & (out < chunks)
         for (child, low), mine in zip(below, (is_left, ~is_left), strict=True):
             into = t - low
-            frm = np.where((child >= 0) & (into >= 0) & (into < chunks), child, NOBODY)
-            to = np.where(sends & mine, parent, NOBODY)
+            frm = np.where((child >= 0) & (into >= 0) & (into < chunks), child, NO_PEER)
+            to = np.where(sends & mine, parent, NO_PEER)
             moves.append(Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks), Op.OWN_FIRST))
         return moves
 
@@ -76,11 +76,11 @@ def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
     # Backwards the last chunk would come first; flipped, chunk c comes down in the order in which it went up.
-    return climb(rank, n, chunks).reversed().regions(flip, chunks)
+    return climb(rank, n, chunks).reversed().map_regions(flip, chunks)
 
 
 def _one_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    return beside(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
+    return overlay(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
 
 
 def most_sent(n: int) -> Fraction:
@@ -98,10 +98,10 @@ def cost(n: int, chunks: int) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Up and down two complementary binary trees at once, chunk by chunk."""
     if n == 1:
-        return nothing(2 * chunks)
+        return empty_rounds(2 * chunks)
     first = _one_tree(rank, n, chunks)
     if n % 2 == 0:
-        second = relabel(_one_tree(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
+        second = relabel_ranks(_one_tree(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
     else:
-        second = relabel(_one_tree((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
-    return beside(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
+        second = relabel_ranks(_one_tree((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
+    return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))

@@ -22,7 +22,7 @@ from hpccoll.algorithms.double_tree import climb, descend
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, beside, nothing, relabel
+from hpccoll.plan.rounds import Rounds, empty_rounds, overlay, relabel_ranks
 from hpccoll.plan.step import IntArray
 
 
@@ -46,11 +46,11 @@ def _first_place(other: IntArray, n: int) -> IntArray:
 
 def _two(tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     if n == 1:
-        return nothing(2 * chunks)
+        return empty_rounds(2 * chunks)
     place = (rank - root) % n
-    first = relabel(tree(place, n, chunks), lambda peer: (peer + root) % n)
-    second = relabel(tree(_other_place(place, n), n, chunks), lambda other: (_first_place(other, n) + root) % n)
-    return beside(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
+    first = relabel_ranks(tree(place, n, chunks), lambda peer: (peer + root) % n)
+    second = relabel_ranks(tree(_other_place(place, n), n, chunks), lambda other: (_first_place(other, n) + root) % n)
+    return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
 
 
 @algorithm(Operation.BROADCAST, "double_tree", cost)

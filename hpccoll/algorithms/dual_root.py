@@ -23,8 +23,8 @@ from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, nothing
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Span
+from hpccoll.plan.rounds import Rounds, empty_rounds
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
 
 PARENT, LEFT, RIGHT = 0, 1, 2  # how many rounds before a rank meets its parent it meets this one
 
@@ -55,8 +55,8 @@ def family(rank: IntArray, n: int) -> Family:
         depth, late = depth + below, late + np.where(right, RIGHT, np.where(left, LEFT, PARENT))
         low, high = np.where(right, middle, low), np.where(left, middle - 1, np.where(right, high - 1, high))
     under = rank - low
-    left_child = np.where(under >= 1, low + (under + 1) // 2 - 1, NOBODY)
-    return Family(parent, left_child, np.where(under >= 2, rank - 1, NOBODY), depth, late, root)
+    left_child = np.where(under >= 1, low + (under + 1) // 2 - 1, NO_PEER)
+    return Family(parent, left_child, np.where(under >= 2, rank - 1, NO_PEER), depth, late, root)
 
 
 @cache
@@ -100,8 +100,8 @@ class _Exchanges:
         falling = rising - self.lag
         out, into = np.where(self.from_above, falling, rising), np.where(self.from_above, rising, falling)
         k = self.chunks
-        to = np.where((out >= 0) & (out < k), self.peer, NOBODY)
-        frm = np.where((into >= 0) & (into < k), self.peer, NOBODY)
+        to = np.where((out >= 0) & (out < k), self.peer, NO_PEER)
+        frm = np.where((into >= 0) & (into < k), self.peer, NO_PEER)
         return Move(to, frm, Span(out, 1, k), Span(into, 1, k), self.op)
 
 
@@ -117,7 +117,7 @@ def _exchanges(rank: IntArray, kin: Family, first: int, phase: int, chunks: int)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Up two trees, across between their roots, and down again, chunk by chunk, one partner a round."""
     if n == 1:
-        return nothing(chunks)
+        return empty_rounds(chunks)
     kin, first = family(rank, n), deepest(-(-n // 2), LEFT, RIGHT)
     phases = [_exchanges(rank, kin, first, phase, chunks) for phase in range(3)]
     return Rounds(rounds(n, chunks), chunks, lambda t: [phases[t % 3].at(t)])

@@ -23,10 +23,10 @@ from hpccoll.algorithms import binomial, dissemination
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import Algorithm, algorithm, get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.groups import Groups, across, grouped
+from hpccoll.plan.groups import Groups, run_across_groups, run_in_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, handed_in, only
+from hpccoll.plan.rounds import Rounds, keep_ranks, reduce_into_core
 from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Span
 
 
@@ -35,11 +35,11 @@ def _two_levels(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorit
 
     def to_owners(slot: IntArray, size: int) -> Rounds:
         scatter = _made(intra, np.minimum(slot, owners - 1), owners, chunks)
-        guests = handed_in(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
-        return guests + only(scatter, slot < owners)
+        guests = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
+        return guests + keep_ranks(scatter, slot < owners)
 
-    within = grouped(to_owners, groups, rank)
-    between = across(lambda node, nodes: _made(inter, node, nodes, chunks), groups, rank, owners)
+    within = run_in_groups(to_owners, groups, rank)
+    between = run_across_groups(lambda node, nodes: _made(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
     # A slice is as many chunks as both levels can cut it into.
     fine = lcm(within.chunks // owners, between.chunks)
@@ -100,7 +100,7 @@ def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
     """After how many ranks all do the same: only nodes of one size, in rank order, under a level that has a period."""
     nodes = len(groups.sizes)
     stated = inter.plan(nodes, chunks=chunks).period or nodes
-    return n if groups.even is None or groups.members is not None else stated * groups.even
+    return n if groups.common_size is None or groups.members is not None else stated * groups.common_size
 
 
 @cache
@@ -161,5 +161,7 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """The news climbs a binomial tree within each node, spreads among the nodes, and comes down again."""
     groups = nodes or Groups((n,))
-    down = grouped(lambda slot, size: binomial.broadcast(slot, size, 0), groups, rank).regions(lambda _: SIGNAL, 0)
-    return down.reversed() + across(dissemination.barrier, groups, rank, 1) + down
+    down = run_in_groups(lambda slot, size: binomial.broadcast(slot, size, 0), groups, rank).map_regions(
+        lambda _: SIGNAL, 0
+    )
+    return down.reversed() + run_across_groups(dissemination.barrier, groups, rank, 1) + down

@@ -49,7 +49,7 @@ def period(n: int, nodes: Groups | None = None) -> int:
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Blocks change slots within their node, then nodes."""
     groups = _even(n, nodes)
-    size, count, at_place = groups.sizes[0], len(groups.sizes), groups.ranks_at()
+    size, count, at_place = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)
     every_group, every_slot = np.arange(count), np.arange(size)
 

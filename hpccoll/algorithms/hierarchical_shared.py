@@ -22,26 +22,26 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm, get_algorithm
-from hpccoll.plan.groups import Groups, across
+from hpccoll.plan.groups import Groups, run_across_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
+from hpccoll.plan.step import NO_PEER, SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
 
 
 def fences(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
     """Return one round in which the ranks of each group wait for each other; none where every rank is alone."""
     group, _ = groups.locate(rank)
-    leader = groups.ranks_at()(groups.starts[group])
+    leader = groups.make_rank_lookup()(groups.starts[group])
     return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: [Fence(leader)])
 
 
 def around(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
     """Yield the other ranks of each rank's group, from the slot above around the circle; -1 where there is none."""
     group, slot = groups.locate(rank)
-    size, start, ranks_at = np.array(groups.sizes)[group], groups.starts[group], groups.ranks_at()
+    size, start, ranks_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
-        yield np.where(distance < size, ranks_at(start + (slot + distance) % size), NOBODY)
+        yield np.where(distance < size, ranks_at(start + (slot + distance) % size), NO_PEER)
 
 
 def acting(chunks: int, groups: Groups, steps: Callable[[], list[Step]]) -> Rounds:
@@ -57,7 +57,7 @@ class _Slices:
         self.group, slot = groups.locate(rank)
         self.owns = slot < self.owners
         place = np.minimum(slot, self.owners - 1)
-        crossing = across(inter, groups, rank, self.owners)
+        crossing = run_across_groups(inter, groups, rank, self.owners)
         self.chunks = self.owners * crossing.chunks
         self.mine = Span(place, 1, self.owners, crossing.chunks)
         self.crossing = crossing.shifted(place * crossing.chunks, self.chunks)
@@ -70,16 +70,16 @@ class _Slices:
 
         def loads() -> list[Step]:
             peers = around(self.groups, self.rank)
-            return [Load(np.where(self.owns, peer, NOBODY), self.mine, self.mine, Op.OWN_FIRST) for peer in peers]
+            return [Load(np.where(self.owns, peer, NO_PEER), self.mine, self.mine, Op.OWN_FIRST) for peer in peers]
 
         return acting(self.chunks, self.groups, loads)
 
-    def stored(self, but: int = NOBODY) -> Rounds:
+    def stored(self, but: int = NO_PEER) -> Rounds:
         """Every owner stores its slice to all ranks of its node, `but` one."""
 
         def stores() -> list[Step]:
             peers = around(self.groups, self.rank)
-            return [Store(np.where(self.owns & (peer != but), peer, NOBODY), self.mine, self.mine) for peer in peers]
+            return [Store(np.where(self.owns & (peer != but), peer, NO_PEER), self.mine, self.mine) for peer in peers]
 
         return acting(self.chunks, self.groups, stores)
 
@@ -127,7 +127,7 @@ def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
 def period(n: int, nodes: Groups | None = None) -> int:
     """Every node does the same where nodes are of one size and ranks numbered node by node."""
     groups = nodes or Groups((n,))
-    return n if groups.even is None or groups.members is not None else groups.even
+    return n if groups.common_size is None or groups.members is not None else groups.common_size
 
 
 def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
@@ -169,7 +169,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
     def loads() -> list[Step]:
         loading = slices.owns & (slices.group == home) & (rank != root)
-        return [Load(np.where(loading, root, NOBODY), slices.mine, slices.mine)]
+        return [Load(np.where(loading, root, NO_PEER), slices.mine, slices.mine)]
 
     begun = slices.fence() + acting(slices.chunks, groups, loads)
     return begun + slices.crossing + slices.stored(root) + slices.fence()
@@ -213,7 +213,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
     def stores() -> list[Step]:
         storing = slices.owns & (slices.group == home) & (rank != root)
-        return [Store(np.where(storing, root, NOBODY), slices.mine, slices.mine)]
+        return [Store(np.where(storing, root, NO_PEER), slices.mine, slices.mine)]
 
     ended = acting(slices.chunks, groups, stores) + slices.fence()
     return slices.fence() + slices.reduced() + slices.crossing + ended
@@ -250,8 +250,8 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Each node meets in shared memory, one rank of each spreads the news among nodes, and each node meets again."""
     groups = nodes or Groups((n,))
-    news = across(get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1).regions(
-        lambda _: SIGNAL, 0
-    )
+    news = run_across_groups(
+        get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1
+    ).map_regions(lambda _: SIGNAL, 0)
     fence = fences(groups, rank, 0)
     return fence + news + fence if len(groups.sizes) > 1 else fence

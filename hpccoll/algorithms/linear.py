@@ -17,7 +17,7 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, SIGNAL, IntArray, Move
+from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move
 
 
 def cost(n: int) -> Cost:
@@ -30,7 +30,7 @@ def barrier(rank: IntArray, n: int) -> Rounds:
     """All to rank 0, one a round; then rank 0 to all."""
 
     def report(t: int) -> list[Move]:
-        to, frm = np.where(rank == t + 1, 0, NOBODY), np.where(rank == 0, t + 1, NOBODY)
+        to, frm = np.where(rank == t + 1, 0, NO_PEER), np.where(rank == 0, t + 1, NO_PEER)
         return [Move(to, frm, SIGNAL, SIGNAL)]
 
     reports = Rounds(n - 1, 0, report)

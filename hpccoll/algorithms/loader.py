@@ -27,7 +27,7 @@ from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.check import Proof, check
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, Fence, Ints, Load, Move, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, Ints, Load, Move, Region, Step, Store
 
 _CHUNKS = (1, 2, 8)  # in which a pipelined algorithm is tried
 _PREFIX = "hpccoll own "  # of the names of loaded modules: a space keeps them apart from any that can be imported
@@ -156,7 +156,7 @@ def prove_algorithm(
 
 
 def _prove_returned(each: Algorithm, plan: Plan) -> None:
-    rounds: object = plan.raw()
+    rounds: object = plan.rounds()
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{each.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")
     for t in range(rounds.count):
@@ -172,7 +172,7 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
     Cost: `ranks` times the moves of the plan.
     """
-    whole = plan.raw()
+    whole = plan.rounds()
     for rank in range(plan.ranks):
         alone = plan.column(rank)
         for t in range(max(whole.count, alone.count)):
@@ -186,8 +186,8 @@ def _part(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
     """What the rank at that place of a column does: peers, chunks there and here, op."""
 
     def chunks(peer: int, region: Region) -> list[int]:
-        ids = region.ids(ranks)[at].tolist() if peer != NOBODY else []
-        return [chunk for chunk in ids if chunk != NOBODY]
+        ids = region.ids(ranks)[at].tolist() if peer != NO_PEER else []
+        return [chunk for chunk in ids if chunk != NO_CHUNK]
 
     def part(step: Step) -> object:
         if isinstance(step, Fence):
@@ -196,7 +196,7 @@ def _part(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
             to = _at(step.dest, at, ranks)
             return to, chunks(to, step.local), chunks(to, step.remote)
         frm = _at(step.source, at, ranks)
-        op = _at(step.op, at, ranks) if frm != NOBODY else None
+        op = _at(step.op, at, ranks) if frm != NO_PEER else None
         if isinstance(step, Load):
             return frm, chunks(frm, step.remote), chunks(frm, step.local), op
         to = _at(step.dest, at, ranks)

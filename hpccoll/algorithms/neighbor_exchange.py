@@ -19,8 +19,8 @@ import numpy as np
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, nothing, only
-from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Span
+from hpccoll.plan.rounds import Rounds, empty_rounds, keep_ranks
+from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Span
 
 
 def _steps(n: int) -> int:
@@ -47,7 +47,7 @@ def _period(n: int) -> int:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Swap what came last with the neighbours, in turn."""
     if n == 1:
-        return nothing(1)
+        return empty_rounds(1)
     odd, even = n % 2, n - n % 2
     pairs, pair, left = even // 2, rank // 2, rank % 2 == 0
     turn = np.where(left, 1, -1)
@@ -67,11 +67,11 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         peer = outward if t % 2 else inward
         return [Move(peer, peer, latest(t - 1), latest(t))]
 
-    up, down = np.where(rank == n - 1, n - 2, NOBODY), np.where(rank == n - 2, n - 1, NOBODY)
+    up, down = np.where(rank == n - 1, n - 2, NO_PEER), np.where(rank == n - 2, n - 1, NO_PEER)
     one, rest = Span(n - 1, 1, n), Span(0, n - 1, n)
     before = Rounds(odd, n, lambda t: [Move(up, down, one, one)])
     after = Rounds(odd, n, lambda t: [Move(down, up, rest, rest)])
-    return before + only(Rounds(pairs, n, exchange), rank < even) + after
+    return before + keep_ranks(Rounds(pairs, n, exchange), rank < even) + after
 
 
 def _own(rank: IntArray, n: int) -> Span:

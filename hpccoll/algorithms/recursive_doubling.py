@@ -20,8 +20,8 @@ from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, only
-from hpccoll.plan.step import NOBODY, SIGNAL, IntArray, Move, Op, Span
+from hpccoll.plan.rounds import Rounds, keep_ranks
+from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move, Op, Span
 
 
 def _steps(n: int) -> int:
@@ -68,14 +68,14 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     def fold(whole: bool) -> Rounds:
         """The guest gives its block to its host, or gets all the others from it."""
         host, guest = (rank < 2 * guests) & plays, ~plays
-        up, down = np.where(guest, rank - 1, NOBODY), np.where(host, rank + 1, NOBODY)
+        up, down = np.where(guest, rank - 1, NO_PEER), np.where(host, rank + 1, NO_PEER)
         if whole:
             move = Move(down, up, Span(rank + 2, n - 1, n), Span(rank + 1, n - 1, n))
         else:
             move = Move(up, down, Span(rank, 1, n), Span(rank + 1, 1, n))
         return Rounds(1 if guests else 0, n, lambda t: [move])
 
-    return fold(False) + only(Rounds(n.bit_length() - 1, n, doubling), plays) + fold(True)
+    return fold(False) + keep_ranks(Rounds(n.bit_length() - 1, n, doubling), plays) + fold(True)
 
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
@@ -87,4 +87,4 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 @algorithm(Operation.BARRIER, "recursive_doubling", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Tell the rank at distance 1, 2, 4, ... who has arrived: an all-gather of nothing."""
-    return all_gather(rank, n).regions(lambda _: SIGNAL, 0)
+    return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

@@ -75,7 +75,7 @@ class Algorithm:
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
-        could = {"root": root, "chunks": chunks, "nodes": Groups.of(ranks, nodes)}
+        could = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
         given: dict[str, Any] = {name: value for name, value in could.items() if name in self.parameters}
 
         def stated(of: Callable[..., Stated]) -> Stated:
@@ -86,7 +86,7 @@ class Algorithm:
             self.operation,
             self.name,
             ranks,
-            root if self.operation.rooted else 0,
+            root if self.operation.has_root else 0,
             lambda rank: self.make_rounds(rank, ranks, **given),
             stated(self.cost) if self.cost is not None else None,
             stated(self.period) if callable(self.period) else self.period,

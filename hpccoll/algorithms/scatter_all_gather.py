@@ -22,7 +22,7 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Span
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
 
 
 def broadcast_cost(n: int) -> Cost:
@@ -49,8 +49,8 @@ def _rest_of_all_gather(rank: IntArray, n: int, root: int) -> Rounds:
         distance, reach = 1 << t, min(2 << t, n)
         have, they_have = np.maximum(mine, distance), np.maximum(left((place - distance) % n), distance)
         want, they_want = np.maximum(reach - have, 0), np.maximum(reach - they_have, 0)
-        to = np.where(they_want > 0, (rank - distance) % n, NOBODY)
-        frm = np.where(want > 0, (rank + distance) % n, NOBODY)
+        to = np.where(they_want > 0, (rank - distance) % n, NO_PEER)
+        frm = np.where(want > 0, (rank + distance) % n, NO_PEER)
         return [Move(to, frm, Span(rank - distance + they_have, they_want, n), Span(rank + have, want, n))]
 
     return Rounds(ceil_log2(n), n, at)

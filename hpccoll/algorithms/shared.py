@@ -24,7 +24,7 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Span, Step, Store
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Span, Step, Store
 
 Work = Callable[[], Sequence[Step]]
 
@@ -105,14 +105,14 @@ def rooted_cost(n: int) -> Cost:
 @algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank stores its block in the root's memory."""
-    mine, to = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
+    mine, to = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return fenced(rank, n, n, lambda: [Store(to, mine, mine)])
 
 
 @algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank loads its block from the root's memory."""
-    mine, frm = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
+    mine, frm = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return fenced(rank, n, n, lambda: [Load(frm, mine, mine)])
 
 
@@ -125,7 +125,7 @@ def reduce_cost(n: int) -> Cost:
 @algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Every rank reduces the chunk that it owns, from the memory of all, and stores it to the root."""
-    mine, to = Span(rank, 1, n), np.where(rank == root, NOBODY, root)
+    mine, to = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return fenced(rank, n, n, lambda: _reduced(rank, n), lambda: [Store(to, mine, mine)])
 
 
@@ -135,8 +135,8 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     mine, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def move() -> list[Step]:
-        stores: list[Step] = [Store(np.where(rank == root, peer, NOBODY), mine, mine) for peer in _around(rank, n)]
-        return [*stores, Load(np.where(rank == root, NOBODY, root), rest, rest)]
+        stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), mine, mine) for peer in _around(rank, n)]
+        return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
 
     return fenced(rank, n, n, move)
 

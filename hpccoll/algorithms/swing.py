@@ -18,7 +18,7 @@ from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.butterfly import rabenseifner_cost
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.rounds import Rounds, fold
+from hpccoll.plan.rounds import Rounds, fold_ranks
 from hpccoll.plan.step import IntArray, Move, Op, Picks, Span
 
 
@@ -59,4 +59,4 @@ def period(n: int) -> int:
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Halve what is exchanged while the distance swings out, then the same rounds backwards."""
     core = floor_power(n)
-    return fold(_there_and_back, rank, n, core, Span(0, core, core))
+    return fold_ranks(_there_and_back, rank, n, core, Span(0, core, core))

@@ -124,7 +124,7 @@ def _suite(options: Options, nodes: int) -> BenchmarkConfig:
     from hpccoll.runtime import job
     from hpccoll.runtime.arrays import Reduction, get_dtype
 
-    operations = tuple(Operation.named(name) for name in options.operations or ("all_reduce",))
+    operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
     algorithms = load_and_prove(options.algorithm.split(","), operations, job.world().size, options.root)
     known = {name for operation in operations for name in list_algorithm_names(operation)} | {"all", "auto"}
     for name in algorithms:

@@ -78,15 +78,15 @@ def _gif(subject: DrawingRequest) -> bytes:
 
 def _trace(subject: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.trace import format_trace_json
-    from hpccoll.plan.simulation.timeline import in_rounds, simulated
+    from hpccoll.plan.simulation.timeline import build_round_timeline, build_simulated_timeline
 
     plan, machine = subject.plan, subject.machine
     if machine is None:
-        return format_trace_json(in_rounds(plan)).encode()
+        return format_trace_json(build_round_timeline(plan)).encode()
     from hpccoll.predict.forecast import ITEMSIZE, count_elements
 
     count = count_elements(plan.operation, subject.nbytes, plan.ranks)
-    return format_trace_json(simulated(plan, machine, count, ITEMSIZE)).encode()
+    return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
 
 
 FORMATS = {

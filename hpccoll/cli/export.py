@@ -61,7 +61,7 @@ def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> 
         algorithm = loader.load_algorithm(name)
     else:
         of, slash, called = name.partition("/")
-        operation = Operation.named(of)
+        operation = Operation.from_name(of)
         if not slash:
             raise UnknownNameError(f"algorithm for {of}", called, list_algorithm_names(operation))
         algorithm = get_algorithm(operation, called)

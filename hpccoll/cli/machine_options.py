@@ -154,7 +154,7 @@ def _measured(record: CollectiveRecord) -> MeasuredRow | None:
     if row.engine != "hpccoll" or row.ranks < 2 or not row.nbytes or row.algorithm in (None, "auto"):
         return None
     try:
-        algorithm = get_algorithm(Operation.named(row.op), str(row.algorithm))
+        algorithm = get_algorithm(Operation.from_name(row.op), str(row.algorithm))
         itemsize = 2 if row.dtype == "bfloat16" else np.dtype(row.dtype).itemsize
     except (HpccollError, TypeError):
         return None

@@ -23,13 +23,13 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
-from hpccoll.plan.simulation.bounds import bounds
+from hpccoll.plan.simulation.bounds import compute_bounds
 from hpccoll.plan.simulation.simulate import Simulation
 from hpccoll.predict.forecast import can_run_on, chunks_for, fill_nodes, forecast
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.plan.simulation.critical_path import CriticalPath, Wait
+    from hpccoll.plan.simulation.critical_path import CriticalPath, MessageWait
 
 MOST_RANKS = 2**17
 TRACED = 2**27  # ranks times rounds up to which --full finds the critical path as well
@@ -138,7 +138,7 @@ def _simulated(algorithms: Sequence[Algorithm], choice: ChosenMachine, asked: As
 
 def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: ChosenMachine) -> dict[str, Any]:
     plan, n = done.plan, done.plan.ranks
-    least = bounds(plan.operation, n, done.machine, done.nbytes)
+    least = compute_bounds(plan.operation, n, done.machine, done.nbytes)
     stands_for = n / done.simulated_ranks
     sent = done.within + done.between
     return {
@@ -152,7 +152,7 @@ def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: ChosenM
         "machine": done.machine.name,
         "nbytes": done.nbytes,
         "chunks": chunks,
-        "root": plan.root if plan.operation.rooted else None,
+        "root": plan.root if plan.operation.has_root else None,
         "simulated_ranks": done.simulated_ranks,
         "rounds": done.rounds,
         "steps": done.steps,
@@ -169,7 +169,7 @@ def _record(algorithm: Algorithm, chunks: int, done: Simulation, choice: ChosenM
     }
 
 
-def _ends(path: CriticalPath, most: int) -> list[Wait | None]:
+def _ends(path: CriticalPath, most: int) -> list[MessageWait | None]:
     """Return the first and the last waits, None between them where some are left out."""
     if len(path) <= 2 * most:
         return [path.wait(at) for at in range(len(path))]
@@ -200,7 +200,7 @@ def _show(found: Sequence[One], choice: ChosenMachine) -> None:
 
 def _row(algorithm: Algorithm, chunks: int, done: Simulation) -> tuple[str, ...]:
     n, sent = done.plan.ranks, done.within + done.between
-    least = bounds(done.plan.operation, n, done.machine, done.nbytes)
+    least = compute_bounds(done.plan.operation, n, done.machine, done.nbytes)
     whole = float(sent.sum())
     return (
         algorithm.full_name,

@@ -122,7 +122,7 @@ def _sweep(options: Options, nodes: int) -> TuningSweep:
             raise UnknownNameError("buffer", name, list(BUFFERS))
     dtypes = {get_dtype(name).itemsize: get_dtype(name) for name in options.dtype.split(",")}
     return TuningSweep(
-        tuple(dict.fromkeys(Operation.named(name) for name in options.operations)) or tuple(Operation),
+        tuple(dict.fromkeys(Operation.from_name(name) for name in options.operations)) or tuple(Operation),
         tuple(sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)),
         tuple(dtypes.values()),
         tuple(dict.fromkeys(BufferKind(name) for name in asked)),

@@ -126,7 +126,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
         known = {op.value for op in Operation}
         if of not in known:
             raise UnknownNameError("operation", of, sorted(known))
-        operation = Operation.named(of)
+        operation = Operation.from_name(of)
         mine = (
             [get_algorithm(operation, wanted)]
             if slash

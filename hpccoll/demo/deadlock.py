@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, DeadlockError
-from hpccoll.plan.proof.free_programs import Action, Recv, Send, check_program
+from hpccoll.plan.proof.free_programs import Action, RecvAction, SendAction, check_program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,7 +19,7 @@ STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 def make_program() -> list[list[Action]]:
     """Return the example as a free program: x is chunk 0, y is chunk 1; both ranks send, then receive."""
-    return [[Send(1, 0), Recv(1, 1)], [Send(0, 0), Recv(0, 1)]]
+    return [[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]
 
 
 def explain_deadlock() -> str:

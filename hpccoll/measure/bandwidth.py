@@ -76,4 +76,4 @@ def compute_busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> fl
 
 
 def _blocks(op: TimedOperation, n: int) -> int:
-    return n if isinstance(op, Operation) and op.blocked else 1
+    return n if isinstance(op, Operation) and op.has_blocks else 1

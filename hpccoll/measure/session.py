@@ -138,7 +138,7 @@ class BenchmarkSession:
             count=task.count,
             dtype=task.dtype.name,
             redop=task.redop if operation.reduces else None,
-            root=task.root if operation.rooted else None,
+            root=task.root if operation.has_root else None,
             ranks=task.ranks,
             nodes=self.suite.nodes,
         )

@@ -96,7 +96,7 @@ def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: in
     shared = brings.count > 0 and brings.overlaps(gets)
     if operation is Operation.ALL_TO_ALL:
         fits, wanted = brings.count == gets.count and gets.count % n == 0, f"equally many, a multiple of {n}"
-    elif not operation.blocked:
+    elif not operation.has_blocks:
         fits, wanted = brings.count == gets.count, "equally many"
     else:
         own = whole.count // n

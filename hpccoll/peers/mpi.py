@@ -57,7 +57,7 @@ class MpiPeer:
         part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
         if part.module.on_device and not self._device_works:
             raise no_such(self.name, f"{part.module.name} device buffers here", "use --buffer host")
-        call = self._rooted(operation, part, redop, root) if operation.rooted else self._flat(operation, part, redop)
+        call = self._rooted(operation, part, redop, root) if operation.has_root else self._flat(operation, part, redop)
         return _after_stream(part.module, call) if part.module.on_device else call
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Calls:
             root: rank of the root, where there is one.
             in_place: whether the two share memory.
         """
-        if operation.rooted:
+        if operation.has_root:
             return self._rooted(operation, source, result, op, root, in_place)
         if operation is Operation.ALL_REDUCE:
             options = self._options.AllreduceOptions()

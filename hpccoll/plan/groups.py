@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.rounds import Rounds, beside, only, relabel
+from hpccoll.plan.rounds import Rounds, keep_ranks, overlay, relabel_ranks
 from hpccoll.plan.step import IntArray
 
 Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
@@ -28,7 +28,7 @@ class Groups:
     members: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, ranks: int, nodes: Nodes) -> Groups:
+    def from_nodes(cls, ranks: int, nodes: Nodes) -> Groups:
         """Return the groups that `nodes` describes.
 
         Args:
@@ -59,7 +59,7 @@ class Groups:
         return np.asarray(ends - np.array(self.sizes), np.int64)
 
     @property
-    def even(self) -> int | None:
+    def common_size(self) -> int | None:
         """The size of every group where all have one size."""
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
@@ -69,7 +69,7 @@ class Groups:
         group = np.searchsorted(self.starts, place, side="right") - 1
         return np.asarray(group, np.int64), place - self.starts[group]
 
-    def ranks_at(self) -> Callable[[IntArray], IntArray]:
+    def make_rank_lookup(self) -> Callable[[IntArray], IntArray]:
         """Return the mapping from place (the start of a group, plus the slot) to rank."""
         if self.members is None:
             return lambda place: place
@@ -77,25 +77,25 @@ class Groups:
         return lambda place: np.asarray(members[place], np.int64)
 
 
-def grouped(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
+def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
     """Run `make(slot, size)` within every group at once; the shorter ones begin later, so that all end together.
 
     Costs one move more a round for each further size of group.
     """
     group, slot = groups.locate(rank)
-    size, start, ranks_at = np.array(groups.sizes)[group], groups.starts[group], groups.ranks_at()
-    parts = [only(make(np.minimum(slot, s - 1), s), size == s) for s in sorted(set(groups.sizes))]
+    size, start, ranks_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
+    parts = [keep_ranks(make(np.minimum(slot, s - 1), s), size == s) for s in sorted(set(groups.sizes))]
     longest = max(part.count for part in parts)
-    together = reduce(beside, (part.delayed(longest - part.count) for part in parts))
-    return relabel(together, lambda peer: ranks_at(start + peer))
+    together = reduce(overlay, (part.delayed(longest - part.count) for part in parts))
+    return relabel_ranks(together, lambda peer: ranks_at(start + peer))
 
 
-def across(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
+def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
     """Run `make(group, groups)` among the ranks of equal slot in all groups, for each of the first `slots` at once.
 
     No group may have fewer than `slots` ranks. All slots name the same chunks; shift them apart.
     """
     group, slot = groups.locate(rank)
-    starts, ranks_at, mine = groups.starts, groups.ranks_at(), np.minimum(slot, slots - 1)
-    among = only(make(group, len(groups.sizes)), slot < slots)
-    return relabel(among, lambda peer: ranks_at(starts[peer] + mine))
+    starts, ranks_at, mine = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)
+    among = keep_ranks(make(group, len(groups.sizes)), slot < slots)
+    return relabel_ranks(among, lambda peer: ranks_at(starts[peer] + mine))

@@ -3,7 +3,7 @@
 Shapes: P ranks of a column, n ranks in all, C chunks a rank, K lanes of weights.
 
 The input of a rank is its held chunks in order, its output its wanted chunks in order: check, replay and the runtime
-all read the same two masks. Contributions are named by (rank, chunk) and weighed; `expected` is linear in the
+all read the same two masks. Contributions are named by (rank, chunk) and weighed; `expected_weights` is linear in the
 weights, so a sum of random weights proves a multiset and one-hot weights count it.
 """
 
@@ -36,7 +36,7 @@ class Operation(Enum):
     BARRIER = "barrier"
 
     @classmethod
-    def named(cls, name: str) -> Operation:
+    def from_name(cls, name: str) -> Operation:
         """Return the operation of that name, or raise UnknownNameError with the valid ones."""
         for operation in cls:
             if operation.value == name:
@@ -49,12 +49,12 @@ class Operation(Enum):
         return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE)
 
     @property
-    def rooted(self) -> bool:
+    def has_root(self) -> bool:
         """Whether one rank is the root."""
         return self in (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
 
     @property
-    def blocked(self) -> bool:
+    def has_blocks(self) -> bool:
         """Whether the message is n blocks, one a rank; otherwise it is one vector."""
         blocked = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER)
         return self in (*blocked, Operation.ALL_TO_ALL)
@@ -63,38 +63,38 @@ class Operation(Enum):
         """Chunks that make up the message of S bytes (nccl-tests' S); the others are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
-    def validate(self, n: int, chunks: int) -> None:
+    def validate_chunks(self, n: int, chunks: int) -> None:
         """Raise PlanError where `chunks` chunks cannot carry this operation over n ranks."""
         if self is Operation.ALL_TO_ALL:
             fits = chunks % n == 0 and chunks >= 2 * n
-        elif self.blocked:
+        elif self.has_blocks:
             fits = chunks % n == 0 and chunks >= n
         else:
             fits = chunks >= (0 if self is Operation.BARRIER else 1)
         if not fits:
             raise PlanError(f"{self.value} over {n} ranks cannot be carried by {chunks} chunks a rank")
 
-    def sizes(self, count: int, n: int, chunks: int) -> IntArray:
+    def chunk_sizes(self, count: int, n: int, chunks: int) -> IntArray:
         """Return the elements in each chunk, shape (C,), for `count` elements a vector or a block."""
         if self is Operation.BARRIER:
             return np.zeros(chunks, np.int64)
         if self is Operation.ALL_TO_ALL:
             return np.full(chunks, count, np.int64)
-        parts = chunks // n if self.blocked else chunks
+        parts = chunks // n if self.has_blocks else chunks
         edges = np.arange(parts + 1, dtype=np.int64) * count // parts
-        return np.tile(np.diff(edges), n if self.blocked else 1)
+        return np.tile(np.diff(edges), n if self.has_blocks else 1)
 
-    def alike(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
+    def layout_classes(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
         """Return a number for each chunk, shape (C,): equal where two chunks have equal sizes for all `counts`."""
-        rows = [self.sizes(count, n, chunks) for count in counts]
+        rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
 
-    def held(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
+    def input_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks each rank brings, shape (P, C)."""
         return self._mask(rank, n, chunks, _BRINGS[self], root)
 
-    def wanted(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
+    def output_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks each rank must hold in the end, shape (P, C)."""
         return self._mask(rank, n, chunks, _WANTS[self], root)
 
@@ -108,7 +108,7 @@ class Operation(Enum):
             return np.broadcast_to((chunk // n) == (kind == "second"), (len(rank), chunks))
         return np.full((len(rank), chunks), kind == "all")
 
-    def expected(self, weights: Weights, n: int) -> Weights:
+    def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return what every place should weigh in the end, shape (n, C, K); only wanted places count.
 
         Args:

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from hpccoll.plan.moves import MoveRounds, to_move_rounds
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.shared_memory import Messages, as_messages
 from hpccoll.plan.step import IntArray
 
 
@@ -51,10 +51,10 @@ class Plan:
         """The steps of one rank as they are, fences among them (what the runtime compiles)."""
         return self.make(np.array([rank], np.int64))
 
-    def raw(self) -> Rounds:
+    def rounds(self) -> Rounds:
         """The steps of all ranks at once as they are (what check and simulate read)."""
         return self.make(np.arange(self.ranks, dtype=np.int64))
 
-    def whole(self) -> Messages:
+    def moves(self) -> MoveRounds:
         """What moves among all ranks at once (what replay and draw read): loads and stores are messages there."""
-        return as_messages(self.raw(), self.ranks)
+        return to_move_rounds(self.rounds(), self.ranks)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, IntArray, Op
+from hpccoll.plan.step import NO_PEER, IntArray, Op
 
 Array = NDArray[Any]
 Combine = Callable[[Array, Array], Array]
@@ -29,13 +29,13 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
 
     Cost: O(ranks * chunks * count) memory, serial time.
     """
-    n, rounds = plan.ranks, plan.whole()
+    n, rounds = plan.ranks, plan.moves()
     ranks = np.arange(n)
-    sizes = plan.operation.sizes(count, n, rounds.chunks)
+    sizes = plan.operation.chunk_sizes(count, n, rounds.chunks)
     edges = np.concatenate([[0], np.cumsum(sizes)])
     dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
     state = np.zeros((n, int(edges[-1])), dtype)
-    held = np.repeat(plan.operation.held(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    held = np.repeat(plan.operation.input_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
     for rank, array in enumerate(inputs):
         if array is not None and held[rank].any():
             state[rank, held[rank]] = array
@@ -44,14 +44,14 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
         for move in moves:
             out, into = move.send.ids(n), move.recv.ids(n)
             ops = np.broadcast_to(np.asarray(move.op), (n,))
-            for rank in np.nonzero(move.source != NOBODY)[0].tolist():
+            for rank in np.nonzero(move.source != NO_PEER)[0].tolist():
                 source = int(move.source[rank])
                 arrivals.append(
                     (int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)])
                 )
         for op, rank, where, value in arrivals:
             state[rank, where] = _joined(op, state[rank, where], value, combine)
-    wanted = np.repeat(plan.operation.wanted(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    wanted = np.repeat(plan.operation.output_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
     return [state[rank, wanted[rank]] for rank in range(n)]
 
 

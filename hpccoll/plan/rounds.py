@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
-from hpccoll.plan.step import NOBODY, Change, IntArray, Ints, Move, Op, Region, Step
+from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Region, RegionMap, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Rounds:
         here, there, cut = self.at, after.at, self.count
         return Rounds(cut + after.count, self.chunks, lambda t: here(t) if t < cut else there(t - cut))
 
-    def each(self, change: Callable[[Step], Step]) -> Rounds:
+    def map_steps(self, change: Callable[[Step], Step]) -> Rounds:
         """The same rounds with every step changed."""
         return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
@@ -49,32 +49,32 @@ class Rounds:
         A load becomes a store and a store a load; fences stay where they are.
         """
         last = self.count - 1
-        return Rounds(self.count, self.chunks, lambda t: [step.turned(op) for step in self.at(last - t)])
+        return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
 
-    def regions(self, change: Change, chunks: int) -> Rounds:
+    def map_regions(self, change: RegionMap, chunks: int) -> Rounds:
         """The same rounds over other chunks."""
-        changed = self.each(lambda step: step.regions(change))
+        changed = self.map_steps(lambda step: step.map_regions(change))
         return Rounds(changed.count, chunks, changed.at)
 
     def scaled(self, unit: int) -> Rounds:
         """The same rounds after each chunk was cut into `unit` chunks."""
-        return self.regions(lambda region: region.scaled(unit), self.chunks * unit)
+        return self.map_regions(lambda region: region.scaled(unit), self.chunks * unit)
 
     def shifted(self, base: Ints, chunks: int) -> Rounds:
         """The same rounds `base` chunks further up, among `chunks` chunks."""
-        return self.regions(lambda region: region.shifted(base), chunks)
+        return self.map_regions(lambda region: region.shifted(base), chunks)
 
     def delayed(self, rounds: int) -> Rounds:
         """The same rounds after `rounds` idle ones."""
         return Rounds(self.count + rounds, self.chunks, lambda t: self.at(t - rounds) if t >= rounds else [])
 
 
-def nothing(chunks: int) -> Rounds:
+def empty_rounds(chunks: int) -> Rounds:
     """No round at all."""
     return Rounds(0, chunks, lambda t: [])
 
 
-def beside(a: Rounds, b: Rounds) -> Rounds:
+def overlay(a: Rounds, b: Rounds) -> Rounds:
     """Both at once; they must not write the same chunks in the same round."""
     if a.chunks != b.chunks:
         raise PlanError(f"plans over {a.chunks} and {b.chunks} chunks cannot run side by side; shift them apart first")
@@ -85,7 +85,7 @@ def beside(a: Rounds, b: Rounds) -> Rounds:
     )
 
 
-def remembered(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callable[[IntArray], IntArray]:
+def memoize_peer_map(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callable[[IntArray], IntArray]:
     """Memoise a mapping of peers by the identity of their array: rounds reuse the same few arrays."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
@@ -100,37 +100,37 @@ def remembered(change: Callable[[IntArray], IntArray], keep: int = 8) -> Callabl
     return mapped
 
 
-def relabel(rounds: Rounds, name: Callable[[IntArray], IntArray]) -> Rounds:
+def relabel_ranks(rounds: Rounds, name: Callable[[IntArray], IntArray]) -> Rounds:
     """The same rounds among other ranks: peer p of the plan is rank `name(p)`."""
-    peers = remembered(lambda p: np.where(p < 0, NOBODY, name(np.maximum(p, 0))))
-    return rounds.each(lambda step: step.renamed(peers))
+    peers = memoize_peer_map(lambda p: np.where(p < 0, NO_PEER, name(np.maximum(p, 0))))
+    return rounds.map_steps(lambda step: step.map_peers(peers))
 
 
-def only(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
+def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
     """The same rounds; ranks outside `mask` take no part."""
-    peers = remembered(lambda p: np.where(mask, p, NOBODY))
-    return rounds.each(lambda step: step.renamed(peers))
+    peers = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
+    return rounds.map_steps(lambda step: step.map_peers(peers))
 
 
-def fold(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
+def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
     """Run `make(rank, core)` among ranks below `core`; the others hand their data in first and get the result last.
 
     Rank r >= core folds into r mod core, which reduces it after its own. Costs two more rounds for each layer of
     `core` ranks, and the lower ranks send up to `whole` more than the plan itself.
     """
     inner = make(np.minimum(rank, core - 1), core)
-    before = handed_in(rank, n, core, whole, inner.chunks)
-    return before + only(inner, rank < core) + before.reversed()
+    before = reduce_into_core(rank, n, core, whole, inner.chunks)
+    return before + keep_ranks(inner, rank < core) + before.reversed()
 
 
-def handed_in(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
+def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
     """Rank r >= core hands its data to rank r mod core, which reduces it after its own: `core` ranks a round."""
     layer, base = rank // core, rank % core
 
     def at(t: int) -> list[Move]:
-        up = np.where(layer == t + 1, base, NOBODY)
+        up = np.where(layer == t + 1, base, NO_PEER)
         extra = rank + core * (t + 1)
-        down = np.where((layer == 0) & (extra < n), extra, NOBODY)
+        down = np.where((layer == 0) & (extra < n), extra, NO_PEER)
         return [Move(up, down, whole, whole, Op.OWN_FIRST)]
 
     return Rounds(-(-n // core) - 1, chunks, at)

@@ -20,7 +20,7 @@ from hpccoll.errors import PlanError
 
 IntArray: TypeAlias = NDArray[np.int64]
 Ints: TypeAlias = int | IntArray
-NOBODY = -1
+NO_PEER = NO_CHUNK = -1
 
 
 class Op(IntEnum):
@@ -63,7 +63,7 @@ class Span:
         if not isinstance(self.base, int) or self.base:
             ids = ids + _rows(self.base)
         if not isinstance(self.count, int):
-            ids = np.where(np.arange(most) < _rows(self.size), ids, NOBODY)
+            ids = np.where(np.arange(most) < _rows(self.size), ids, NO_PEER)
         return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, most))
 
     def scaled(self, unit: int) -> Span:
@@ -106,8 +106,8 @@ class Picks:
 
 
 Region: TypeAlias = Span | Picks
-Change: TypeAlias = Callable[[Region], Region]
-Naming: TypeAlias = Callable[[IntArray], IntArray]  # of peers, -1 among them
+RegionMap: TypeAlias = Callable[[Region], Region]
+PeerMap: TypeAlias = Callable[[IntArray], IntArray]  # of peers, -1 among them
 SIGNAL = Span(0, 0, 1)  # no chunk at all: the message itself is the news (barriers)
 
 
@@ -125,15 +125,15 @@ class Move:
     recv: Region
     op: Ints = Op.COPY
 
-    def turned(self, op: Ints) -> Move:
+    def reversed(self, op: Ints) -> Move:
         """Return the move that runs backwards: who received sends, who sent receives (by `op`)."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
-    def renamed(self, name: Naming) -> Move:
+    def map_peers(self, name: PeerMap) -> Move:
         """Return the same move among other ranks."""
         return Move(name(self.dest), name(self.source), self.send, self.recv, self.op)
 
-    def regions(self, change: Change) -> Move:
+    def map_regions(self, change: RegionMap) -> Move:
         """Return the same move of other chunks."""
         return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
 
@@ -151,17 +151,17 @@ class Load:
     local: Region
     op: Ints = Op.COPY
 
-    def turned(self, op: Ints) -> Store:
+    def reversed(self, op: Ints) -> Store:
         """Return the store that gives back what this loads or reduces; raise PlanError where `op` is not COPY."""
         if np.any(np.asarray(op) != Op.COPY):
             raise PlanError("a load backwards is a store, which cannot reduce; reverse it with op=Op.COPY")
         return Store(self.source, self.local, self.remote)
 
-    def renamed(self, name: Naming) -> Load:
+    def map_peers(self, name: PeerMap) -> Load:
         """Return the same load among other ranks."""
         return Load(name(self.source), self.remote, self.local, self.op)
 
-    def regions(self, change: Change) -> Load:
+    def map_regions(self, change: RegionMap) -> Load:
         """Return the same load of other chunks."""
         return Load(self.source, change(self.remote), change(self.local), self.op)
 
@@ -177,15 +177,15 @@ class Store:
     local: Region
     remote: Region
 
-    def turned(self, op: Ints) -> Load:
+    def reversed(self, op: Ints) -> Load:
         """Return the load that fetches back what this stores (by `op`)."""
         return Load(self.dest, self.remote, self.local, op)
 
-    def renamed(self, name: Naming) -> Store:
+    def map_peers(self, name: PeerMap) -> Store:
         """Return the same store among other ranks."""
         return Store(name(self.dest), self.local, self.remote)
 
-    def regions(self, change: Change) -> Store:
+    def map_regions(self, change: RegionMap) -> Store:
         """Return the same store of other chunks."""
         return Store(self.dest, change(self.local), change(self.remote))
 
@@ -200,15 +200,15 @@ class Fence:
 
     leader: IntArray
 
-    def turned(self, op: Ints) -> Fence:  # noqa: ARG002 - what the other steps take
+    def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - what the other steps take
         """Return the fence: backwards, the same ranks wait for each other."""
         return self
 
-    def renamed(self, name: Naming) -> Fence:
+    def map_peers(self, name: PeerMap) -> Fence:
         """Return the same fence among other ranks."""
         return Fence(name(self.leader))
 
-    def regions(self, change: Change) -> Fence:  # noqa: ARG002 - what the other steps take
+    def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - what the other steps take
         """Return the fence: it names no chunks."""
         return self
 

@@ -21,7 +21,7 @@ def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = IT
     """
     if operation is Operation.BARRIER:
         return 0
-    return max(nbytes // (itemsize * (n if operation.blocked else 1)), min(nbytes, 1))
+    return max(nbytes // (itemsize * (n if operation.has_blocks else 1)), min(nbytes, 1))
 
 
 def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:

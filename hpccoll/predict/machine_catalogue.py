@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.simulation.machine import Machine, MachineError, machine_of
+from hpccoll.plan.simulation.machine import Machine, MachineError, build_machine
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MOST_BYTES = 2**20
@@ -49,7 +49,7 @@ def parse_machine(text: str, where: str) -> Machine:
     """Return the machine that a TOML text describes.
 
     Args:
-        text: see `machine_of` for its keys.
+        text: see `build_machine` for its keys.
         where: what to call it in messages.
 
     Raises:
@@ -63,4 +63,4 @@ def parse_machine(text: str, where: str) -> Machine:
         raise MachineError(f"{where}: is no TOML ({error})") from error
     except ValueError as error:  # a whole number of more digits than Python takes
         raise MachineError(f"{where}: {error}") from error
-    return machine_of(found, where)
+    return build_machine(found, where)

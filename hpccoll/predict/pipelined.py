@@ -26,7 +26,7 @@ def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, 
         itemsize: bytes an element.
         full: simulate every rank, also where a period would do.
     """
-    sizes = plan.operation.sizes(count, plan.ranks, plan.column(0).chunks)
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
     parts = wanted_parts(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
     first = simulate(plan, machine, -(-count // parts), itemsize, full=full, trace=False)
     if parts == 1:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.bounds import bounds
+from hpccoll.plan.simulation.bounds import compute_bounds
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.predict.fit import MeasuredRow, fit_machine
 from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
@@ -66,7 +66,7 @@ class BoundModels:
         model = self.by_job.get((row.ranks, row.nodes))
         if model is None or row.op not in [operation.value for operation in Operation]:
             return None
-        return bounds(Operation(row.op), row.ranks, model.machine, row.nbytes).seconds or None
+        return compute_bounds(Operation(row.op), row.ranks, model.machine, row.nbytes).seconds or None
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:

@@ -45,7 +45,7 @@ class Decider:
         Raises:
             UsageError: the library was asked for, and its result is not what hpccoll promises.
         """
-        nbytes = job.count * job.dtype.itemsize * (self._ranks if job.operation.blocked else 1)
+        nbytes = job.count * job.dtype.itemsize * (self._ranks if job.operation.has_blocks else 1)
         if job.library:
             if not self._library.offers(job):
                 raise UsageError(

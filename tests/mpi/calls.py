@@ -94,7 +94,7 @@ class Call:
         """What to call the collective with."""
         case = self.case
         how: dict[str, Any] = {"algorithm": case.algorithm}
-        if case.operation.rooted:
+        if case.operation.has_root:
             how["root"] = case.root
         x = self.x
         if case.operation.reduces:

@@ -20,7 +20,7 @@ NAMES = ["all_reduce/ring", "broadcast/tree", "gather/tree", "all_to_all/pairwis
 def test_a_measured_run_has_a_trace(name, count):
     world = MPI.COMM_WORLD
     operation, _, algorithm = name.partition("/")
-    timeline = measure_steps(world, get_algorithm(Operation.named(operation), algorithm), count)
+    timeline = measure_steps(world, get_algorithm(Operation.from_name(operation), algorithm), count)
     if world.rank:
         assert timeline is None
         return

@@ -132,7 +132,7 @@ def shared(source: Array, result: Array, rank: int, count: int) -> tuple[Array, 
 @pytest.mark.parametrize("count", [0, 1, 5, 70_001])
 @pytest.mark.parametrize("operation", MOVING + REDUCING, ids=lambda operation: operation.value)
 def test_every_operation_on_counts_and_roots(peer, comm, operation, count):
-    for root in {0, comm.size - 1} if operation.rooted else {0}:
+    for root in {0, comm.size - 1} if operation.has_root else {0}:
         run(peer, comm, operation, count, root=root)
 
 

@@ -21,7 +21,7 @@ from hpccoll.raster import render_gif, render_image, render_png
 
 def history_of(name: str, ranks: int) -> PlanHistory:
     operation, _, algorithm = name.partition("/")
-    return record_history(get_algorithm(Operation.named(operation), algorithm).plan(ranks))
+    return record_history(get_algorithm(Operation.from_name(operation), algorithm).plan(ranks))
 
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():

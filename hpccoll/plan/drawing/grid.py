@@ -26,7 +26,7 @@ from hpccoll.plan.drawing.scene import (
     estimate_text_width,
 )
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.step import NOBODY
+from hpccoll.plan.step import NO_PEER
 
 PER_LINE = 8  # contributions side by side; more ranks take a second line
 MOST_LINES = 16  # chunks below each other; more stand in further columns
@@ -127,7 +127,7 @@ def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
             x, y = layout.corner(rank, chunk)
             box = at[0] + x, at[1] + y, *layout.cell
             brush.cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
-            if frame.origin[rank, chunk] == NOBODY:
+            if frame.origin[rank, chunk] == NO_PEER:
                 continue
             owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
             if layout.history.accumulates:

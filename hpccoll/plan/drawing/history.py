@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.drawing.phases import phases
+from hpccoll.plan.moves import TransferKind, share_at_fences, to_moves, transfer_kind
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.shared_memory import Via, moves_of, told, via
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Op, Step
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Op, Step
 
 ContributionCounts = NDArray[np.int16]
 
@@ -32,7 +32,7 @@ class Message:
     out: tuple[int, ...]
     into: tuple[int, ...]
     reduces: bool
-    via: Via = Via.MESSAGE
+    via: TransferKind = TransferKind.MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class PlanHistory:
         """Ranks, rounds and chunks, as a subtitle."""
         parts = [_many(self.ranks, "rank"), _many(len(self.frames) - 1, "round")]
         parts += [] if self.operation is Operation.BARRIER else [f"{_many(self.chunks, 'chunk')} a rank"]
-        parts += [f"root {self.root}"] if self.operation.rooted else []
+        parts += [f"root {self.root}"] if self.operation.has_root else []
         parts += [f"{_many(len(self.nodes), 'node')}"] if self.nodes else []
         return ", ".join(parts)
 
@@ -99,7 +99,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
 
     Cost: O(rounds * n * C * n) time and memory: for pictures, not for 24,576 ranks.
     """
-    rounds, state = plan.raw(), _State(plan)
+    rounds, state = plan.rounds(), _State(plan)
     frames = [state.frame(0, (), ())]
     for number in range(1, rounds.count + 1):
         steps = rounds.at(number - 1)
@@ -118,13 +118,13 @@ def _kinds(messages: tuple[Message, ...]) -> tuple[bool, bool]:
 
 def _messages(step: Step, n: int) -> list[Message]:
     found = []
-    for move in moves_of(step, n):
+    for move in to_moves(step, n):
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.source != NOBODY)[0].tolist():
+        for to in np.nonzero(move.source != NO_PEER)[0].tolist():
             frm = int(move.source[to])
             sent, taken = (tuple(ids[ids >= 0].tolist()) for ids in (out[frm], into[to]))
-            found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY), via(step)))
+            found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY), transfer_kind(step)))
     return found
 
 
@@ -140,20 +140,21 @@ class _State:
     """What every rank holds, as the rounds go by."""
 
     def __init__(self, plan: Plan) -> None:
-        n, chunks, ranks = plan.ranks, plan.whole().chunks, np.arange(plan.ranks)
+        n, chunks, ranks = plan.ranks, plan.moves().chunks, np.arange(plan.ranks)
         self.barrier = plan.operation is Operation.BARRIER
         if self.barrier:
             held, self.wanted = np.ones((n, 1), np.bool_), np.ones((n, 1), np.bool_)
         else:
             held, self.wanted = (
-                np.array(mask(ranks, n, chunks, plan.root)) for mask in (plan.operation.held, plan.operation.wanted)
+                np.array(mask(ranks, n, chunks, plan.root))
+                for mask in (plan.operation.input_mask, plan.operation.output_mask)
             )
         self.counts = np.eye(n, dtype=np.int16)[:, None, :] * held[..., None]
-        self.source = np.where(held, np.arange(held.shape[1]), NOBODY)
+        self.source = np.where(held, np.arange(held.shape[1]), NO_PEER)
         if self.barrier:
             self.expected = np.ones_like(self.counts)
         else:
-            self.expected = plan.operation.expected(self.counts.astype(np.uint64), n).astype(np.int16)
+            self.expected = plan.operation.expected_weights(self.counts.astype(np.uint64), n).astype(np.int16)
 
     def frame(self, number: int, messages: tuple[Message, ...], steps: Sequence[Step]) -> Frame:
         """Let the messages of a round arrive, all of them read before any of them lands."""
@@ -171,8 +172,8 @@ class _State:
             changed[place] = True
         if self.barrier:
             before = counts[:, 0] > 0
-            counts[:, 0] = told(before, steps)
+            counts[:, 0] = share_at_fences(before, steps)
             changed[:, 0] |= (counts[:, 0] != before).any(axis=-1)
         self.counts, self.source = counts, source
-        done = self.wanted & (source != NOBODY) & (counts == self.expected).all(axis=-1)
+        done = self.wanted & (source != NO_PEER) & (counts == self.expected).all(axis=-1)
         return Frame(number, "", messages, counts, source, changed, done, _groups(steps))

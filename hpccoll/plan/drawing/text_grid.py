@@ -8,9 +8,9 @@ import numpy as np
 
 from hpccoll.plan.drawing.grid import format_tile_label
 from hpccoll.plan.drawing.history import Frame, Message, PlanHistory
+from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.shared_memory import Via
-from hpccoll.plan.step import NOBODY
+from hpccoll.plan.step import NO_PEER
 
 WIDE = 116  # characters a line
 ONE_EACH = 8  # ranks up to which each has its own place in a cell
@@ -69,7 +69,7 @@ def _name(history: PlanHistory, chunk: int) -> str:
 def _message(history: PlanHistory, message: Message) -> str:
     plus = "+" * message.reduces
     chunks = f"{plus}c{format_ranges(message.out)}" if message.out and history.chunks > 1 else plus
-    by = "" if message.via is Via.MESSAGE else f"({message.via.value})"
+    by = "" if message.via is TransferKind.MESSAGE else f"({message.via.value})"
     return " ".join(part for part in (f"{message.source} -> {message.dest}", chunks, by) if part)
 
 
@@ -83,7 +83,7 @@ def _flowed(items: Sequence[str]) -> Iterator[str]:
 
 def _cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> str:
     owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
-    if frame.origin[rank, chunk] == NOBODY:
+    if frame.origin[rank, chunk] == NO_PEER:
         content = "-"
     elif not history.accumulates:
         content = format_tile_label(history, owners[0], int(frame.origin[rank, chunk])).replace("\u2192", ">")

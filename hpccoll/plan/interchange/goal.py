@@ -41,9 +41,11 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
         raise UsageError(
             f"a schedule of {count} elements of {itemsize} bytes cannot be; need count >= 0, itemsize >= 1"
         )
-    if plan.operation is Operation.BARRIER and any(isinstance(step, Fence) for steps in plan.raw() for step in steps):
+    if plan.operation is Operation.BARRIER and any(
+        isinstance(step, Fence) for steps in plan.rounds() for step in steps
+    ):
         raise UsageError(f"{plan.name} holds fences, and GOAL has messages only; write it as .json")
-    sizes = plan.operation.sizes(count, plan.ranks, plan.whole().chunks).tolist()
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.moves().chunks).tolist()
     programs = [_Program() for _ in range(plan.ranks)]
     for t, each in enumerate(messages(plan)):
         for tag, message, nbytes in _sent(plan, t, each, sizes, itemsize):

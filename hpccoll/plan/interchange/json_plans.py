@@ -27,11 +27,11 @@ import numpy as np
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.interchange.json_shared_memory import Groups, Packed, dealt, record, written
 from hpccoll.plan.interchange.messages import Message, messages
+from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.shared_memory import Via
-from hpccoll.plan.step import NOBODY, IntArray, Move, Op, Picks
+from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Picks
 
 FORMAT = "hpccoll-plan/1"
 MOST_RANKS, MOST_PLACES = 2**20, 2**27  # ranks, and ranks x chunks: what a proof still has memory for
@@ -50,10 +50,10 @@ def to_json(plan: Plan) -> str:
         "algorithm": plan.algorithm,
         "ranks": plan.ranks,
         "root": plan.root,
-        "chunks": plan.whole().chunks,
+        "chunks": plan.moves().chunks,
         "cost": None if cost is None else {"steps": cost.steps, "mean": str(cost.mean), "most": str(cost.most)},
     }
-    shared = (written(steps, plan.ranks) for steps in plan.raw())
+    shared = (written(steps, plan.ranks) for steps in plan.rounds())
     listed = (own or [record(message) for message in each] for own, each in zip(shared, messages(plan), strict=True))
     rounds = ",\n    ".join(json.dumps(each) for each in listed)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
@@ -82,9 +82,9 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     n = read.whole(ranks, "ranks", 1, MOST_RANKS)
     c = read.whole(chunks, "chunks", 0, max(MOST_PLACES // n, 1))
     chosen = read.operation(operation)
-    chosen.validate(n, c)
+    chosen.validate_chunks(n, c)
     called = read.text(algorithm, "algorithm", r"[\w.+-]{1,80}")
-    start = read.whole(root, "root", 0, n - 1 if chosen.rooted else 0)
+    start = read.whole(root, "root", 0, n - 1 if chosen.has_root else 0)
     listed = [read.round(each, t, n, c) for t, each in enumerate(read.items(rounds, "rounds"))]
     packed = [[*_packed(messages), *dealt(messages, groups)] for messages, groups in listed]
     return Plan(chosen, called, n, start, lambda rank: _rounds(packed, rank, n, c), read.cost(cost))
@@ -173,7 +173,7 @@ class _Reader:
         if len(out) != len(into):
             pair = f"rank {ends[0]} sends {len(out)} chunks and rank {ends[1]} receives {len(into)}"
             raise PlanError(f"{self.name}: {where}: {pair}; a message has as many at both ends")
-        return Message(*ends, out, into, _OPS[op], Via(by[0]) if by else Via.MESSAGE)
+        return Message(*ends, out, into, _OPS[op], TransferKind(by[0]) if by else TransferKind.MESSAGE)
 
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
         listed = self.items(value, where)
@@ -185,7 +185,7 @@ def _packed(messages: Sequence[Message]) -> list[Packed]:
 
     A rank's messages stay in their order, at both ends.
     """
-    listed = [message for message in messages if message.via is Via.MESSAGE]
+    listed = [message for message in messages if message.via is TransferKind.MESSAGE]
     moves: list[list[Message]] = []
     sent: dict[int, int] = {}
     received: dict[int, int] = {}
@@ -206,7 +206,7 @@ def _rounds(packed: Sequence[Sequence[Packed]], rank: IntArray, n: int, chunks: 
 
 def _move(move: Sequence[Message], rank: IntArray, n: int) -> Move:
     size = len(move[0].send)
-    peers, ops = np.full((2, n), NOBODY, np.int64), np.zeros(n, np.int64)
+    peers, ops = np.full((2, n), NO_PEER, np.int64), np.zeros(n, np.int64)
     regions = np.zeros((2, n, size), np.int64)
     for message in move:
         peers[0, message.source], peers[1, message.dest] = message.dest, message.source

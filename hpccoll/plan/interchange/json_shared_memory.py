@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hpccoll.plan.interchange.messages import Message
-from hpccoll.plan.shared_memory import Via, moves_of, via
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Move, Op, Picks, Step, Store
+from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Op, Picks, Step, Store
 
 Groups: TypeAlias = list[list[int]]
 Packed: TypeAlias = Callable[[IntArray, int], Step]  # of a column of ranks, and how many there are
@@ -25,7 +25,7 @@ def record(message: Message) -> dict[str, Any]:
     """Return a message, a load or a store as it stands in the file."""
     op = message.op.name.lower()
     found = {"from": message.source, "to": message.dest, "send": message.send, "recv": message.recv, "op": op}
-    return found if message.via is Via.MESSAGE else {**found, "via": message.via.value}
+    return found if message.via is TransferKind.MESSAGE else {**found, "via": message.via.value}
 
 
 def written(steps: Sequence[Step], n: int) -> list[dict[str, Any]]:
@@ -42,21 +42,21 @@ def _transfers(step: Step, n: int) -> Iterator[Message]:
     """Yield what a step loads or stores, rank by rank of those who receive."""
     if isinstance(step, Move):
         return
-    for move in moves_of(step, n):
+    for move in to_moves(step, n):
         out, into = move.send.ids(n).tolist(), move.recv.ids(n).tolist()
         ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
         for to, frm in enumerate(move.source.tolist()):
-            if frm != NOBODY:
-                sent, taken = (tuple(chunk for chunk in row if chunk != NOBODY) for row in (out[frm], into[to]))
-                yield Message(frm, to, sent, taken, Op(ops[to]), via(step))
+            if frm != NO_PEER:
+                sent, taken = (tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in (out[frm], into[to]))
+                yield Message(frm, to, sent, taken, Op(ops[to]), transfer_kind(step))
 
 
 def _actor(message: Message) -> int:
-    return message.dest if message.via is Via.LOAD else message.source
+    return message.dest if message.via is TransferKind.LOAD else message.source
 
 
 def _groups(fence: Fence) -> Groups:
-    leaders = np.unique(fence.leader[fence.leader != NOBODY])
+    leaders = np.unique(fence.leader[fence.leader != NO_PEER])
     return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
 
 
@@ -65,7 +65,7 @@ def dealt(messages: Sequence[Message], fences: Sequence[Groups]) -> list[Packed]
     steps: list[list[Message]] = []
     after: dict[int, int] = {}
     for message in messages:
-        if message.via is Via.MESSAGE:
+        if message.via is TransferKind.MESSAGE:
             continue
         alike = (message.via, len(message.send))
         late = range(after.get(_actor(message), 0), len(steps))
@@ -78,8 +78,8 @@ def dealt(messages: Sequence[Message], fences: Sequence[Groups]) -> list[Packed]
 
 
 def _step(step: Sequence[Message], rank: IntArray, n: int) -> Load | Store:
-    loads, size = step[0].via is Via.LOAD, len(step[0].send)
-    peers, ops = np.full(n, NOBODY, np.int64), np.zeros(n, np.int64)
+    loads, size = step[0].via is TransferKind.LOAD, len(step[0].send)
+    peers, ops = np.full(n, NO_PEER, np.int64), np.zeros(n, np.int64)
     regions = np.zeros((2, n, size), np.int64)
     for message in step:
         actor = _actor(message)
@@ -94,7 +94,7 @@ def _rows(table: IntArray, rank: IntArray) -> IntArray:
 
 
 def _fence(groups: Groups, rank: IntArray, n: int) -> Fence:
-    leader = np.full(n, NOBODY, np.int64)
+    leader = np.full(n, NO_PEER, np.int64)
     for group in groups:
         leader[group] = min(group)
     return Fence(leader[rank])

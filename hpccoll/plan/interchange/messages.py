@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.shared_memory import Via, moves_of, via
-from hpccoll.plan.step import NOBODY, Op
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Op
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """Chunks `send` of rank `frm` become chunks `recv` of rank `to`, in their order; `frm == to` is a local copy.
 
-    `via` says who carries it out: both ends, `to` alone (a load) or `frm` alone (a store).
+    `transfer_kind` says who carries it out: both ends, `to` alone (a load) or `frm` alone (a store).
     """
 
     source: int
@@ -30,7 +30,7 @@ class Message:
     send: tuple[int, ...]
     recv: tuple[int, ...]
     op: Op
-    via: Via = Via.MESSAGE
+    via: TransferKind = TransferKind.MESSAGE
 
 
 def messages(plan: Plan) -> Iterator[list[Message]]:
@@ -40,16 +40,16 @@ def messages(plan: Plan) -> Iterator[list[Message]]:
     Cost: O(ranks + chunks moved) time and memory a round.
     """
     n, ranks = plan.ranks, range(plan.ranks)
-    for steps in plan.raw():
+    for steps in plan.rounds():
         landing: list[list[Message]] = [[] for _ in ranks]
-        for move, by in ((move, via(step)) for step in steps for move in moves_of(step, n)):
+        for move, by in ((move, transfer_kind(step)) for step in steps for move in to_moves(step, n)):
             ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
             sent, received = _named(move.send.ids(n)), _named(move.recv.ids(n))
             for rank, frm in enumerate(move.source.tolist()):
-                if frm != NOBODY:
+                if frm != NO_PEER:
                     landing[rank].append(Message(frm, rank, sent[frm], received[rank], Op(ops[rank]), by))
         yield [message for rank in ranks for message in landing[rank]]
 
 
 def _named(ids: NDArray[np.int64]) -> list[tuple[int, ...]]:
-    return [tuple(chunk for chunk in row if chunk != NOBODY) for row in ids.tolist()]
+    return [tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in ids.tolist()]

@@ -52,7 +52,7 @@ def to_msccl(plan: Plan) -> str:
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
         raise UsageError(f"MSCCL has no {plan.operation.value}; it has {valid}. Write {plan.name} as .json or .goal")
-    chunks = plan.whole().chunks
+    chunks = plan.moves().chunks
     gpus = [_Gpu(rank, plan, chunks) for rank in range(plan.ranks)]
     for listed in messages(plan):
         _round(gpus, listed)

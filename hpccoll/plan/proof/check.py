@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
+from hpccoll.plan.moves import TransferKind, share_at_fences, to_moves, transfer_kind
 from hpccoll.plan.operation import Weights
 from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.goal import prove_goal
-from hpccoll.plan.proof.ledger import Ledger, Values, random_weights
-from hpccoll.plan.proof.races import prove_shared
-from hpccoll.plan.shared_memory import Via, moves_of, told, via
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Ints, Load, Move, Op, Step, Store
+from hpccoll.plan.proof.postcondition import check_postcondition
+from hpccoll.plan.proof.races import check_races
+from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, random_weights
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Step, Store
 
 _COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain numbers: reading an enum's member costs a microsecond
 
@@ -46,7 +46,7 @@ class _Arrival:
     op: Ints
     rank: IntArray
     chunk: IntArray
-    values: Values
+    values: SymbolicValues
 
 
 def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
@@ -59,8 +59,8 @@ def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
     walk = _Walk(plan, counts)
     ledger = walk.run()
     if walk.shared:
-        prove_shared(plan)
-    prove_goal(ledger, f"{plan.name} on {plan.ranks} ranks", _Walk(plan, ()).run)
+        check_races(plan)
+    check_postcondition(ledger, f"{plan.name} on {plan.ranks} ranks", _Walk(plan, ()).run)
     proof = walk.proof()
     if plan.cost is not None and plan.cost != proof.cost:
         stated, found = _say(plan.cost), _say(proof.cost)
@@ -77,15 +77,15 @@ class _Walk:
 
     def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
         self.plan, self.n = plan, plan.ranks
-        self.rounds, self.reduces, self.shared = plan.raw(), plan.operation.reduces, False
+        self.rounds, self.reduces, self.shared = plan.rounds(), plan.operation.reduces, False
         self.chunks = self.rounds.chunks
-        plan.operation.validate(self.n, self.chunks)
-        self.alike = plan.operation.alike(counts, self.n, self.chunks)
+        plan.operation.validate_chunks(self.n, self.chunks)
+        self.alike = plan.operation.layout_classes(counts, self.n, self.chunks)
 
-    def run(self, weights: Weights | None = None) -> Ledger:
+    def run(self, weights: Weights | None = None) -> SymbolicState:
         """Walk through all rounds and return the state at the end."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
-        self.ledger = Ledger(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
+        self.ledger = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
         self.steps = self.messages = 0
         for t in range(self.rounds.count):
@@ -93,10 +93,10 @@ class _Walk:
             heard = None if self.ledger.heard is None else self.ledger.heard.copy()
             arrivals = []
             for step in self.rounds.at(t):
-                met = [self.meet(move, via(step), heard) for move in self.moves(step)]
+                met = [self.meet(move, transfer_kind(step), heard) for move in self.moves(step)]
                 arrivals += [arrival for arrival in met if arrival is not None]
                 if heard is not None and isinstance(step, Fence):
-                    heard |= told(heard, [step])
+                    heard |= share_at_fences(heard, [step])
             self.ledger.heard = heard
             self.steps += self.messages > before
             self.refuse_overwrites(arrivals)
@@ -119,12 +119,12 @@ class _Walk:
             step = replace(step, dest=self.peers(step.dest))
         elif isinstance(step, Fence):
             step = replace(step, leader=self.peers(step.leader))
-        return moves_of(step, self.n)
+        return to_moves(step, self.n)
 
-    def meet(self, move: Move, by: Via, heard: NDArray[np.bool_] | None) -> _Arrival | None:
+    def meet(self, move: Move, by: TransferKind, heard: NDArray[np.bool_] | None) -> _Arrival | None:
         """Hold both ends of every message of a move against each other; return what arrives."""
         to, frm = self.peers(move.dest), self.peers(move.source)
-        senders, receivers = np.nonzero(to != NOBODY)[0], np.nonzero(frm != NOBODY)[0]
+        senders, receivers = np.nonzero(to != NO_PEER)[0], np.nonzero(frm != NO_PEER)[0]
         targets, sources = to[senders], frm[receivers]
         lost = senders[frm[targets] != senders]
         if len(lost):
@@ -132,14 +132,14 @@ class _Walk:
         vain = receivers[to[sources] != receivers]
         if len(vain):
             raise self.fail(vain, f"receives from {frm[vain[0]]}, who sends to {to[frm[vain[0]]]} (-1 = nobody)")
-        crossing = senders[targets != senders] if by is not Via.LOAD else receivers[sources != receivers]
+        crossing = senders[targets != senders] if by is not TransferKind.LOAD else receivers[sources != receivers]
         self.messages += len(crossing)
-        if heard is not None and self.ledger.heard is not None and by is Via.MESSAGE:
+        if heard is not None and self.ledger.heard is not None and by is TransferKind.MESSAGE:
             heard[receivers] |= self.ledger.heard[sources]
         if not len(receivers):
             return None
         arrival = self.carry(move, sources, receivers)
-        size = move.send.size if by is not Via.LOAD else move.recv.size
+        size = move.send.size if by is not TransferKind.LOAD else move.recv.size
         self.moved[crossing] += size[crossing] if isinstance(size, np.ndarray) else size
         return arrival
 
@@ -153,8 +153,8 @@ class _Walk:
 
     def peers(self, peers: IntArray) -> IntArray:
         array = self.spread(peers, "peers")
-        if array.min() < NOBODY or array.max() >= self.n:
-            wild = np.nonzero((array < NOBODY) | (array >= self.n))[0]
+        if array.min() < NO_PEER or array.max() >= self.n:
+            wild = np.nonzero((array < NO_PEER) | (array >= self.n))[0]
             raise self.fail(wild, f"names peer {array[wild[0]]}, which is no rank")
         return array
 
@@ -207,8 +207,8 @@ class _Walk:
     def flat(self, rank: IntArray, ids: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
         """Return aligned lists of ranks and chunks, without the -1 that end short rows."""
         low, high = ids.min(), ids.max()
-        if low < NOBODY or high >= self.chunks:
-            wild = ((ids < NOBODY) | (ids >= self.chunks)).any(axis=1)
+        if low < NO_PEER or high >= self.chunks:
+            wild = ((ids < NO_PEER) | (ids >= self.chunks)).any(axis=1)
             named = high if high >= self.chunks else low
             raise self.fail(rank[wild], f"names chunk {named}, but there are {self.chunks} chunks")
         there = ids >= 0

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.goal import prove_goal
-from hpccoll.plan.proof.ledger import Ledger, Values, random_weights
-from hpccoll.plan.step import NOBODY, Fence, Op
+from hpccoll.plan.proof.postcondition import check_postcondition
+from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, random_weights
+from hpccoll.plan.step import NO_PEER, Fence, Op
 
 NO_DATA = -1  # in place of a chunk: the message itself is the news
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendAction:
     """Send a chunk to rank `to`; `synchronous` waits until the receive is reached."""
 
     dest: int
@@ -38,7 +38,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Recv:
+class RecvAction:
     """Receive a chunk from rank `frm`; `op` says what it does to the chunk that is there."""
 
     source: int
@@ -46,12 +46,12 @@ class Recv:
     op: Op = Op.COPY
 
 
-Action: TypeAlias = Send | Recv
-Program: TypeAlias = Sequence[Sequence[Action]]
+Action: TypeAlias = SendAction | RecvAction
+FreeProgram: TypeAlias = Sequence[Sequence[Action]]
 
 
 def check_program(
-    program: Program,
+    program: FreeProgram,
     operation: Operation | None = None,
     root: int = 0,
     chunks: int | None = None,
@@ -80,36 +80,38 @@ def check_program(
     _refuse_wild(program, chunks)
     if operation is None:
         return _Machine(program, chunks, None, counts, held).run()
-    operation.validate(n, chunks)
+    operation.validate_chunks(n, chunks)
 
-    def run(weights: Weights) -> tuple[Ledger, int]:
-        ledger = Ledger(operation, n, chunks, root, weights)
+    def run(weights: Weights) -> tuple[SymbolicState, int]:
+        ledger = SymbolicState(operation, n, chunks, root, weights)
         return ledger, _Machine(program, chunks, ledger, counts, None).run()
 
     ledger, messages = run(random_weights(n, chunks))
-    prove_goal(ledger, f"free program of {operation.value} on {n} ranks", lambda weights: run(weights)[0])
+    check_postcondition(ledger, f"free program of {operation.value} on {n} ranks", lambda weights: run(weights)[0])
     return messages
 
 
-def flattened(plan: Plan) -> list[list[Action]]:
+def flatten_plan(plan: Plan) -> list[list[Action]]:
     """Return `plan` as a free program: in each round a rank's buffered sends, then its receives, chunk by chunk.
 
     Loads and stores become messages. Raises PlanError where fences are the news itself, as in a barrier.
     """
     n = plan.ranks
-    if plan.operation is Operation.BARRIER and any(isinstance(step, Fence) for steps in plan.raw() for step in steps):
+    if plan.operation is Operation.BARRIER and any(
+        isinstance(step, Fence) for steps in plan.rounds() for step in steps
+    ):
         raise PlanError(f"{plan.name} holds fences, which a free program cannot say; take a barrier of messages")
     program: list[list[Action]] = [[] for _ in range(n)]
-    for moves in plan.whole():
+    for moves in plan.moves():
         receives: list[list[Action]] = [[] for _ in range(n)]
         for move in moves:
             ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
             out, into = _named(move.send.ids(n)), _named(move.recv.ids(n))
             for rank, (to, frm) in enumerate(zip(move.dest.tolist(), move.source.tolist(), strict=True)):
-                if to != NOBODY:
-                    program[rank] += [Send(to, chunk, synchronous=False) for chunk in out[rank]]
-                if frm != NOBODY:
-                    receives[rank] += [Recv(frm, chunk, Op(ops[rank])) for chunk in into[rank]]
+                if to != NO_PEER:
+                    program[rank] += [SendAction(to, chunk, synchronous=False) for chunk in out[rank]]
+                if frm != NO_PEER:
+                    receives[rank] += [RecvAction(frm, chunk, Op(ops[rank])) for chunk in into[rank]]
         for rank in range(n):
             program[rank] += receives[rank]
     return program
@@ -119,18 +121,22 @@ def _named(ids: NDArray[np.int64]) -> list[list[int]]:
     return [[chunk for chunk in row if chunk >= 0] or [NO_DATA] for row in ids.tolist()]
 
 
-def _refuse_wild(program: Program, chunks: int) -> None:
+def _refuse_wild(program: FreeProgram, chunks: int) -> None:
     for rank, actions in enumerate(program):
         for step, action in enumerate(actions):
-            peer = action.dest if isinstance(action, Send) else action.source
+            peer = _peer(action)
             if not 0 <= peer < len(program) or not NO_DATA <= action.chunk < chunks:
                 limits = f"there are {len(program)} ranks and {chunks} chunks"
                 raise PlanError(f"rank {rank} step {step} ({_say(action)}): {limits}")
 
 
+def _peer(action: Action) -> int:
+    return action.dest if isinstance(action, SendAction) else action.source
+
+
 def _say(action: Action) -> str:
     chunk = "no data" if action.chunk == NO_DATA else f"chunk {action.chunk}"
-    if isinstance(action, Recv):
+    if isinstance(action, RecvAction):
         return f"receive {chunk} from rank {action.source}"
     return f"{'send' if action.synchronous else 'send buffered'} {chunk} to rank {action.dest}"
 
@@ -138,8 +144,8 @@ def _say(action: Action) -> str:
 @dataclass(frozen=True, slots=True)
 class _Message:
     step: int
-    send: Send
-    values: Values | None
+    send: SendAction
+    values: SymbolicValues | None
     heard: NDArray[np.bool_] | None
 
 
@@ -147,7 +153,7 @@ class _Machine:
     """All ranks of a program, each as far as it has come."""
 
     def __init__(
-        self, program: Program, chunks: int, ledger: Ledger | None, counts: Sequence[int], held: Mask | None
+        self, program: FreeProgram, chunks: int, ledger: SymbolicState | None, counts: Sequence[int], held: Mask | None
     ) -> None:
         n = len(program)
         self.program, self.ledger, self.messages = program, ledger, 0
@@ -156,7 +162,9 @@ class _Machine:
         self.channels: dict[tuple[int, int], deque[_Message]] = {}
         start = np.ones((n, chunks), np.bool_) if held is None else held.copy()
         self.valid = start if ledger is None else ledger.valid
-        self.alike = np.zeros(chunks, np.int64) if ledger is None else ledger.operation.alike(counts, n, chunks)
+        self.alike = (
+            np.zeros(chunks, np.int64) if ledger is None else ledger.operation.layout_classes(counts, n, chunks)
+        )
 
     def run(self) -> int:
         """Advance every rank until none can go on; return the messages received."""
@@ -164,7 +172,7 @@ class _Machine:
         while awake:
             rank = awake.popleft()
             while (action := self.action(rank)) is not None:
-                woken = self.send(rank, action) if isinstance(action, Send) else self.receive(rank, action)
+                woken = self.send(rank, action) if isinstance(action, SendAction) else self.receive(rank, action)
                 if woken is None:
                     break
                 awake.append(woken)
@@ -182,7 +190,7 @@ class _Machine:
         action = self.program[rank][self.at[rank]]
         return PlanError(f"rank {rank} step {self.at[rank]} ({_say(action)}): {why}")
 
-    def send(self, rank: int, action: Send) -> int | None:
+    def send(self, rank: int, action: SendAction) -> int | None:
         """Post a message; return whom to wake, None while the sender has nothing more to do."""
         if self.posted[rank]:
             return None
@@ -200,7 +208,7 @@ class _Machine:
             self.at[rank] += 1
         return action.dest
 
-    def receive(self, rank: int, action: Recv) -> int | None:
+    def receive(self, rank: int, action: RecvAction) -> int | None:
         """Take a message; return whom to wake, None where there is none yet."""
         channel = self.channels.get((action.source, rank))
         if not channel:
@@ -220,7 +228,7 @@ class _Machine:
             self.at[action.source] += 1
         return action.source
 
-    def fit(self, rank: int, action: Recv, message: _Message) -> None:
+    def fit(self, rank: int, action: RecvAction, message: _Message) -> None:
         out, into = message.send.chunk, action.chunk
         there = f"rank {action.source} step {message.step} ({_say(message.send)})"
         if (out == NO_DATA) != (into == NO_DATA):
@@ -238,7 +246,9 @@ class _Machine:
         waits = {rank: action for rank in range(len(self.program)) if (action := self.action(rank)) is not None}
         if not waits:
             return
-        peers = {rank: action.dest if isinstance(action, Send) else action.source for rank, action in waits.items()}
+        peers = {
+            rank: action.dest if isinstance(action, SendAction) else action.source for rank, action in waits.items()
+        }
         stuck = {}
         for rank, action in waits.items():
             peer = peers[rank]

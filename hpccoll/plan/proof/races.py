@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Move, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
 
 _READ, _LAND, _WRITE = range(3)  # _LAND: what a load brings into the loader's own place
 _VERBS = ("reads", "loads into", "writes")
@@ -43,7 +43,7 @@ class _Accesses:
         return _Accesses(self.actor[at], self.place[at], self.kind[at], self.round[at])
 
 
-def prove_shared(plan: Plan) -> None:
+def check_races(plan: Plan) -> None:
     """Raise PlanError (round, ranks, chunk, remedy) unless fences order all that ranks do in each other's memory.
 
     The plan's messages must have been proven: peers and chunks exist, and regions of both ends have equal sizes.
@@ -57,7 +57,7 @@ def prove_shared(plan: Plan) -> None:
 class _Proof:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n = plan, plan.ranks
-        self.rounds = plan.raw()
+        self.rounds = plan.rounds()
         self.chunks = max(self.rounds.chunks, 1)
         self.fences: list[tuple[int, IntArray]] = []
 
@@ -70,11 +70,11 @@ class _Proof:
     def collect(self) -> _Accesses:
         """Return every access once for each round; note the fences."""
         found = [np.zeros((4, 0), np.int64)]
-        self.wrote = np.full(self.n * self.chunks, NOBODY, np.int64)
+        self.wrote = np.full(self.n * self.chunks, NO_PEER, np.int64)
         for t in range(self.rounds.count):
             steps = self.rounds.at(t)
             self.refuse_mixture(t, steps)
-            self.wrote[:] = NOBODY
+            self.wrote[:] = NO_PEER
             for step in steps:
                 if isinstance(step, Fence):
                     self.fences.append((t, self.leaders(t, step)))
@@ -93,13 +93,13 @@ class _Proof:
 
     def refuse_two(self, t: int, leader: IntArray) -> None:
         for then, other in self.fences[:-1]:
-            both = np.nonzero((leader != NOBODY) & (other != NOBODY))[0]
+            both = np.nonzero((leader != NO_PEER) & (other != NO_PEER))[0]
             if then == t and len(both):
                 raise self.fail(t, f"rank {both[0]} waits at two fences; give each a round of its own")
 
     def leaders(self, t: int, fence: Fence) -> IntArray:
         leader = fence.leader
-        there = np.nonzero(leader != NOBODY)[0]
+        there = np.nonzero(leader != NO_PEER)[0]
         alone = there[leader[leader[there]] != leader[there]]
         if len(alone):
             named = leader[alone[0]]
@@ -133,9 +133,9 @@ class _Proof:
 
     def places(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
         """Return rows of actor, place, kind and round for a region of the ranks that have a peer."""
-        actors = np.nonzero(peers != NOBODY)[0]
+        actors = np.nonzero(peers != NO_PEER)[0]
         ids = region.ids(self.n)[actors]
-        row, column = np.nonzero(ids != NOBODY)
+        row, column = np.nonzero(ids != NO_CHUNK)
         actor = actors[row]
         place = owner[actor] * self.chunks + ids[row, column]
         return np.stack([actor, place, np.full_like(actor, kind), np.full_like(actor, t)])
@@ -144,7 +144,7 @@ class _Proof:
         """Return whether both ranks take part in one fence after the one round and before the other."""
         found = np.zeros(len(a), np.bool_)
         for t, leader in self.fences:
-            found |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NOBODY)
+            found |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
         return found
 
     def refuse_strangers(self, all_of_it: _Accesses) -> None:
@@ -186,7 +186,7 @@ class _Proof:
         """Return whether the writer's next fence is also one of the reader: until then what landed is not there."""
         open_, found = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
-            here = open_ & (t > w.round) & (leader[w.actor] != NOBODY)
+            here = open_ & (t > w.round) & (leader[w.actor] != NO_PEER)
             found |= here & (leader[w.actor] == leader[x.actor])
             open_ &= ~here
         return found

@@ -34,7 +34,7 @@ class Bounds:
         return max(self.latency_s, self.bandwidth_s)
 
 
-def bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
+def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
     """Return the bounds of an operation over n ranks for a message of `nbytes` (nccl-tests' S)."""
     if n == 1 or (nbytes == 0 and operation is not Operation.BARRIER):
         return Bounds(0.0, 0.0)
@@ -42,16 +42,16 @@ def bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bound
     nodes, q = machine.nodes(n), min(machine.ranks_per_node, n)
     links = [near] * (q > 1) + [wide] * (nodes > 1)
     alpha, overhead = min(link.alpha_s for link in links), min(link.overhead_s for link in links)
-    latency = broadcast_s(n, alpha, overhead)
+    latency = compute_broadcast_bound(n, alpha, overhead)
     bandwidth = _share(operation, n, 1) * nbytes * min(link.least_beta for link in links)
     if nodes > 1:
-        latency = max(latency, broadcast_s(nodes, wide.alpha_s, wide.overhead_s, q))
+        latency = max(latency, compute_broadcast_bound(nodes, wide.alpha_s, wide.overhead_s, q))
         through = _share(operation, n, q) * nbytes * wide.least_beta / machine.nics_per_node
         bandwidth = max(bandwidth, through)
     return Bounds(latency, bandwidth)
 
 
-def broadcast_s(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
+def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
     """Return the least time until all of n know, where who knows tells `at_once` more every `overhead_s`."""
     coming, known, now = [(alpha_s, at_once)], 1, 0.0
     while known < n:

@@ -16,11 +16,11 @@ from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import IntArray
 
-Marks: TypeAlias = NDArray[np.int8]
+MoveNumbers: TypeAlias = NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedRound:
     """A round that was run: when ranks entered it, and the number of the move whose message each waited for (0: none).
 
     Of each move it keeps from whom messages came, and how many bytes were sent; all arrays have shape (P,).
@@ -29,11 +29,11 @@ class Traced:
     round: int
     messages: list[tuple[IntArray, Floats]]
     entered: Floats
-    came: Marks
+    came: MoveNumbers
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class MessageWait:
     """`rank` could not leave `round` before the message of `source` was there, who entered that round at `at_s`."""
 
     round: int
@@ -63,9 +63,9 @@ class CriticalPath:
     def __len__(self) -> int:
         return len(self.rounds)
 
-    def wait(self, number: int) -> Wait:
+    def wait(self, number: int) -> MessageWait:
         """Return the wait of that number, the first one 0, the last one -1."""
-        return Wait(
+        return MessageWait(
             round=int(self.rounds[number]),
             rank=int(self.ranks[number]),
             source=int(self.sources[number]),
@@ -75,7 +75,7 @@ class CriticalPath:
         )
 
 
-def walk_back(spells: Iterable[list[Traced]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
+def find_critical_path(spells: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
     """Return the path to the rank that is done last.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.step import NOBODY, IntArray, Move
+from hpccoll.plan.step import NO_PEER, IntArray, Move
 
 Mask: TypeAlias = NDArray[np.bool_]
 NEVER = -np.inf
@@ -22,7 +22,7 @@ _KEPT = 32  # pairs of arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class PeerLinks:
     """Who sends to whom and by which link, each shape (P,).
 
     `dest` and `source` are the plan's own arrays; `dest_index` and `source_index` are their representatives (the rank
@@ -62,7 +62,7 @@ class Peers:
         return seconds
 
 
-class Directory:
+class LinkTable:
     """Finds out what holds for peers on a machine, and keeps it by the identity of their arrays."""
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
@@ -72,10 +72,10 @@ class Directory:
         self.here = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
         self.nic = self.here * machine.nics_per_node + place * machine.nics_per_node // machine.ranks_per_node
-        self._known: dict[tuple[int, int], Peers] = {}
-        self._apart: dict[tuple[int, ...], tuple[Sequence[Peers], bool]] = {}
+        self._known: dict[tuple[int, int], PeerLinks] = {}
+        self._apart: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
-    def of(self, move: Move) -> Peers:
+    def of(self, move: Move) -> PeerLinks:
         """Return what holds for the peers of a move."""
         key = (id(move.dest), id(move.source))
         found = self._known.get(key)
@@ -85,13 +85,13 @@ class Directory:
             found = self._known[key] = self._fix(move.dest, move.source)
         return found
 
-    def _fix(self, dest: IntArray, source: IntArray) -> Peers:
+    def _fix(self, dest: IntArray, source: IntArray) -> PeerLinks:
         local = dest == self.rank
-        sends, receives = (dest != NOBODY) & ~local, (source != NOBODY) & (source != self.rank)
+        sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
         far, from_far = self.node[dest_or_self] != self.here, self.node[source_or_self] != self.here
         near, wide = self.machine.within, self.machine.between
-        return Peers(
+        return PeerLinks(
             dest=dest,
             source=source,
             dest_index=self._index(dest_or_self),
@@ -114,7 +114,7 @@ class Directory:
     def _index(self, ranks: IntArray) -> IntArray:
         return ranks if self.n == self.size else ranks % self.size
 
-    def shares(self, peers: Sequence[Peers], going: Sequence[Mask]) -> Sequence[IntArray | None]:
+    def shares(self, peers: Sequence[PeerLinks], going: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return among how many messages each one's NIC is divided, its own included, at the busier end.
 
         Ranks count, not messages: what a rank sends in a round goes one after the other anyway. None: each has its own.
@@ -132,7 +132,7 @@ class Directory:
         leaving, entering = counts
         return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
-    def _never_meet(self, peers: Sequence[Peers]) -> bool:
+    def _never_meet(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no NIC is shared even when every message of the round is sent."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
             return True
@@ -143,7 +143,7 @@ class Directory:
             self._apart[key] = (peers, self._counts(peers, [each.sends for each in peers]) is None)
         return self._apart[key][1]
 
-    def _counts(self, peers: Sequence[Peers], going: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
+    def _counts(self, peers: Sequence[PeerLinks], going: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
         """Return how many ranks send and receive by each NIC; None where none serves two."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, goes in zip(peers, going, strict=True):

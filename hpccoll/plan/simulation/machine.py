@@ -111,7 +111,7 @@ class Machine:
         return -(-ranks // self.ranks_per_node)
 
 
-def machine_of(found: Mapping[str, Any], where: str) -> Machine:
+def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     """Return the machine that a mapping describes (a parsed TOML file).
 
     Args:

@@ -16,9 +16,9 @@ import numpy as np
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes, Floats
-from hpccoll.plan.simulation.links import NEVER, Directory, Mask, Peers
+from hpccoll.plan.simulation.links import NEVER, LinkTable, Mask, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.shared_memory_costs import Meeting, SharedPricer
+from hpccoll.plan.simulation.shared_memory_costs import FenceCosts, SharedMemoryPricer
 from hpccoll.plan.step import Fence, IntArray, Move, Op, Step
 
 _FEW = 512  # ranks whose bytes are worth comparing
@@ -26,7 +26,7 @@ _KEPT = 2**18  # ranks times rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class MoveCosts:
     """The messages of one move, arrays of shape (P,): what each rank sends, and what it receives from `source_index`.
 
     `busy` is how long its message keeps the sender's port, `taking` how long the incoming one keeps its own after
@@ -50,24 +50,24 @@ class RoundCosts:
     A round of loads and stores has no legs but `acting`, what they take each rank, and one of fences has a `meeting`.
     """
 
-    legs: tuple[Leg, ...]
+    legs: tuple[MoveCosts, ...]
     copying: Floats | None
     within: Floats
     between: Floats
     messages: int
     uses: int = 0
     acting: Floats | None = None
-    meeting: Meeting | None = None
+    meeting: FenceCosts | None = None
 
 
-class Pricer:
+class RoundPricer:
     """Prices rounds of one plan on one machine, for the ranks 0 to P - 1."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int) -> None:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented
         self.signals = plan.operation is Operation.BARRIER
-        self.directory = Directory(machine, plan.ranks, represented)
-        self._shared = SharedPricer(plan, machine, chunk_bytes, self.directory)
+        self.directory = LinkTable(machine, plan.ranks, represented)
+        self._shared = SharedMemoryPricer(plan, machine, chunk_bytes, self.directory)
         self.messages = 0
         self._sums = (np.zeros(represented), np.zeros(represented))
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
@@ -136,7 +136,7 @@ class Pricer:
         nbytes = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
         going = [self._going(each, b) for each, b in zip(peers, nbytes, strict=True)]
         shares = self.directory.shares(peers, going)
-        legs: list[Leg] = []
+        legs: list[MoveCosts] = []
         copying: Floats | None = None
         within, between = np.zeros(self.size), np.zeros(self.size)
         for move, each, b, goes, share in zip(moves, peers, nbytes, going, shares, strict=True):
@@ -152,11 +152,11 @@ class Pricer:
         messages = sum(int(np.count_nonzero(goes)) for goes in going)
         return RoundCosts(tuple(legs), copying, within, between, messages)
 
-    def _going(self, peers: Peers, nbytes: Floats) -> Mask:
+    def _going(self, peers: PeerLinks, nbytes: Floats) -> Mask:
         """Return whose messages are sent: without a byte, only a barrier's are."""
         return peers.sends if self.signals or nbytes.min(initial=1) > 0 else peers.sends & (nbytes > 0)
 
-    def _leg(self, move: Move, peers: Peers, nbytes: Floats, goes: Mask, share: IntArray | None) -> Leg:
+    def _leg(self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: IntArray | None) -> MoveCosts:
         busy = peers.transfer_s(nbytes, share)
         busy += peers.overhead
         flight, comes = peers.flight, peers.receives
@@ -167,11 +167,11 @@ class Pricer:
         taking = busy[peers.source_index]
         if not peers.all_receive:
             taking *= peers.receives
-        return Leg(
+        return MoveCosts(
             peers.source_index, peers.source, busy, flight, taking, self._joining(move, peers, nbytes, comes), nbytes
         )
 
-    def _joining(self, move: Move, peers: Peers, nbytes: Floats, comes: Mask) -> Floats | None:
+    def _joining(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None

@@ -18,13 +18,13 @@ import numpy as np
 from hpccoll.errors import UsageError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
-from hpccoll.plan.simulation.links import Directory
+from hpccoll.plan.simulation.links import LinkTable
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Step, Store
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Step, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class FenceCosts:
     """The fences of a round: each rank's leader as a representative (-1: it takes no part), and what a fence takes."""
 
     leader: IntArray
@@ -32,7 +32,7 @@ class Meeting:
 
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
         """Return when each rank goes on, and for whom it waited (the rank itself where for nobody), shape (P,) each."""
-        there = np.nonzero(self.leader != NOBODY)[0]
+        there = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[there]
         latest, last = np.full(len(clocks), -np.inf), np.arange(len(clocks))
         np.maximum.at(latest, group, clocks[there])
@@ -47,7 +47,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class AccessCosts:
     """What the loads and stores of a round take each rank, and how many bytes it moves, shape (P,) each."""
 
     seconds: Floats
@@ -55,22 +55,22 @@ class Acting:
     transfers: int
 
 
-class SharedPricer:
+class SharedMemoryPricer:
     """Prices rounds of loads and stores, and rounds of fences."""
 
-    def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, directory: Directory) -> None:
+    def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, directory: LinkTable) -> None:
         self.plan, self.machine, self.chunks, self.directory = plan, machine, chunk_bytes, directory
 
-    def meeting(self, fences: Sequence[Fence]) -> Meeting:
+    def meeting(self, fences: Sequence[Fence]) -> FenceCosts:
         """Return the fences of a round as one; a rank takes part in one of them at most."""
-        leader = np.full(self.directory.size, NOBODY)
+        leader = np.full(self.directory.size, NO_PEER)
         for fence in fences:
             self._refuse_far(fence.leader, "waits for")
-            leader = np.where(fence.leader != NOBODY, fence.leader % self.directory.size, leader)
+            leader = np.where(fence.leader != NO_PEER, fence.leader % self.directory.size, leader)
         fence_s = self.machine.fence_s
-        return Meeting(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
+        return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
-    def acting(self, steps: Sequence[Step]) -> Acting:
+    def acting(self, steps: Sequence[Step]) -> AccessCosts:
         """Return what the loads and stores of a round take."""
         size, gamma, link = self.directory.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
@@ -80,7 +80,7 @@ class SharedPricer:
             loads = isinstance(step, Load)
             peers, region = (step.source, step.local) if isinstance(step, Load) else (step.dest, step.local)
             self._refuse_far(peers, "loads from" if loads else "stores to")
-            moved = np.where(peers != NOBODY, self.chunks.of(region), 0.0)
+            moved = np.where(peers != NO_PEER, self.chunks.of(region), 0.0)
             local = peers == self.directory.rank
             crossing = np.where(local, 0.0, moved)
             seconds += link.transfer_s(crossing)
@@ -88,11 +88,11 @@ class SharedPricer:
             seconds += np.where(local | reduces, moved, 0.0) * gamma
             nbytes += crossing
             transfers += int(np.count_nonzero(crossing))
-        return Acting(seconds, nbytes, transfers)
+        return AccessCosts(seconds, nbytes, transfers)
 
     def _refuse_far(self, peers: IntArray, does: str) -> None:
         directory, q = self.directory, self.machine.ranks_per_node
-        far = np.nonzero((peers != NOBODY) & (directory.node[peers] != directory.here))[0]
+        far = np.nonzero((peers != NO_PEER) & (directory.node[peers] != directory.here))[0]
         if len(far):
             pair = f"rank {far[0]} {does} rank {peers[far[0]]}, which is on another node of {self.machine.name}"
             raise UsageError(

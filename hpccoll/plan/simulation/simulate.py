@@ -25,10 +25,10 @@ from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
-from hpccoll.plan.simulation.critical_path import CriticalPath, Marks, Traced, walk_back
+from hpccoll.plan.simulation.critical_path import CriticalPath, MoveNumbers, TracedRound, find_critical_path
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.round_costs import Pricer, RoundCosts
-from hpccoll.plan.simulation.symmetry import period_of
+from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
+from hpccoll.plan.simulation.symmetry import find_period
 
 _TRACED = 2**22  # clocks that are kept at once (32 MiB), and as many marks
 
@@ -66,7 +66,7 @@ class Simulation:
 
 def message_bytes(operation: Operation, count: int, itemsize: int, n: int) -> int:
     """Return nccl-tests' S in bytes for `count` elements a rank (of its vector, or of one block)."""
-    return 0 if operation is Operation.BARRIER else count * itemsize * (n if operation.blocked else 1)
+    return 0 if operation is Operation.BARRIER else count * itemsize * (n if operation.has_blocks else 1)
 
 
 def simulate(
@@ -89,8 +89,8 @@ def simulate(
     if count < 0 or itemsize < 1:
         raise UsageError(f"cannot simulate {count} elements of {itemsize} bytes: need a count >= 0 and whole bytes")
     rounds = plan.column(0)
-    chunk_bytes = ChunkBytes(plan.operation.sizes(count, plan.ranks, rounds.chunks) * itemsize)
-    represented = plan.ranks if full else period_of(plan, machine, chunk_bytes)
+    chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, rounds.chunks) * itemsize)
+    represented = plan.ranks if full else find_period(plan, machine, chunk_bytes)
     run = _Run(plan, machine, chunk_bytes, represented, trace)
     clocks = run.forward()
     path = run.path(clocks) if trace else None
@@ -110,14 +110,14 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ClockState:
     """Where the ranks are between two rounds, each shape (P,): their clocks, and until when their ports take in."""
 
     clocks: Floats
     port: Floats
 
     @classmethod
-    def at_rest(cls, ranks: int) -> State:
+    def at_rest(cls, ranks: int) -> ClockState:
         """Return the state before the first round."""
         return cls(np.zeros(ranks), np.zeros(ranks))
 
@@ -127,16 +127,16 @@ class _Run:
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int, trace: bool) -> None:
         self.plan, self.trace = plan, trace
-        self.pricer = Pricer(plan, machine, chunk_bytes, represented)
+        self.pricer = RoundPricer(plan, machine, chunk_bytes, represented)
         self.rounds: Rounds = plan.make(self.pricer.directory.rank)
         self.spell = max(_TRACED // represented, 1)
-        self.starts: list[State] = []
-        self.last: list[Traced] = []
+        self.starts: list[ClockState] = []
+        self.last: list[TracedRound] = []
         self.steps = 0
 
     def forward(self) -> Floats:
         """Run all rounds; keep the state at the start of every spell, and the trace of the last."""
-        state = State.at_rest(self.pricer.size)
+        state = ClockState.at_rest(self.pricer.size)
         for first in range(0, len(self.rounds), self.spell):
             self.starts.append(state)
             stop = min(first + self.spell, len(self.rounds))
@@ -144,25 +144,25 @@ class _Run:
             for t in range(first, stop):
                 costs = self.pricer.price(self.rounds.at(t))
                 self.steps += costs.messages > 0
-                state = self.traced(t, costs, state) if traced else advance(state, costs)
+                state = self.traced(t, costs, state) if traced else advance_clocks(state, costs)
         return state.clocks
 
-    def traced(self, t: int, costs: RoundCosts, state: State) -> State:
+    def traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
         """Move the clocks on, and keep what they were and which message each rank waited for."""
         came = np.zeros(len(state.clocks), np.int8)
-        after = advance(state, costs, came)
+        after = advance_clocks(state, costs, came)
         messages = [(leg.source, leg.nbytes) for leg in costs.legs]
         if costs.meeting is not None:
             messages = [(costs.meeting.leave(state.clocks)[1], np.zeros(len(came)))]
-        self.last.append(Traced(t, messages, state.clocks, came))
+        self.last.append(TracedRound(t, messages, state.clocks, came))
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
         """Follow the waits back from the rank that is done last; earlier spells are run again for their trace."""
         pricer = self.pricer
-        again = Pricer(self.plan, pricer.machine, pricer.chunks, pricer.size)  # so that nothing is counted twice
+        again = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)  # so that nothing is counted twice
 
-        def spell(number: int) -> list[Traced]:
+        def spell(number: int) -> list[TracedRound]:
             if number < len(self.starts) - 1:
                 state = self.starts[number]
                 for t in range(number * self.spell, (number + 1) * self.spell):
@@ -171,10 +171,10 @@ class _Run:
             return found
 
         spells = (spell(number) for number in range(len(self.starts) - 1, -1, -1))
-        return walk_back(spells, clocks, self.plan.ranks, pricer.machine)
+        return find_critical_path(spells, clocks, self.plan.ranks, pricer.machine)
 
 
-def advance(state: State, costs: RoundCosts, came: Marks | None = None) -> State:
+def advance_clocks(state: ClockState, costs: RoundCosts, came: MoveNumbers | None = None) -> ClockState:
     """Return the state after a round.
 
     Args:
@@ -184,12 +184,12 @@ def advance(state: State, costs: RoundCosts, came: Marks | None = None) -> State
             a fence 1 where it waited for another rank.
     """
     if costs.acting is not None:
-        return State(state.clocks + costs.acting, state.port)
+        return ClockState(state.clocks + costs.acting, state.port)
     if costs.meeting is not None:
         clocks, last = costs.meeting.leave(state.clocks)
         if came is not None:
             came[last != np.arange(len(last))] = 1
-        return State(clocks, state.port)
+        return ClockState(clocks, state.port)
     if not costs.legs:
         return state
     out = done = state.clocks
@@ -211,4 +211,4 @@ def advance(state: State, costs: RoundCosts, came: Marks | None = None) -> State
         done = done + costs.copying
     if came is not None:
         came[out > done] = 0
-    return State(np.maximum(done, out), port)
+    return ClockState(np.maximum(done, out), port)

@@ -18,12 +18,12 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Move, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
 
 _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
 
 
-def period_of(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
+def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
     """Return how many ranks stand for all n: a period that divides n, or n itself where there is none.
 
     Raises:
@@ -67,8 +67,8 @@ def _turned(here: Sequence[Step], there: Sequence[Step], shift: int, n: int, ran
         if isinstance(a, Fence) or isinstance(b, Fence):
             continue
         (peers, region), (_, other) = _out(a), _out(b)
-        ids = np.where(peers[:, None] == NOBODY, NOBODY, region.ids(ranks))
-        if not np.array_equal(_moved(ids, shift, n), np.where(ids == NOBODY, ids, other.ids(ranks))):
+        ids = np.where(peers[:, None] == NO_PEER, NO_PEER, region.ids(ranks))
+        if not np.array_equal(_moved(ids, shift, n), np.where(ids == NO_CHUNK, ids, other.ids(ranks))):
             return False
     return True
 
@@ -126,12 +126,12 @@ def _pairs(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, In
 
 
 def _moved(peers: IntArray, shift: int, n: int) -> IntArray:
-    return np.where(peers == NOBODY, NOBODY, (peers + shift) % n)
+    return np.where(peers == NO_PEER, NO_PEER, (peers + shift) % n)
 
 
 def _sent(peers: IntArray, region: Region) -> IntArray:
-    return np.where(peers == NOBODY, 0, region.size)
+    return np.where(peers == NO_PEER, 0, region.size)
 
 
 def _spread(op: object, frm: IntArray) -> IntArray:
-    return np.where(frm == NOBODY, 0, np.asarray(op, np.int64))
+    return np.where(frm == NO_PEER, 0, np.asarray(op, np.int64))

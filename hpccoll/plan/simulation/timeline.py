@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.shared_memory import Via, moves_of, via
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.round_costs import Pricer
-from hpccoll.plan.simulation.simulate import State, advance
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Move, Op
+from hpccoll.plan.simulation.round_costs import RoundPricer
+from hpccoll.plan.simulation.simulate import ClockState, advance_clocks
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Move, Op
 
 Clocks = NDArray[np.float64]  # microseconds, shape (n,)
 Value = int | float | str
@@ -60,7 +60,7 @@ class Timeline:
         return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
 
 
-def in_rounds(plan: Plan, round_us: float = 1.0) -> Timeline:
+def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
     """Return the timeline of `plan` if every round took `round_us`, whatever is sent in it."""
     built = _Built(plan)
     for t in range(built.rounds.count):
@@ -69,7 +69,7 @@ def in_rounds(plan: Plan, round_us: float = 1.0) -> Timeline:
     return built.timeline(f"rounds of {round_us:g} us each")
 
 
-def simulated(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
+def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
     """Return the timeline that `simulate` predicts; ranks that wait for a message wait within the round's slice.
 
     Args:
@@ -79,11 +79,11 @@ def simulated(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Ti
         itemsize: bytes an element.
     """
     built = _Built(plan)
-    chunk_bytes = ChunkBytes(plan.operation.sizes(count, plan.ranks, built.rounds.chunks) * itemsize)
-    pricer = Pricer(plan, machine, chunk_bytes, plan.ranks)
-    state = State.at_rest(plan.ranks)
+    chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, built.rounds.chunks) * itemsize)
+    pricer = RoundPricer(plan, machine, chunk_bytes, plan.ranks)
+    state = ClockState.at_rest(plan.ranks)
     for t in range(built.rounds.count):
-        after = advance(state, pricer.price(built.rounds.at(t)))
+        after = advance_clocks(state, pricer.price(built.rounds.at(t)))
         built.add(t, state.clocks * 1e6, after.clocks * 1e6)
         state = after
     return built.timeline(f"simulated on {machine.name}")
@@ -93,7 +93,7 @@ class _Built:
     """A timeline while its rounds are added."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.rounds = plan, plan.raw()
+        self.plan, self.rounds = plan, plan.rounds()
         self.slices: list[Slice] = []
         self.arrows: list[Arrow] = []
 
@@ -101,10 +101,10 @@ class _Built:
         """Add a round which each rank entered and left then; who spent no time in it took no part."""
         does: dict[int, list[str]] = {}
         for step in self.rounds.at(t):
-            for move in moves_of(step, self.plan.ranks):
-                self.tell(move, via(step), does, enters, leaves)
+            for move in to_moves(step, self.plan.ranks):
+                self.tell(move, transfer_kind(step), does, enters, leaves)
             if isinstance(step, Fence):
-                for rank in np.nonzero(step.leader != NOBODY)[0].tolist():
+                for rank in np.nonzero(step.leader != NO_PEER)[0].tolist():
                     does.setdefault(rank, []).append("waits at a fence")
         for rank in sorted(does):
             spent = float(leaves[rank] - enters[rank])
@@ -112,12 +112,12 @@ class _Built:
                 args: dict[str, Value] = {"round": t + 1, "does": "; ".join(does[rank])}
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
-    def tell(self, move: Move, by: Via, does: dict[int, list[str]], enters: Clocks, leaves: Clocks) -> None:
+    def tell(self, move: Move, by: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks) -> None:
         """Note what a move has each rank do."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.source != NOBODY)[0].tolist():
+        for to in np.nonzero(move.source != NO_PEER)[0].tolist():
             frm = int(move.source[to])
             sent, taken = _chunks(out[frm]), _chunks(into[to])
             if frm == to:
@@ -127,7 +127,7 @@ class _Built:
             does.setdefault(frm, []).append(one.format(to))
             does.setdefault(to, []).append(other.format(frm))
             # An arrow starts and ends in a slice; who only lends its memory may have none.
-            there = by is Via.MESSAGE or (enters[frm] < leaves[frm] and enters[to] < leaves[to])
+            there = by is TransferKind.MESSAGE or (enters[frm] < leaves[frm] and enters[to] < leaves[to])
             if there and enters[frm] < leaves[to] and enters[to] < leaves[to]:
                 self.arrows.append(Arrow(frm, to, float(enters[frm]), float(leaves[to])))
 
@@ -137,11 +137,11 @@ class _Built:
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.arrows))
 
 
-def _words(by: Via, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
+def _words(by: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
     """Return what each end of a transfer does, with room for the other's rank."""
-    if by is Via.LOAD:
+    if by is TransferKind.LOAD:
         return f"lends {sent} to {{}}", f"{'reduces' if reduces else 'loads'} {taken} from {{}}"
-    if by is Via.STORE:
+    if by is TransferKind.STORE:
         return f"stores {sent} to {{}}", f"is given {taken} by {{}}"
     verb = "reduces" if reduces else "copies"
     return (f"sends {sent} to {{}}" if sent else "tells {}"), (

@@ -102,8 +102,8 @@ class PartGround:
         )
         sizes, operation, ranks = task.sizes(), task.plan.operation, node.ranks
         masks = (
-            (MemoryKind.SOURCE, operation.held(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
-            (MemoryKind.RESULT, operation.wanted(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
+            (MemoryKind.SOURCE, operation.input_mask(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
+            (MemoryKind.RESULT, operation.output_mask(np.array(ranks), task.plan.ranks, len(sizes), task.plan.root)),
         )
         known = [rank for rank in ranks if rank == node.rank or there]
         self._windows = {

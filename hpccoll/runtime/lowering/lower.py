@@ -41,7 +41,7 @@ def lower(
     """
     column, apart = plan.column(rank), sizes is not None
     rounds = list(column)
-    sizes = plan.operation.sizes(count, plan.ranks, column.chunks) if sizes is None else sizes
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, column.chunks) if sizes is None else sizes
     used = _used(rounds, len(sizes))
     steps: list[Instruction] = []
     scratch = _Scratch()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpccoll.plan.step import NOBODY, IntArray, Ints, Move, Op, Region
+from hpccoll.plan.step import NO_CHUNK, IntArray, Ints, Move, Op, Region
 from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 
@@ -258,7 +258,7 @@ def _shared(moves: list[OwnMove]) -> set[int]:
 def own_ids(region: Region) -> IntArray:
     """Return the chunks of a region of a column of one rank."""
     ids = region.ids(1)[0]
-    return np.asarray(ids[ids != NOBODY], np.int64)
+    return np.asarray(ids[ids != NO_CHUNK], np.int64)
 
 
 def _within(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:

@@ -39,7 +39,7 @@ class ChunkLocations:
         apart: bool = False,
     ) -> None:
         of = (np.array([rank]), plan.ranks, len(sizes), plan.root)
-        self.held, self.wanted = plan.operation.held(*of)[0], plan.operation.wanted(*of)[0]
+        self.held, self.wanted = plan.operation.input_mask(*of)[0], plan.operation.output_mask(*of)[0]
         arena = np.zeros_like(self.held) if arena is None else arena
         scratch = used & ~self.wanted & ~arena
         self.sizes = sizes

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Region, Step, Store
 from hpccoll.runtime.lowering.message_rounds import own, own_ids
 from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
@@ -63,7 +63,7 @@ class RemoteAccesses:
     def _pairs(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
         """Return the (rank, chunk) that others touch, as two aligned lists."""
         ids = region.ids(len(self.ranks))
-        touched = (ids != NOBODY) & (peer != NOBODY)[:, None] & (peer != self.ranks)[:, None]
+        touched = (ids != NO_CHUNK) & (peer != NO_PEER)[:, None] & (peer != self.ranks)[:, None]
         return np.broadcast_to(peer[:, None], ids.shape)[touched], ids[touched]
 
     def end(self, t: int) -> None:
@@ -76,11 +76,11 @@ class RemoteAccesses:
             else:
                 region, who = step.local if isinstance(step, Load) else step.recv, self._taking(step.source)
             ids = region.ids(len(self.ranks))
-            lands = (ids != NOBODY) & (who != NOBODY)[:, None]
+            lands = (ids != NO_CHUNK) & (who != NO_PEER)[:, None]
             self.written[np.broadcast_to(who[:, None], ids.shape)[lands], ids[lands]] = True
 
     def _taking(self, frm: IntArray) -> IntArray:
-        return np.where(frm != NOBODY, self.ranks, NOBODY)
+        return np.where(frm != NO_PEER, self.ranks, NO_PEER)
 
     def loaded_around(self, t: int, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
@@ -106,13 +106,13 @@ class RemoteAccesses:
                     who, chunks = self._pairs(step.remote, step.source)
                     loaded[who, chunks] = True
                     ids = step.local.ids(len(self.ranks))
-                    lands = (ids != NOBODY) & (step.source != NOBODY)[:, None]
+                    lands = (ids != NO_CHUNK) & (step.source != NO_PEER)[:, None]
                     landed[np.broadcast_to(self.ranks[:, None], ids.shape)[lands], ids[lands]] = True
         return bool((landed & loaded & (self.last > t)).any())
 
     @staticmethod
     def _fences(steps: Sequence[Step], rank: int) -> bool:
-        return any(isinstance(step, Fence) and step.leader[rank] != NOBODY for step in steps)
+        return any(isinstance(step, Fence) and step.leader[rank] != NO_PEER for step in steps)
 
     def stores_last(self) -> bool:
         """Whether anything is stored after the last fence but one: then the last one must not be left out."""
@@ -153,13 +153,15 @@ class SharedMemoryLowering:
 
     def arena(self, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of a rank live in the arena, shape (C,)."""
-        wanted = self.plan.operation.wanted(np.array([rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
+        wanted = self.plan.operation.output_mask(np.array([rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
         contact = self.facts.contact[rank]
         return np.asarray(contact if self.staged else contact & ~wanted)
 
     def touched(self) -> frozenset[MemoryKind]:
         """Return which of this rank's own memories others touch when they reach its chunks directly."""
-        wanted = self.plan.operation.wanted(np.array([self.rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
+        wanted = self.plan.operation.output_mask(
+            np.array([self.rank]), self.plan.ranks, len(self.sizes), self.plan.root
+        )[0]
         full = self.sizes > 0
         source = (self.facts.published[self.rank] & full).any()
         result = ((self.facts.stored[self.rank] | self.facts.fetched[self.rank]) & wanted & full).any()
@@ -175,22 +177,22 @@ class SharedMemoryLowering:
 
     def round(self, t: int, steps: Sequence[Step]) -> None:
         """Lower the steps of this rank in round `t`, and take note of what all ranks write in it."""
-        if any(isinstance(step, Fence) and own(step.leader) != NOBODY for step in steps):
+        if any(isinstance(step, Fence) and own(step.leader) != NO_PEER for step in steps):
             self.fence(t)
         chains: dict[tuple[int, ...], list[tuple[int, list[MemoryRange]]]] = {}
         for step in steps:
-            if isinstance(step, Load) and (frm := own(step.source)) != NOBODY:
+            if isinstance(step, Load) and (frm := own(step.source)) != NO_PEER:
                 src, dst = own_ids(step.remote), own_ids(step.local)
                 operand = self.places.now(src) if frm == self.rank else self.there(frm, src)
                 chains.setdefault(tuple(dst.tolist()), []).append((own(step.op), operand))
-            elif isinstance(step, Store) and (to := own(step.dest)) != NOBODY:
+            elif isinstance(step, Store) and (to := own(step.dest)) != NO_PEER:
                 self.copy(self.places.now(own_ids(step.local)), self.stored(to, own_ids(step.remote)))
         for chunks, operands in chains.items():
             self.land(t, np.array(chunks, np.int64), operands)
         for step in self.facts.rounds[t]:
             if isinstance(step, Store):
                 ids = step.remote.ids(self.plan.ranks)[step.dest == self.rank]
-                self.places.settle(np.unique(ids[ids != NOBODY]))
+                self.places.settle(np.unique(ids[ids != NO_CHUNK]))
         self.facts.end(t)
 
     def copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:

@@ -162,7 +162,7 @@ class Library:
         """Return whether the library carries out a job with the result that hpccoll promises; alike on every rank."""
         if not means_the_same(job.operation, job.dtype, job.reduction):
             return False
-        if job.count * (self._comm.size if job.operation.blocked else 1) > MOST_ELEMENTS and not self._counts_far:
+        if job.count * (self._comm.size if job.operation.has_blocks else 1) > MOST_ELEMENTS and not self._counts_far:
             return False
         return not job.module.on_device or self._takes_device_memory()
 
@@ -250,10 +250,10 @@ def _arguments(job: CollectiveCall, source: Any, result: Any, in_place: bool) ->
     if operation is Operation.SCATTER:
         return source, MPI.IN_PLACE if in_place else result, job.root
     if not operation.reduces:
-        return (given, result, job.root) if operation.rooted else (given, result)
+        return (given, result, job.root) if operation.has_root else (given, result)
     name = "sum" if job.reduction.name == "avg" else job.reduction.name
     op = getattr(MPI, (LOGICAL if job.dtype.kind == "b" else OPS)[name])
-    return (given, result, op, job.root) if operation.rooted else (given, result, op)
+    return (given, result, op, job.root) if operation.has_root else (given, result, op)
 
 
 def _both(first: BoundCall, second: BoundCall) -> BoundCall:

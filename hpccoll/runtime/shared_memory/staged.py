@@ -62,8 +62,8 @@ def staged_ground(node: Node, task: Task, program: Program, half: int, low: IntA
     users = {
         memory: _Window(buffer.flat, mask[0], sizes, low, high)
         for memory, buffer, mask in (
-            (MemoryKind.SOURCE, task.source, operation.held(*of)),
-            (MemoryKind.RESULT, task.result, operation.wanted(*of)),
+            (MemoryKind.SOURCE, task.source, operation.input_mask(*of)),
+            (MemoryKind.RESULT, task.result, operation.output_mask(*of)),
         )
         if buffer is not None
     }

@@ -36,7 +36,7 @@ class Task:
     def sizes(self) -> IntArray:
         """Return the elements of each chunk, shape (C,)."""
         chunks = self.plan.column(0).chunks
-        return self.plan.operation.sizes(self.count, self.plan.ranks, chunks)
+        return self.plan.operation.chunk_sizes(self.count, self.plan.ranks, chunks)
 
 
 def local(program: Program) -> list[LocalInstruction]:

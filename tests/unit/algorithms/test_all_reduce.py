@@ -14,11 +14,11 @@ import pytest
 from hpccoll.algorithms import bine, direct, dual_root, get_algorithm, hierarchical, make_algorithm, swing
 from hpccoll.errors import PlanError, UnknownNameError, UsageError
 from hpccoll.plan import groups as grouping
-from hpccoll.plan.groups import Groups, grouped
+from hpccoll.plan.groups import Groups, run_in_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds, nothing
+from hpccoll.plan.rounds import Rounds, empty_rounds
 from hpccoll.plan.step import Move, Op, Span
 from hpccoll.selection.cost_model import find_fastest_algorithm
 from tests.unit.plan.test_replay import expressions
@@ -83,7 +83,7 @@ def test_bine_reaches_one_interval_and_its_distances_are_two_thirds(n):
 
 def hauled(plan: Plan) -> Fraction:
     """Bytes times ranks on the shorter way around, over all messages, in S."""
-    n, rounds = plan.ranks, plan.whole()
+    n, rounds = plan.ranks, plan.moves()
     total = 0
     for moves in rounds:
         for move in moves:
@@ -102,7 +102,7 @@ def test_bine_and_swing_haul_bytes_less_far_than_halving(n):
 def test_swing_does_not_spell_out_what_is_only_counted(monkeypatch):
     # A simulation of 24,576 ranks reads peers and sizes; the tables would be gigabytes.
     monkeypatch.setattr(swing, "reachable", lambda *_: pytest.fail("a table was made"))
-    rounds = plan_of("swing", 24576).whole()
+    rounds = plan_of("swing", 24576).moves()
     sizes = [move.send.size for t in (0, 1, 2, 14, 15, 28, 29) for move in rounds.at(t)]
     assert sizes == [2**14, 2**13, 2**12, 1, 1, 2**13, 2**14]
 
@@ -127,7 +127,7 @@ def test_dual_root_keeps_rank_order_so_that_nothing_need_commute(n):
 
 @pytest.mark.parametrize("n", [2, 3, 7, 14, 23, 64])
 def test_dual_root_has_one_partner_a_round(n):
-    for moves in plan_of("dual_root", n, 4).whole():
+    for moves in plan_of("dual_root", n, 4).moves():
         (move,) = moves
         both = (move.dest >= 0) & (move.source >= 0)
         np.testing.assert_array_equal(move.dest[both], move.source[both])
@@ -158,13 +158,13 @@ def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
 
 
 def node_of(nodes: grouping.Nodes, n: int) -> np.ndarray:
-    return Groups.of(n, nodes).locate(np.arange(n))[0]
+    return Groups.from_nodes(n, nodes).locate(np.arange(n))[0]
 
 
 @pytest.mark.parametrize("nodes", [(4,) * 4, tuple(tuple(range(first, 16, 4)) for first in range(4))], ids=str)
 def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
     plan = hierarchical.hierarchical("ring", "ring").plan(16, nodes=nodes)
-    node, rounds = node_of(nodes, 16), plan.whole()
+    node, rounds = node_of(nodes, 16), plan.moves()
     crossing = np.zeros(16, np.int64)
     for move in (move for moves in rounds for move in moves):
         crosses = (move.dest >= 0) & (node[move.dest] != node)
@@ -213,7 +213,7 @@ def test_hierarchical_all_to_all_brings_every_block_home(nodes):
 def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
     plan = get_algorithm(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
     node = node_of((4, 4, 4), 12)
-    crossing = sum((node[move.dest] != node).sum() for moves in plan.whole() for move in moves)
+    crossing = sum((node[move.dest] != node).sum() for moves in plan.moves() for move in moves)
     assert crossing == 12 * 2  # pairwise: 12 * 8
     assert plan.cost == Cost(3 + 2, Fraction(3 * 3 + 2 * 4, 12), Fraction(3 * 3 + 2 * 4, 12))
 
@@ -228,17 +228,17 @@ def test_nodes_that_are_not_those_of_the_ranks(nodes):
 
 
 def test_nodes_in_rank_order_are_the_same_however_they_are_said():
-    assert Groups.of(5, ((0, 1), (2, 3, 4))) == Groups.of(5, [2, 3]) == Groups((2, 3))
-    dealt = Groups.of(5, ((0, 3), (4, 1, 2)))
+    assert Groups.from_nodes(5, ((0, 1), (2, 3, 4))) == Groups.from_nodes(5, [2, 3]) == Groups((2, 3))
+    dealt = Groups.from_nodes(5, ((0, 3), (4, 1, 2)))
     group, slot = dealt.locate(np.arange(5))
     assert (group.tolist(), slot.tolist()) == ([0, 1, 1, 0, 1], [0, 1, 2, 1, 0])
-    assert (dealt.even, Groups.of(6, (3, 3)).even) == (None, 3)
+    assert (dealt.common_size, Groups.from_nodes(6, (3, 3)).common_size) == (None, 3)
 
 
 def test_groups_of_unequal_size_end_together():
     made = get_algorithm(Operation.ALL_REDUCE, "ring").make_rounds
-    rounds = grouped(
-        lambda slot, size: made(slot, size).regions(lambda _: Span(0, 1, 1), 1), Groups((2, 4)), np.arange(6)
+    rounds = run_in_groups(
+        lambda slot, size: made(slot, size).map_regions(lambda _: Span(0, 1, 1), 1), Groups((2, 4)), np.arange(6)
     )
     talking = [{int(r) for move in moves for r in np.nonzero(move.dest >= 0)[0]} for moves in rounds]
     assert talking == [{2, 3, 4, 5}] * 4 + [{0, 1, 2, 3, 4, 5}] * 2
@@ -294,6 +294,6 @@ def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
 
 
 def test_fault_hierarchy_that_forgets_its_guests(monkeypatch):
-    monkeypatch.setattr(hierarchical, "handed_in", lambda slot, size, owners, whole, chunks: nothing(chunks))
+    monkeypatch.setattr(hierarchical, "handed_in", lambda slot, size, owners, whole, chunks: empty_rounds(chunks))
     said = complaint(plan_of("hierarchical", 5, 1, (2, 3)))
     assert "the contribution of rank 4 is missing" in said

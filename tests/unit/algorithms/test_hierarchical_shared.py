@@ -69,9 +69,9 @@ def test_they_come_out_right_in_any_order(algorithm, nodes):
 @pytest.mark.parametrize("algorithm", MIXED, ids=lambda each: each.full_name)
 def test_messages_cross_between_nodes_and_loads_and_stores_do_not(algorithm, nodes):
     n = ranks_of(nodes)
-    node, _ = Groups.of(n, nodes).locate(np.arange(n))
-    uneven = algorithm.operation.blocked and len({len(x) if isinstance(x, list) else x for x in nodes}) > 1
-    for steps in algorithm.plan(n, nodes=nodes).raw():
+    node, _ = Groups.from_nodes(n, nodes).locate(np.arange(n))
+    uneven = algorithm.operation.has_blocks and len({len(x) if isinstance(x, list) else x for x in nodes}) > 1
+    for steps in algorithm.plan(n, nodes=nodes).rounds():
         for step in steps:
             if isinstance(step, Load | Store):
                 peers = step.source if isinstance(step, Load) else step.dest
@@ -86,13 +86,13 @@ def test_messages_cross_between_nodes_and_loads_and_stores_do_not(algorithm, nod
 def test_a_node_sends_no_more_than_the_plan_across_nodes_says(nodes, crossing):
     n = sum(nodes)
     plan = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(n, nodes=nodes)
-    node, _ = Groups.of(n, nodes).locate(np.arange(n))
+    node, _ = Groups.from_nodes(n, nodes).locate(np.arange(n))
     sent = np.zeros(len(nodes))
-    for steps in plan.raw():
+    for steps in plan.rounds():
         for step in steps:
             if isinstance(step, Move):
                 np.add.at(sent, node, np.where(step.dest >= 0, step.send.size, 0))
-    assert (sent == float(crossing) * plan.raw().chunks).all()
+    assert (sent == float(crossing) * plan.rounds().chunks).all()
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_node_sends_no_more_than_the_plan_across_nodes_says(nodes, crossing):
 )
 def test_rounds_between_eight_nodes(name, rounds):
     operation, _, algorithm = name.partition("/")
-    plan = get_algorithm(Operation.named(operation), algorithm).plan(16, nodes=[2] * 8)
-    assert sum(any(isinstance(step, Move) for step in steps) for steps in plan.raw()) == rounds
+    plan = get_algorithm(Operation.from_name(operation), algorithm).plan(16, nodes=[2] * 8)
+    assert sum(any(isinstance(step, Move) for step in steps) for steps in plan.rounds()) == rounds
 
 
 def test_a_nodes_sum_is_its_owners_first_and_then_around_the_circle():
@@ -129,9 +129,9 @@ def test_a_nodes_sum_is_its_owners_first_and_then_around_the_circle():
 def test_one_rank_a_node_is_the_plan_across_nodes_and_one_node_the_plan_in_shared_memory():
     ring = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring")
     flat, alone = ring.plan(6, nodes=[1] * 6), ring.plan(6)
-    assert all(isinstance(step, Move) for steps in flat.raw() for step in steps)
+    assert all(isinstance(step, Move) for steps in flat.rounds() for step in steps)
     assert flat.cost == get_algorithm(Operation.ALL_REDUCE, "ring").plan(6).cost
-    assert not any(isinstance(step, Move) for steps in alone.raw() for step in steps)
+    assert not any(isinstance(step, Move) for steps in alone.rounds() for step in steps)
     assert alone.cost == get_algorithm(Operation.ALL_REDUCE, "shared_two_shot").plan(6).cost
 
 
@@ -140,7 +140,7 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
     machine = Machine("test", 2, Link.one_port(1e-6, 1e-10), Link.one_port(1e-5, 1e-8), 1, 1e-10)
     algorithm = get_algorithm(Operation.ALL_REDUCE, name)
     plan, count = algorithm.plan(8, nodes=[2] * 4), 4 * 2**20
-    parts = wanted_parts(plan, plan.operation.sizes(count, 8, plan.column(0).chunks), 4)
+    parts = wanted_parts(plan, plan.operation.chunk_sizes(count, 8, plan.column(0).chunks), 4)
     whole, first = simulate_pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
     node_sends = whole.between[:2].sum()
     assert parts > 1
@@ -152,6 +152,6 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
 
 def test_parts_are_alike_on_all_ranks_and_few_for_short_messages():
     plan = get_algorithm(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
-    sizes = plan.operation.sizes(4 * 2**20, 8, plan.column(0).chunks)
+    sizes = plan.operation.chunk_sizes(4 * 2**20, 8, plan.column(0).chunks)
     assert wanted_parts(plan, sizes, 4, 128 * 2**10) == 64
     assert wanted_parts(plan, sizes, 4, 2**30) == wanted_parts(plan, 0 * sizes, 4) == 1

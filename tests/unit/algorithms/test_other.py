@@ -33,8 +33,8 @@ from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import nothing
-from hpccoll.plan.step import NOBODY, SIGNAL, Move, Span
+from hpccoll.plan.rounds import empty_rounds
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, SIGNAL, Move, Span
 
 SOME = (1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 31, 33)
 NAMES = {
@@ -48,7 +48,7 @@ NAMES = {
 
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return get_algorithm(Operation.named(operation), algorithm).plan(n, root, chunks)
+    return get_algorithm(Operation.from_name(operation), algorithm).plan(n, root, chunks)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -64,7 +64,7 @@ def test_proven_for_every_root_and_chunk_count(name):
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 13])
 def test_a_ranks_column_is_its_slice_of_the_whole(name, n):
     plan = plan_of(name, n, n // 2, 3)
-    whole = plan.whole()
+    whole = plan.moves()
     for rank in range(n):
         column = plan.column(rank)
         assert (column.count, column.chunks) == (whole.count, whole.chunks)
@@ -74,14 +74,14 @@ def test_a_ranks_column_is_its_slice_of_the_whole(name, n):
                 assert (one.dest[0], one.source[0]) == (every.dest[rank], every.source[rank])
                 for ours, there in ((one.send, every.send), (one.recv, every.recv)):
                     row = there.ids(n)[rank]
-                    assert ours.ids(1)[0].tolist() == row[row != NOBODY].tolist()
+                    assert ours.ids(1)[0].tolist() == row[row != NO_CHUNK].tolist()
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_round_of_24576_ranks_needs_no_table_of_ranks_and_chunks(name):
     n = 24_576
     tracemalloc.start()
-    rounds = plan_of(name, n, n - 1, 4).whole()
+    rounds = plan_of(name, n, n - 1, 4).moves()
     for t in {0, 1, rounds.count // 2, rounds.count - 1}:
         rounds.at(t)
     peak = tracemalloc.get_traced_memory()[1]
@@ -151,14 +151,14 @@ def test_the_broadcast_schedule_keeps_the_conditions_of_the_paper(n):
 @pytest.mark.parametrize("n", [2, 3, 7, 13, 16, 33])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8, 17])
 def test_the_circulant_broadcast_is_round_optimal_with_one_port_a_rank(n, chunks):
-    rounds = plan_of("broadcast/circulant", n, 1, chunks).whole()
+    rounds = plan_of("broadcast/circulant", n, 1, chunks).moves()
     assert rounds.count == chunks - 1 + ceil_log2(n)  # the bound of Bar-Noy and Kipnis
     assert {len(moves) for moves in rounds} == {1}
     got = Counter(
         (rank, int(move.recv.ids(n)[rank, 0]))
         for moves in rounds
         for move in moves
-        for rank in np.nonzero(move.source != NOBODY)[0].tolist()
+        for rank in np.nonzero(move.source != NO_PEER)[0].tolist()
     )
     assert got == {(rank, chunk): 1 for rank in range(n) for chunk in range(chunks) if rank != 1}
 
@@ -170,32 +170,32 @@ def test_pat_with_bounded_messages_is_right_and_sends_no_byte_more(n, most):
         plan = make_algorithm(operation, "pat", partial(make, most=most), None).plan(n)
         cost = check(plan).cost
         assert cost.mean == cost.most == Fraction(n - 1, n)
-        assert all(int(np.max(move.send.size)) <= most for moves in plan.whole() for move in moves)
+        assert all(int(np.max(move.send.size)) <= most for moves in plan.moves() for move in moves)
         assert cost.steps <= n - 1
         assert most > 1 or cost.steps == n - 1
         assert most < n / 2 or cost.steps == ceil_log2(n)
 
 
 def test_pat_sends_the_far_messages_small():
-    far = [(int(moves[0].dest[0]), moves[0].send.size) for moves in plan_of("all_gather/pat", 16).whole()]
+    far = [(int(moves[0].dest[0]), moves[0].send.size) for moves in plan_of("all_gather/pat", 16).moves()]
     assert far == [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 9, 10, 17])
 def test_neighbor_exchange_talks_to_neighbours_only(n):
     around = n - n % 2  # for odd n the last rank is a guest outside the circle
-    for moves in plan_of("all_gather/neighbor_exchange", n).whole():
-        for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.dest.tolist()) if to != NOBODY):
+    for moves in plan_of("all_gather/neighbor_exchange", n).moves():
+        for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.dest.tolist()) if to != NO_PEER):
             assert (to - rank) % around in (1, around - 1) or {rank, to} == {n - 2, n - 1}
 
 
 @pytest.mark.parametrize("name", ["all_gather/recursive_doubling", "reduce_scatter/recursive_halving"])
 @pytest.mark.parametrize("n", [2, 3, 6, 11, 13])
 def test_messages_of_recursive_doubling_are_one_interval(name, n):
-    for moves in plan_of(name, n).whole():
+    for moves in plan_of(name, n).moves():
         assert len(moves) == 1
         ids = moves[0].send.ids(n)
-        for row in (row[row != NOBODY] for row in ids[moves[0].dest != NOBODY]):
+        for row in (row[row != NO_CHUNK] for row in ids[moves[0].dest != NO_PEER]):
             assert set(np.diff(row).tolist()) <= {1, 1 - n}
 
 
@@ -204,21 +204,21 @@ def test_messages_of_recursive_doubling_are_one_interval(name, n):
 def test_a_rank_is_inner_in_one_tree_only_and_no_round_sends_it_a_tree_twice(name, n):
     chunks, root = 3, n // 3
     inner: list[set[int]] = [set(), set()]
-    down = plan_of("broadcast/double_tree", n, root, chunks).whole()
-    for moves in down if name.startswith("broadcast") else plan_of(name, n, root, chunks).whole().reversed():
+    down = plan_of("broadcast/double_tree", n, root, chunks).moves()
+    for moves in down if name.startswith("broadcast") else plan_of(name, n, root, chunks).moves().reversed():
         for tree in (0, 1):
             for move in moves[2 * tree : 2 * tree + 2]:
-                senders = np.nonzero(move.dest != NOBODY)[0]
+                senders = np.nonzero(move.dest != NO_PEER)[0]
                 inner[tree] |= set(senders.tolist())
                 assert set((move.send.ids(n)[senders] // chunks).ravel().tolist()) <= {tree}
-            received = np.sum([move.source != NOBODY for move in moves[2 * tree : 2 * tree + 2]], axis=0)
+            received = np.sum([move.source != NO_PEER for move in moves[2 * tree : 2 * tree + 2]], axis=0)
             assert received.max() <= 1
     assert inner[0] & inner[1] == {root}
 
 
 def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
     n, root = 11, 4
-    rounds = plan_of("broadcast/scatter_all_gather", n, root).whole()
+    rounds = plan_of("broadcast/scatter_all_gather", n, root).moves()
     phase = scatter(np.arange(n), n, root)
     for t in range(phase.count):
         np.testing.assert_array_equal(rounds.at(t)[0].dest, phase.at(t)[0].dest)
@@ -226,16 +226,16 @@ def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
         (rank, chunk)
         for moves in rounds
         for move in moves
-        for rank in np.nonzero(move.source != NOBODY)[0].tolist()
+        for rank in np.nonzero(move.source != NO_PEER)[0].tolist()
         for chunk in move.recv.ids(n)[rank].tolist()
-        if chunk != NOBODY
+        if chunk != NO_CHUNK
     ]
     assert sorted(got) == [(rank, chunk) for rank in range(n) for chunk in range(n) if rank != root]
 
 
 def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
     n = 13
-    rounds = plan_of("all_to_all/bruck", n).whole()
+    rounds = plan_of("all_to_all/bruck", n).moves()
     assert sum(int(moves[-1].send.size) for moves in rounds) == sum(j.bit_count() for j in range(n))
     first, last = rounds.at(0)[-1], rounds.at(rounds.count - 1)[-1]
     assert (first.send.ids(n) < n).all()  # from the input, without turning it first
@@ -244,14 +244,14 @@ def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
 
 @pytest.mark.parametrize("name", ["barrier/linear", "barrier/double_ring"])
 def test_serial_barriers_have_one_message_on_its_way(name):
-    for moves in plan_of(name, 7).whole():
-        assert [int((move.dest != NOBODY).sum()) for move in moves] == [1]
+    for moves in plan_of(name, 7).moves():
+        assert [int((move.dest != NO_PEER).sum()) for move in moves] == [1]
 
 
 def test_one_rank_needs_no_message():
     one = np.zeros(1, np.int64)
     for make in (double_tree_broadcast.broadcast, circulant_broadcast.broadcast):
-        assert make(one, 1, 0, 3).count == nothing(1).count == 0
+        assert make(one, 1, 0, 3).count == empty_rounds(1).count == 0
     assert neighbor_exchange.all_gather(one, 1).count == recursive_doubling.all_gather(one, 1).count == 0
     assert scatter_all_gather.broadcast(one, 1, 0).count == linear.barrier(one, 1).count == 0
     assert double_ring.barrier(one, 1).count == 0

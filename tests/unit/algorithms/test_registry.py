@@ -51,7 +51,7 @@ def test_what_is_registered():
 def test_each_says_what_it_does_and_costs(algorithm):
     assert algorithm.summary.endswith(".")
     assert algorithm.cost.__doc__
-    assert algorithm.operation.rooted == ("root" in algorithm.parameters)
+    assert algorithm.operation.has_root == ("root" in algorithm.parameters)
 
 
 @pytest.mark.parametrize("algorithm", list_algorithms(), ids=full_name)
@@ -82,7 +82,7 @@ def test_plans_are_proven_at_their_stated_cost(algorithm):
 )
 def test_costs_are_those_of_the_literature(name, n, chunks, cost):
     operation, _, algorithm = name.partition("/")
-    assert check(get_algorithm(Operation.named(operation), algorithm).plan(n, 0, chunks)).cost == cost
+    assert check(get_algorithm(Operation.from_name(operation), algorithm).plan(n, 0, chunks)).cost == cost
 
 
 @pytest.mark.parametrize("n", range(2, 40))
@@ -112,7 +112,7 @@ def test_unknown_names_list_the_valid_ones():
     with pytest.raises(UnknownNameError, match="choose one of: bine, chain, double_tree, dual_root, hierarchical, "):
         get_algorithm(Operation.ALL_REDUCE, "rings")
     with pytest.raises(UnknownNameError, match="unknown operation 'allreduce'; choose one of: all_gather, all_reduce"):
-        Operation.named("allreduce")
+        Operation.from_name("allreduce")
 
 
 def test_an_algorithm_of_ones_own_needs_no_registration():

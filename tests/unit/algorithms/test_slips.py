@@ -23,7 +23,7 @@ from hpccoll.plan.step import Op, Picks
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
     """The plan, to be held against the proof alone, not against its cost."""
     operation, _, algorithm = name.partition("/")
-    return replace(get_algorithm(Operation.named(operation), algorithm).plan(n, root, chunks), cost=None)
+    return replace(get_algorithm(Operation.from_name(operation), algorithm).plan(n, root, chunks), cost=None)
 
 
 def complaint(plan: Plan) -> str:

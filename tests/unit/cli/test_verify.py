@@ -25,7 +25,7 @@ from hpccoll.errors import CommunicationError, UnavailableError, UsageError
 from hpccoll.measure.schema import schema
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import nothing
+from hpccoll.plan.rounds import empty_rounds
 
 ROOT = Path(__file__).parents[3]
 # What a process must not have loaded when a proof is done.
@@ -134,8 +134,8 @@ def test_usage_errors(arguments, message, capsys):
 
 def test_wrong_plans_are_all_listed_and_end_in_1(monkeypatch, capsys, tmp_path):
     ring, tree = get_algorithm(Operation.ALL_REDUCE, "ring"), get_algorithm(Operation.ALL_REDUCE, "tree")
-    lazy = replace(ring, name="lazy", make_rounds=lambda rank, n: nothing(n), parameters=frozenset())
-    broken = replace(tree, name="broken", make_rounds=lambda rank, n: nothing(1 // 0))
+    lazy = replace(ring, name="lazy", make_rounds=lambda rank, n: empty_rounds(n), parameters=frozenset())
+    broken = replace(tree, name="broken", make_rounds=lambda rank, n: empty_rounds(1 // 0))
     dear = replace(tree, name="dear", cost=lambda n: Cost(0, Fraction(0), Fraction(0)))
     monkeypatch.setattr(command, "list_algorithms", lambda: [ring, lazy, broken, dear])
     target = tmp_path / "proofs.jsonl"

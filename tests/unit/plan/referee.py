@@ -75,7 +75,7 @@ def written(plan: Plan) -> Script:
             move.dest.tolist(), move.source.tolist(), out, into, [int(o) for o in np.broadcast_to(move.op, plan.ranks)]
         )
 
-    return [[ends(move) for move in moves] for moves in plan.whole()]
+    return [[ends(move) for move in moves] for moves in plan.moves()]
 
 
 def acted(script: Script, plan: Plan) -> Plan:
@@ -83,7 +83,7 @@ def acted(script: Script, plan: Plan) -> Plan:
         send, recv = cast("tuple[Region, Region]", (Table(ends.out), Table(ends.into)))
         return Move(np.array(ends.dest), np.array(ends.source), send, recv, np.array(ends.op))
 
-    chunks = plan.whole().chunks
+    chunks = plan.moves().chunks
     return replace(plan, make=lambda _: Rounds(len(script), chunks, lambda t: [move(ends) for ends in script[t]]))
 
 
@@ -126,10 +126,10 @@ def leaves(expression: Any) -> Iterator[Place]:
 
 def fault_of(script: Script, plan: Plan) -> str | None:
     """Say what is wrong with the script; None where it is right."""
-    n, chunks = plan.ranks, plan.whole().chunks
+    n, chunks = plan.ranks, plan.moves().chunks
     state: dict[Place, Any] = {(r, c): (r, c) for r in range(n) for c in range(chunks) if brought(plan, r, c, chunks)}
     heard = [{r} for r in range(n)]
-    layouts = [plan.operation.sizes(count, n, chunks).tolist() for count in (0, 1, 7)]
+    layouts = [plan.operation.chunk_sizes(count, n, chunks).tolist() for count in (0, 1, 7)]
     for moves in script:
         before, known = dict(state), [set(ranks) for ranks in heard]
         landed: list[tuple[Place, int, Any]] = []

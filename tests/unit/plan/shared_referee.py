@@ -31,7 +31,7 @@ class Node:
     """The memory of all ranks while a plan runs."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
-        self.plan, self.n, self.rounds = plan, plan.ranks, plan.raw()
+        self.plan, self.n, self.rounds = plan, plan.ranks, plan.rounds()
         self.script = [list(self.rounds.at(t)) for t in range(self.rounds.count)]
         self.base: dict[Place, Any] = {}
         self.landed: list[dict[Place, Any]] = [{} for _ in range(self.n)]

@@ -95,11 +95,11 @@ def written(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
 
 def expressions(plan: Plan, chunk: int = 0) -> list[str]:
     """How each rank that wants chunk `chunk` reduced it, ranks as letters; one element a chunk."""
-    n, chunks = plan.ranks, plan.whole().chunks
+    n, chunks = plan.ranks, plan.moves().chunks
     count = 1 if plan.operation is Operation.REDUCE_SCATTER else chunks
     letters = [np.array([chr(ord("a") + rank)] * chunks, object) for rank in range(n)]
     results = replay(plan, count, letters, written)
-    wanted = plan.operation.wanted(np.arange(n), n, chunks, plan.root)
+    wanted = plan.operation.output_mask(np.arange(n), n, chunks, plan.root)
     return [str(array[mask[:chunk].sum()]) for array, mask in zip(results, wanted, strict=True) if mask[chunk]]
 
 
@@ -135,7 +135,7 @@ def expressions(plan: Plan, chunk: int = 0) -> list[str]:
 )
 def test_the_order_of_reduction_is_the_one_that_is_stated(name, n, chunk, expression):
     operation, _, algorithm = name.partition("/")
-    found = expressions(get_algorithm(Operation.named(operation), algorithm).plan(n), chunk)
+    found = expressions(get_algorithm(Operation.from_name(operation), algorithm).plan(n), chunk)
     assert set(found) == {expression}
 
 
@@ -143,7 +143,7 @@ def test_the_order_of_reduction_is_the_one_that_is_stated(name, n, chunk, expres
 @pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
 def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm, n):
     plan = algorithm.plan(n, chunks=2)
-    for chunk in range(plan.whole().chunks):
+    for chunk in range(plan.moves().chunks):
         found = expressions(plan, chunk)
         assert len(found) == n
         assert len(set(found)) == 1

@@ -14,7 +14,7 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds, beside, fold, nothing, only, relabel, remembered
+from hpccoll.plan.rounds import Rounds, empty_rounds, fold_ranks, keep_ranks, memoize_peer_map, overlay, relabel_ranks
 from hpccoll.plan.step import SIGNAL, Fence, Load, Move, Op, Picks, Region, Span, Step, Store
 
 Message = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
@@ -57,10 +57,10 @@ def ends(step: Step) -> list[tuple[np.ndarray, Region]]:
 def test_the_column_of_a_rank_is_its_slice_of_the_whole(algorithm, n):
     for root in {0, n - 1} if "root" in algorithm.parameters else {0}:
         plan = algorithm.plan(n, root, 3)
-        whole = list(plan.raw())
+        whole = list(plan.rounds())
         for rank in range(n):
             column = plan.column(rank)
-            assert (column.count, column.chunks) == (len(whole), plan.whole().chunks)
+            assert (column.count, column.chunks) == (len(whole), plan.moves().chunks)
             for mine, all_of_it in zip(column, whole, strict=True):
                 assert [type(step) for step in mine] == [type(step) for step in all_of_it]
                 for step, every in zip(mine, all_of_it, strict=True):
@@ -109,10 +109,10 @@ def test_spans_whose_count_differs_by_rank_end_in_nobody():
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_ring_all_reduce_is_reduce_scatter_then_all_gather(n):
     parts = [
-        algorithm.plan(n).whole()
+        algorithm.plan(n).moves()
         for algorithm in (get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_GATHER, "ring"))
     ]
-    whole = get_algorithm(Operation.ALL_REDUCE, "ring").plan(n).whole()
+    whole = get_algorithm(Operation.ALL_REDUCE, "ring").plan(n).moves()
     assert messages(parts[0] + parts[1], n) == messages(whole, n)
 
 
@@ -135,7 +135,7 @@ def test_gather_backwards_is_scatter_and_reduce_backwards_broadcast():
     for n in (1, 2, 5, 8):
         for root in {0, n - 1}:
             for there, back in ((Operation.GATHER, Operation.SCATTER), (Operation.REDUCE, Operation.BROADCAST)):
-                turned = get_algorithm(there, "tree").plan(n, root).whole().reversed()
+                turned = get_algorithm(there, "tree").plan(n, root).moves().reversed()
                 check(Plan(back, "mine", n, root, partial(lambda rounds, _: rounds, turned)))
 
 
@@ -164,7 +164,7 @@ def test_beside_runs_both_at_once():
     def make(rank: np.ndarray) -> Rounds:
         tree = binomial.all_reduce(rank, n).shifted(0, 2)
         doubling = butterfly.recursive_doubling(rank, n).shifted(half, 2)
-        return beside(tree, doubling)
+        return overlay(tree, doubling)
 
     proof = check(Plan(Operation.ALL_REDUCE, "both", n, 0, make))
     assert proof.rounds == max(
@@ -174,9 +174,9 @@ def test_beside_runs_both_at_once():
 
 def test_plans_over_other_chunks_do_not_go_together():
     with pytest.raises(PlanError, match="5 and 6 chunks cannot follow each other"):
-        nothing(5) + nothing(6)
+        empty_rounds(5) + empty_rounds(6)
     with pytest.raises(PlanError, match="5 and 6 chunks cannot run side by side"):
-        beside(nothing(5), nothing(6))
+        overlay(empty_rounds(5), empty_rounds(6))
 
 
 @given(st.permutations(range(6)))
@@ -186,7 +186,7 @@ def test_relabelled_plans_are_plans_of_the_same_cost(order):
     plays = np.argsort(names)
 
     def make(rank: np.ndarray) -> Rounds:
-        return relabel(binomial.all_reduce(plays[rank], n), lambda peer: names[peer])
+        return relabel_ranks(binomial.all_reduce(plays[rank], n), lambda peer: names[peer])
 
     assert check(Plan(Operation.ALL_REDUCE, "relabelled", n, 0, make)).cost == binomial.all_reduce_cost(n)
 
@@ -194,7 +194,7 @@ def test_relabelled_plans_are_plans_of_the_same_cost(order):
 def test_only_leaves_out_ranks():
     n = 5
     rank = rank_of(n)
-    inner = only(ring.all_gather(np.minimum(rank, 2), 3), rank < 3)
+    inner = keep_ranks(ring.all_gather(np.minimum(rank, 2), 3), rank < 3)
     involved = {rank for moves in messages(inner, n) for a, b, *_ in moves for rank in (a, b)}
     assert involved == {0, 1, 2}
 
@@ -202,7 +202,7 @@ def test_only_leaves_out_ranks():
 @pytest.mark.parametrize(("n", "core"), [(4, 4), (5, 4), (7, 3), (9, 4), (10, 2), (11, 3), (6, 1), (13, 5)])
 def test_folds_of_several_layers(n, core):
     def make(rank: np.ndarray) -> Rounds:
-        return fold(ring.all_reduce, rank, n, core, Span(0, core, core))
+        return fold_ranks(ring.all_reduce, rank, n, core, Span(0, core, core))
 
     proof = check(Plan(Operation.ALL_REDUCE, "folded", n, 0, make))
     layers = -(-n // core) - 1
@@ -216,7 +216,7 @@ def test_peers_are_mapped_once_as_long_as_they_are_the_same_array():
         calls.append(peers)
         return peers + 1
 
-    mapped, peers = remembered(change, keep=2), [np.array([i]) for i in range(4)]
+    mapped, peers = memoize_peer_map(change, keep=2), [np.array([i]) for i in range(4)]
     assert mapped(peers[0]) is mapped(peers[0])
     assert len(calls) == 1
     assert [mapped(array)[0] for array in peers] == [1, 2, 3, 4]
@@ -225,5 +225,5 @@ def test_peers_are_mapped_once_as_long_as_they_are_the_same_array():
 
 def test_moves_turned_twice_are_the_moves():
     move = Move(np.array([1, -1]), np.array([-1, 0]), Span(0, 1, 2), Span(1, 1, 2), Op.OWN_FIRST)
-    again = move.turned(Op.COPY).turned(Op.OWN_FIRST)
+    again = move.reversed(Op.COPY).reversed(Op.OWN_FIRST)
     assert (again.dest is move.dest, again.send, again.recv, again.op) == (True, move.send, move.recv, move.op)

@@ -13,13 +13,13 @@ from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
-from hpccoll.plan.groups import Groups, grouped
+from hpccoll.plan.groups import Groups, run_in_groups
 from hpccoll.plan.interchange.json_plans import from_json, to_json
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.replay import replay
-from hpccoll.plan.rounds import Rounds, relabel
+from hpccoll.plan.rounds import Rounds, relabel_ranks
 from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
 from tests.unit.plan.shared_referee import fault_in_some_order
 
@@ -52,7 +52,7 @@ def refusal(plan: Plan) -> str:
 
 def test_those_with_shared_steps_say_so():
     for algorithm in list_algorithms():
-        steps = [step for steps in algorithm.plan(4).raw() for step in steps]
+        steps = [step for steps in algorithm.plan(4).rounds() for step in steps]
         assert algorithm.uses_shared_memory == any(not isinstance(step, Move) for step in steps), algorithm.full_name
 
 
@@ -78,7 +78,7 @@ def test_they_are_proven_on_1_to_24_ranks_with_all_roots(algorithm):
 )
 def test_a_rank_moves_what_it_loads_and_stores_itself(name, cost):
     operation, _, algorithm = name.partition("/")
-    assert check(get_algorithm(Operation.named(operation), algorithm).plan(4)).cost == cost
+    assert check(get_algorithm(Operation.from_name(operation), algorithm).plan(4)).cost == cost
 
 
 def test_one_shot_reduces_in_rank_order_on_every_rank():
@@ -94,8 +94,8 @@ def test_one_shot_reduces_in_rank_order_on_every_rank():
 
 def test_loads_from_one_rank_become_a_message_each():
     plan = plan_of(Operation.BROADCAST, 4, 1, fence(0, 0, 0, 0), [load(-1, 0, 0, 0)], fence(0, 0, 0, 0))
-    assert [len(moves) for moves in plan.whole()] == [0, 3, 0]
-    assert {(int(m.dest[0]), int(np.argmax(m.source == 0))) for m in plan.whole().at(1)} == {(1, 1), (2, 2), (3, 3)}
+    assert [len(moves) for moves in plan.moves()] == [0, 3, 0]
+    assert {(int(m.dest[0]), int(np.argmax(m.source == 0))) for m in plan.moves().at(1)} == {(1, 1), (2, 2), (3, 3)}
     assert check(plan).cost == Cost(1, Fraction(3, 4), Fraction(1))
 
 
@@ -184,17 +184,19 @@ def test_relabelled_fences_have_the_ranks_they_should(order):
     plays = np.argsort(names)
 
     def make(rank: IntArray) -> Rounds:
-        return relabel(family.two_shot(plays[rank], 4), lambda peer: names[peer])
+        return relabel_ranks(family.two_shot(plays[rank], 4), lambda peer: names[peer])
 
     plan = Plan(Operation.ALL_REDUCE, "relabelled", 4, 0, make)
     check(plan)
-    assert plan.raw().at(0)[0].leader.tolist() == [order[0]] * 4
+    assert plan.rounds().at(0)[0].leader.tolist() == [order[0]] * 4
     assert fault_in_some_order(plan, 6) is None
 
 
 def test_groups_have_fences_of_their_own():
-    groups = Groups.of(7, ((6, 3), (1, 4), (2, 5, 0)))
-    rounds = grouped(lambda slot, size: family.all_gather(slot, size).regions(lambda _: WHOLE, 1), groups, np.arange(7))
+    groups = Groups.from_nodes(7, ((6, 3), (1, 4), (2, 5, 0)))
+    rounds = run_in_groups(
+        lambda slot, size: family.all_gather(slot, size).map_regions(lambda _: WHOLE, 1), groups, np.arange(7)
+    )
     found = {int(leader) for step in rounds.at(0) for leader in step.leader if leader >= 0}
     assert found == {6, 1, 2}
 

@@ -59,7 +59,7 @@ def take_turns(ranks: Sequence[Iterator[bool]], seed: int) -> None:
 def users(plan: Plan, rank: int, sizes: Array, in_place: bool) -> tuple[Array, Array]:
     """Return a rank's input and output: what it brings and what it wants; in place they share where both meet."""
     of = np.array([rank]), plan.ranks, len(sizes), plan.root
-    held, wanted = plan.operation.held(*of)[0], plan.operation.wanted(*of)[0]
+    held, wanted = plan.operation.input_mask(*of)[0], plan.operation.output_mask(*of)[0]
     source, result = np.full(sizes[held].sum(), JUNK), np.full(sizes[wanted].sum(), JUNK)
     if shares(plan, rank, len(sizes), in_place):
         narrow, wide = (held, wanted) if wanted.sum() >= held.sum() else (wanted, held)
@@ -74,7 +74,7 @@ def users(plan: Plan, rank: int, sizes: Array, in_place: bool) -> tuple[Array, A
 def shares(plan: Plan, rank: int, chunks: int, in_place: bool) -> bool:
     """Whether input and output of a rank share memory, where it works in place if it can."""
     of = np.array([rank]), plan.ranks, chunks, plan.root
-    return in_place and bool((plan.operation.held(*of) & plan.operation.wanted(*of)).any())
+    return in_place and bool((plan.operation.input_mask(*of) & plan.operation.output_mask(*of)).any())
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def leg(
         sizes: the elements of each chunk, where only part of each is run.
     """
     chunks = plan.column(0).chunks
-    whole = plan.operation.sizes(count, plan.ranks, chunks) if sizes is None else sizes
+    whole = plan.operation.chunk_sizes(count, plan.ranks, chunks) if sizes is None else sizes
     ranks = range(plan.ranks)
     programs = [
         lower(plan, r, count, ITEMSIZE, shares(plan, r, chunks, in_place), staged=half is not None, sizes=sizes)

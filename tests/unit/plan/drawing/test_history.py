@@ -20,7 +20,7 @@ EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algo
 
 def history_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> PlanHistory:
     operation, _, algorithm = name.partition("/")
-    return record_history(get_algorithm(Operation.named(operation), algorithm).plan(ranks, root, chunks))
+    return record_history(get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, root, chunks))
 
 
 def test_the_ring_of_five_has_its_two_phases():
@@ -50,19 +50,19 @@ def test_contributions_fill_up_one_a_round():
 def test_every_algorithm_ends_with_all_that_is_wanted(each, n):
     plan = each.plan(n, n - 1, 2)
     history = record_history(plan)
-    assert len(history.frames) == plan.whole().count + 1
+    assert len(history.frames) == plan.moves().count + 1
     assert [frame.number for frame in history.frames] == list(range(len(history.frames)))
     if plan.operation is Operation.BARRIER:
         assert history.frames[-1].done.all()
     else:
-        wanted = plan.operation.wanted(np.arange(n), n, history.chunks, plan.root)
+        wanted = plan.operation.output_mask(np.arange(n), n, history.chunks, plan.root)
         assert (history.frames[-1].done == wanted).all()
 
 
 @pytest.mark.parametrize(("each", "n"), [case for case in EVERY if str(case.id).startswith("all_reduce/")])
 def test_what_ranks_hold_after_each_round_is_what_a_replay_gives(each, n):
     plan = each.plan(n, 0, 2)
-    rounds, history = plan.whole(), record_history(plan)
+    rounds, history = plan.moves(), record_history(plan)
     inputs = [np.full(rounds.chunks, 1 << rank, np.int64) for rank in range(n)]
     for frame in history.frames:
         cut = replace(plan, make=lambda rank, t=frame.number: Rounds(t, rounds.chunks, plan.make(rank).at), cost=None)

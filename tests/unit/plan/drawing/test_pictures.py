@@ -27,13 +27,13 @@ from hpccoll.plan.drawing.svg import render_svg
 from hpccoll.plan.drawing.text_grid import format_ranges, format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.timeline import in_rounds
+from hpccoll.plan.simulation.timeline import build_round_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {
     ".txt": lambda plan: format_text_grid(record_history(plan)),
     ".svg": lambda plan: render_svg(lay_out_page(record_history(plan))),
-    ".json": lambda plan: format_trace_json(in_rounds(plan)),
+    ".json": lambda plan: format_trace_json(build_round_timeline(plan)),
 }
 DRAWN = [
     ("all_reduce/ring", 3, ".txt"),
@@ -50,7 +50,7 @@ EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algo
 
 def plan_of(name: str, ranks: int, chunks: int = 1):
     operation, _, algorithm = name.partition("/")
-    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+    return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, 0, chunks)
 
 
 def history_of(name: str, ranks: int, chunks: int = 1) -> PlanHistory:

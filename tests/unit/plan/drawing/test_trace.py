@@ -14,7 +14,7 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.simulation.timeline import Timeline, in_rounds, simulated
+from hpccoll.plan.simulation.timeline import Timeline, build_round_timeline, build_simulated_timeline
 
 MACHINE = Machine.flat(2e-6, 1e-9, 1e-10)
 EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 8)]
@@ -22,7 +22,7 @@ EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algo
 
 def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, 0, chunks)
+    return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, 0, chunks)
 
 
 def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("each", "n"), EVERY)
 def test_every_algorithm_has_a_trace_with_all_its_messages(each, n):
     plan = each.plan(n, n - 1, 2)
-    events = check_timeline(in_rounds(plan))
+    events = check_timeline(build_round_timeline(plan))
     assert sum(event["ph"] == "s" for event in events) == check(plan).messages
     assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {
         f"rank {rank}" for rank in range(n)
@@ -62,17 +62,17 @@ def test_every_algorithm_has_a_trace_with_all_its_messages(each, n):
 
 
 def test_rounds_have_the_length_that_was_asked_for():
-    timeline = in_rounds(plan_of("all_reduce/ring", 5), 2.5)
+    timeline = build_round_timeline(plan_of("all_reduce/ring", 5), 2.5)
     assert timeline.duration_us == 8 * 2.5
     assert len(timeline.slices) == 8 * 5
     assert {each.duration_us for each in timeline.slices} == {2.5}
 
 
 def test_slices_say_what_a_rank_does():
-    first = in_rounds(plan_of("all_reduce/ring", 5)).slices[0]
+    first = build_round_timeline(plan_of("all_reduce/ring", 5)).slices[0]
     assert (first.rank, first.name) == (0, "round 1")
     assert set(str(first.args["does"]).split("; ")) == {"sends chunk 4 to 1", "reduces chunk 3 from 4"}
-    news = in_rounds(plan_of("barrier/dissemination", 5)).slices[0]
+    news = build_round_timeline(plan_of("barrier/dissemination", 5)).slices[0]
     assert set(str(news.args["does"]).split("; ")) == {"tells 1", "hears from 4"}
 
 
@@ -80,7 +80,7 @@ def test_slices_say_what_a_rank_does():
 @pytest.mark.parametrize("count", [0, 3, 1000])
 def test_a_simulated_run_ends_when_the_simulation_does(name, count):
     plan = plan_of(name, 6, 2)
-    timeline = simulated(plan, MACHINE, count)
+    timeline = build_simulated_timeline(plan, MACHINE, count)
     expected = simulate(plan, MACHINE, count, full=True).seconds
     assert timeline.duration_us == pytest.approx(expected * 1e6)
     check_timeline(timeline)

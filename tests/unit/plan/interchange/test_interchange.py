@@ -44,7 +44,7 @@ RING2 = """{
 
 def plan_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> Plan:
     operation, _, algorithm = name.partition("/")
-    return get_algorithm(Operation.named(operation), algorithm).plan(ranks, root, chunks)
+    return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, root, chunks)
 
 
 def test_the_text_is_what_the_documentation_shows():
@@ -196,8 +196,8 @@ def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count)
     proof = check(plan)
     if plan.operation is Operation.BARRIER:
         assert total == proof.messages
-    elif count == 64 and ranks == 8 and plan.whole().chunks in (1, 8, 64):  # where all chunks are of equal size
-        blocks = 8 if plan.operation.blocked else 1
+    elif count == 64 and ranks == 8 and plan.moves().chunks in (1, 8, 64):  # where all chunks are of equal size
+        blocks = 8 if plan.operation.has_blocks else 1
         assert total == proof.cost.mean * ranks * count * blocks * 4
     elif count == 0:
         assert total == 0
@@ -213,8 +213,8 @@ def test_a_goal_schedule_reads_as_txt2bin_wants_it():
 
 def memory_for(plan: Plan, inputs: list[np.ndarray | None]) -> list[dict[str, np.ndarray]]:
     """The buffers i and o of each gpu, as the collective would be called in place."""
-    n, chunks = plan.ranks, plan.whole().chunks
-    held = plan.operation.held(np.arange(n), n, chunks, plan.root)
+    n, chunks = plan.ranks, plan.moves().chunks
+    held = plan.operation.input_mask(np.arange(n), n, chunks, plan.root)
     found = []
     for rank in range(n):
         whole = np.full(chunks, -(10**9), np.int64)
@@ -242,10 +242,10 @@ def memory_for(plan: Plan, inputs: list[np.ndarray | None]) -> list[dict[str, np
 def test_an_msccl_file_computes_what_replay_does_in_any_order(algorithm, ranks):
     root = ranks // 2 if "root" in algorithm.parameters else 0
     plan = algorithm.plan(ranks, root, 3)
-    chunks, dice = plan.whole().chunks, np.random.default_rng(7)
-    held = plan.operation.held(np.arange(ranks), ranks, chunks, root)
+    chunks, dice = plan.moves().chunks, np.random.default_rng(7)
+    held = plan.operation.input_mask(np.arange(ranks), ranks, chunks, root)
     inputs = [dice.integers(0, 1000, int(row.sum())) if row.any() else None for row in held]
-    count = chunks // ranks if plan.operation.blocked and plan.operation is not Operation.ALL_TO_ALL else chunks
+    count = chunks // ranks if plan.operation.has_blocks and plan.operation is not Operation.ALL_TO_ALL else chunks
     expected = replay(plan, 1 if plan.operation is Operation.ALL_TO_ALL else count, inputs, np.add)
     text = to_msccl(plan)
     for seed in range(4):

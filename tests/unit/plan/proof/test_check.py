@@ -239,5 +239,5 @@ def test_what_all_to_all_lacks_is_named_by_rank():
     plan = get_algorithm(Operation.ALL_TO_ALL, "pairwise").plan(3)
     short = replace(plan, make=lambda rank: replace(plan.make(rank), count=2))
     assert "is wrong: it was never written" in complaint(short)
-    wrong = replace(plan, make=lambda rank: plan.make(rank).each(lambda move: replace(move, send=Span(0, 1, 3))))  # type: ignore[arg-type]  # a Move
+    wrong = replace(plan, make=lambda rank: plan.make(rank).map_steps(lambda move: replace(move, send=Span(0, 1, 3))))  # type: ignore[arg-type]  # a Move
     assert "is wrong" in complaint(wrong)

@@ -16,7 +16,15 @@ from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.free_programs import NO_DATA, Action, Program, Recv, Send, check_program, flattened
+from hpccoll.plan.proof.free_programs import (
+    NO_DATA,
+    Action,
+    FreeProgram,
+    RecvAction,
+    SendAction,
+    check_program,
+    flatten_plan,
+)
 from hpccoll.plan.step import Op
 
 
@@ -30,13 +38,13 @@ def complaint(program: Any, *arguments, **options) -> str:
     return str(caught.value)
 
 
-def synchronous(program: Program) -> list[list[Action]]:
-    return [[replace(a, synchronous=True) if isinstance(a, Send) else a for a in actions] for actions in program]
+def synchronous(program: FreeProgram) -> list[list[Action]]:
+    return [[replace(a, synchronous=True) if isinstance(a, SendAction) else a for a in actions] for actions in program]
 
 
 def test_send_send_deadlock_names_ranks_and_steps():
     # Both ranks send first, then receive, with synchronous sends.
-    program = [[Send(1, 0), Recv(1, 0)], [Send(0, 0), Recv(0, 0)]]
+    program = [[SendAction(1, 0), RecvAction(1, 0)], [SendAction(0, 0), RecvAction(0, 0)]]
     with pytest.raises(DeadlockError) as caught:
         proven(program)
     assert set(caught.value.stuck) == {0, 1}
@@ -49,22 +57,27 @@ def test_send_send_deadlock_names_ranks_and_steps():
 
 
 def test_either_remedy_ends_the_deadlock():
-    assert proven([[Send(1, 0), Recv(1, 1)], [Recv(0, 1), Send(0, 0)]]) == 2
-    assert proven([[Send(1, 0, synchronous=False), Recv(1, 1)], [Send(0, 0), Recv(0, 1)]]) == 2
+    assert proven([[SendAction(1, 0), RecvAction(1, 1)], [RecvAction(0, 1), SendAction(0, 0)]]) == 2
+    assert proven([[SendAction(1, 0, synchronous=False), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]) == 2
 
 
 def test_both_receive_first():
-    said = complaint([[Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]])
+    said = complaint([[RecvAction(1, 0), SendAction(1, 0)], [RecvAction(0, 0), SendAction(0, 0)]])
     assert "rank 1 waits at step 0: receive chunk 0 from rank 0" in said
 
 
 def test_a_synchronous_send_to_oneself():
-    assert "circle: 0 -> 0" in complaint([[Send(0, 0), Recv(0, 0)]])
-    assert proven([[Send(0, 0, synchronous=False), Recv(0, 0)]]) == 1
+    assert "circle: 0 -> 0" in complaint([[SendAction(0, 0), RecvAction(0, 0)]])
+    assert proven([[SendAction(0, 0, synchronous=False), RecvAction(0, 0)]]) == 1
 
 
 def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
-    program = [[Send(1, 0)], [Recv(0, 0), Send(2, 0), Recv(2, 0)], [Send(1, 0), Recv(1, 0)], [Recv(2, 0)]]
+    program = [
+        [SendAction(1, 0)],
+        [RecvAction(0, 0), SendAction(2, 0), RecvAction(2, 0)],
+        [SendAction(1, 0), RecvAction(1, 0)],
+        [RecvAction(2, 0)],
+    ]
     with pytest.raises(DeadlockError) as caught:
         proven(program)
     assert sorted(caught.value.stuck) == [1, 2, 3]
@@ -73,60 +86,62 @@ def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
 
 
 def test_a_partner_that_has_ended():
-    said = complaint([[Recv(1, 0)], []])
+    said = complaint([[RecvAction(1, 0)], []])
     assert "rank 0 waits at step 0: receive chunk 0 from rank 1, who has ended" in said
     assert "Add the missing send or receive" in said
-    assert "send chunk 0 to rank 1, who has ended" in complaint([[Send(1, 0)], []])
+    assert "send chunk 0 to rank 1, who has ended" in complaint([[SendAction(1, 0)], []])
 
 
 def test_a_message_that_is_never_received():
-    program = [[Send(1, 0, synchronous=False), Send(1, 1, synchronous=False)], [Recv(0, 0)]]
+    program = [[SendAction(1, 0, synchronous=False), SendAction(1, 1, synchronous=False)], [RecvAction(0, 0)]]
     assert "rank 0 step 1 (send buffered chunk 1 to rank 1): rank 1 never receives it" in complaint(program)
 
 
 def test_messages_of_a_pair_arrive_in_the_order_in_which_they_were_sent():
-    operation, swapped = Operation.SCATTER, [Recv(0, 1), Recv(0, 0)]
-    sends = [Send(1, 0, synchronous=False), Send(1, 1, synchronous=False)]
-    proven([sends, [Recv(0, 0), Recv(0, 1)]], operation)
+    operation, swapped = Operation.SCATTER, [RecvAction(0, 1), RecvAction(0, 0)]
+    sends = [SendAction(1, 0, synchronous=False), SendAction(1, 1, synchronous=False)]
+    proven([sends, [RecvAction(0, 0), RecvAction(0, 1)]], operation)
     assert "rank 1 chunk 1 is wrong" in complaint([sends, swapped], operation)
 
 
 def test_a_read_before_the_write():
-    program = [[Recv(1, 0)], [Send(0, 0)]]
+    program = [[RecvAction(1, 0)], [SendAction(0, 0)]]
     assert "rank 1 step 0 (send chunk 0 to rank 0): the chunk is read before" in complaint(program, Operation.BROADCAST)
     proven(program, Operation.BROADCAST, root=1)
     assert "read before it was written" in complaint(program, held=np.array([[True], [False]]))
 
 
 def test_a_reduction_into_nothing_and_one_where_nothing_is_reduced():
-    program = [[Send(1, 0)], [Recv(0, 0, Op.OWN_FIRST)]]
+    program = [[SendAction(1, 0)], [RecvAction(0, 0, Op.OWN_FIRST)]]
     assert "rank 1 step 0 (receive chunk 0 from rank 0): it reduces into" in complaint(program, Operation.BROADCAST)
-    twice = [[Send(1, 0), Send(1, 0)], [Recv(0, 0), Recv(0, 0, Op.OWN_FIRST)]]
+    twice = [[SendAction(1, 0), SendAction(1, 0)], [RecvAction(0, 0), RecvAction(0, 0, Op.OWN_FIRST)]]
     assert "broadcast may only copy" in complaint(twice, Operation.BROADCAST)
 
 
 def test_sizes_at_both_ends():
-    program = [[Send(1, 0), Send(1, 1)], [Recv(0, 1), Recv(0, 0)]]
+    program = [[SendAction(1, 0), SendAction(1, 1)], [RecvAction(0, 1), RecvAction(0, 0)]]
     assert "chunks 0 and 1 differ in elements for some counts" in complaint(program, Operation.BROADCAST, counts=(7,))
-    assert "the message is that of rank 0 step 0" in complaint([[Send(1, NO_DATA)], [Recv(0, 0)]])
+    assert "the message is that of rank 0 step 0" in complaint([[SendAction(1, NO_DATA)], [RecvAction(0, 0)]])
 
 
-@pytest.mark.parametrize("wild", [Send(2, 0), Send(-1, 0), Recv(2, 0), Send(1, 5), Recv(1, -2)])
+@pytest.mark.parametrize(
+    "wild", [SendAction(2, 0), SendAction(-1, 0), RecvAction(2, 0), SendAction(1, 5), RecvAction(1, -2)]
+)
 def test_peers_and_chunks_that_do_not_exist(wild):
     assert "there are 2 ranks and 1 chunks" in complaint([[wild], []], chunks=1)
 
 
 def test_goals_are_those_of_check():
-    doubled = [[Recv(1, 0, Op.OWN_FIRST), Recv(1, 0, Op.OWN_FIRST)], [Send(0, 0), Send(0, 0)]]
+    doubled = [[RecvAction(1, 0, Op.OWN_FIRST), RecvAction(1, 0, Op.OWN_FIRST)], [SendAction(0, 0), SendAction(0, 0)]]
     assert "the contribution of rank 1 is doubled" in complaint(doubled, Operation.REDUCE)
     both = [
-        [Send(1, 0, synchronous=False), Recv(1, 0, Op.OWN_FIRST)],
-        [Send(0, 0, synchronous=False), Recv(0, 0, Op.OWN_FIRST)],
+        [SendAction(1, 0, synchronous=False), RecvAction(1, 0, Op.OWN_FIRST)],
+        [SendAction(0, 0, synchronous=False), RecvAction(0, 0, Op.OWN_FIRST)],
     ]
     assert "in different orders" in complaint(both, Operation.ALL_REDUCE)
-    half = [[Send(1, NO_DATA)], [Recv(0, NO_DATA)]]
+    half = [[SendAction(1, NO_DATA)], [RecvAction(0, NO_DATA)]]
     assert "rank 0 may leave before rank 1 arrived" in complaint(half, Operation.BARRIER, chunks=0)
-    both_ways = [[Send(1, NO_DATA), Recv(1, NO_DATA)], [Recv(0, NO_DATA), Send(0, NO_DATA)]]
+    both_ways = [[SendAction(1, NO_DATA), RecvAction(1, NO_DATA)], [RecvAction(0, NO_DATA), SendAction(0, NO_DATA)]]
     assert proven(both_ways, Operation.BARRIER, chunks=0) == 2
 
 
@@ -139,13 +154,13 @@ def plans() -> list[Plan]:
 
 @pytest.mark.parametrize("plan", plans(), ids=lambda plan: f"{plan.name}-{plan.ranks}")
 def test_every_plan_is_right_as_a_free_program(plan):
-    proven(flattened(plan), plan.operation, plan.root, plan.whole().chunks)
+    proven(flatten_plan(plan), plan.operation, plan.root, plan.moves().chunks)
 
 
 @pytest.mark.parametrize("name", ["shared", "hierarchical_dissemination"])
 def test_a_fence_is_nothing_that_a_free_program_can_say(name):
     with pytest.raises(PlanError, match=f"barrier/{name} holds fences, which a free program cannot say"):
-        flattened(get_algorithm(Operation.BARRIER, name).plan(2))
+        flatten_plan(get_algorithm(Operation.BARRIER, name).plan(2))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
@@ -155,7 +170,7 @@ def test_a_fence_is_nothing_that_a_free_program_can_say(name):
 )
 def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name, n):
     operation, _, algorithm = name.partition("/")
-    program = synchronous(flattened(get_algorithm(Operation.named(operation), algorithm).plan(n)))
+    program = synchronous(flatten_plan(get_algorithm(Operation.from_name(operation), algorithm).plan(n)))
     with pytest.raises(DeadlockError, match="circle") as caught:
         proven(program)
     assert set(caught.value.stuck) == set(range(n))
@@ -164,17 +179,17 @@ def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name
 def test_one_way_plans_need_no_buffers():
     for name in ("tree", "chain"):
         plan = get_algorithm(Operation.BROADCAST, name).plan(7, 3, 2)
-        proven(synchronous(flattened(plan)), plan.operation, plan.root, plan.whole().chunks)
+        proven(synchronous(flatten_plan(plan)), plan.operation, plan.root, plan.moves().chunks)
 
 
-def ends(program: Program, seed: int) -> bool:
+def ends(program: FreeProgram, seed: int) -> bool:
     """Whether the program runs to its end, ranks advancing by chance; nothing is shared with check_program."""
     chance, at = random.Random(seed), [0] * len(program)
     mail: dict[tuple[int, int], int] = {}
 
     def step(rank: int) -> bool:
         action = program[rank][at[rank]]
-        if isinstance(action, Recv):
+        if isinstance(action, RecvAction):
             if mail.get((action.source, rank), 0):
                 mail[action.source, rank] -= 1
                 at[rank] += 1
@@ -187,7 +202,7 @@ def ends(program: Program, seed: int) -> bool:
         # It meets its receive: both ranks are there, and nothing that was sent before is still on its way.
         to, there = action.dest, at[action.dest]
         reached = to != rank and there < len(program[to]) and program[to][there]
-        if isinstance(reached, Recv) and reached.source == rank and not mail.get((rank, to), 0):
+        if isinstance(reached, RecvAction) and reached.source == rank and not mail.get((rank, to), 0):
             at[rank] += 1
             at[to] += 1
             return True
@@ -202,8 +217,8 @@ def ends(program: Program, seed: int) -> bool:
 
 def actions(ranks: int) -> st.SearchStrategy[Action]:
     peer = st.integers(0, ranks - 1)
-    send = st.builds(Send, peer, st.just(0), st.booleans())
-    return st.one_of(send, st.builds(Recv, peer, st.just(0)))
+    send = st.builds(SendAction, peer, st.just(0), st.booleans())
+    return st.one_of(send, st.builds(RecvAction, peer, st.just(0)))
 
 
 @st.composite
@@ -213,8 +228,8 @@ def programs(draw: st.DrawFn) -> list[list[Action]]:
     program: list[list[Action]] = [[] for _ in range(ranks)]
     for _ in range(draw(st.integers(0, 6))):
         frm, to = draw(st.integers(0, ranks - 1)), draw(st.integers(0, ranks - 1))
-        program[frm].insert(draw(st.integers(0, len(program[frm]))), Send(to, 0, draw(st.booleans())))
-        program[to].insert(draw(st.integers(0, len(program[to]))), Recv(frm, 0))
+        program[frm].insert(draw(st.integers(0, len(program[frm]))), SendAction(to, 0, draw(st.booleans())))
+        program[to].insert(draw(st.integers(0, len(program[to]))), RecvAction(frm, 0))
     if draw(st.booleans()):
         program[0].append(draw(actions(ranks)))
     return program
@@ -235,7 +250,7 @@ def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
     caught = 0
     for plan in plans():
         chance = random.Random(f"{kind} {plan.name} {plan.ranks}")
-        program = synchronous(flattened(plan)) if chance.random() < 0.5 else flattened(plan)
+        program = synchronous(flatten_plan(plan)) if chance.random() < 0.5 else flatten_plan(plan)
         busy = [rank for rank, mine in enumerate(program) if len(mine) > 1]
         if not busy:
             continue
@@ -246,10 +261,12 @@ def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
         elif kind == "wrong peer":
             one = mine[at]
             mine[at] = (
-                replace(one, dest=rank) if isinstance(one, Send) else replace(one, source=(one.source + 1) % plan.ranks)
+                replace(one, dest=rank)
+                if isinstance(one, SendAction)
+                else replace(one, source=(one.source + 1) % plan.ranks)
             )
         else:
-            wanted = Send if kind == "lost send" else Recv
+            wanted = SendAction if kind == "lost send" else RecvAction
             del mine[next((i for i, action in enumerate(mine) if isinstance(action, wanted)), at)]
         ended = ends(program, seed=1)
         try:

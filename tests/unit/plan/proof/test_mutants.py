@@ -120,7 +120,7 @@ def mutants() -> tuple[Mutant, ...]:
     for algorithm in MESSAGES:
         for n in RANKS:
             plan = algorithm.plan(n, root=n // 2, chunks=3)
-            chunks = plan.whole().chunks
+            chunks = plan.moves().chunks
             for kind, plant in FAULTS.items():
                 chance = random.Random(f"{kind} {plan.name} {n}")
                 script = written(plan)
@@ -172,9 +172,9 @@ def test_survivors_are_those_listed_as_equivalent():
 
 
 def inputs(plan: Plan, count: int, dtype: type) -> list[NDArray[Any] | None]:
-    chance, chunks = np.random.default_rng(3), plan.whole().chunks
-    sizes = plan.operation.sizes(count, plan.ranks, chunks)
-    held = plan.operation.held(np.arange(plan.ranks), plan.ranks, chunks, plan.root)
+    chance, chunks = np.random.default_rng(3), plan.moves().chunks
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, chunks)
+    held = plan.operation.input_mask(np.arange(plan.ranks), plan.ranks, chunks, plan.root)
     return [chance.integers(-999, 999, int(sizes[mask].sum())).astype(dtype) for mask in held]
 
 

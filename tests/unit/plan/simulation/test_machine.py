@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.simulation.machine import Machine, MachineError, machine_of
+from hpccoll.plan.simulation.machine import Machine, MachineError, build_machine
 from hpccoll.predict.machine_catalogue import list_machines, load_machine, parse_machine
 
 GOOD = """
@@ -151,7 +151,7 @@ LINK = st.dictionaries(st.sampled_from(["alpha_us", "overhead_us", "bandwidth_GB
 def test_any_mapping_is_a_machine_or_an_error_of_ours(found, mended):
     if mended:  # most of what is drawn is wrong in several places: here in few
         found = tomllib.loads(GOOD) | found
-    assert sound_or_refused(lambda: machine_of(found, "drawn"))
+    assert sound_or_refused(lambda: build_machine(found, "drawn"))
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 10_000}", "a" * 2_000_000])

@@ -12,14 +12,14 @@ from hpccoll.algorithms import get_algorithm, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
-from hpccoll.plan.groups import Groups, grouped
+from hpccoll.plan.groups import Groups, run_in_groups
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.simulation.timeline import simulated
+from hpccoll.plan.simulation.timeline import build_simulated_timeline
 from hpccoll.plan.step import Fence, Load, Span, Step
 from hpccoll.predict.forecast import can_run_on, fill_nodes
 from hpccoll.predict.forecast_grid import forecast_grid
@@ -93,8 +93,8 @@ def test_one_period_stands_for_all(count, inter):
 
 def test_a_fence_that_is_not_periodic_is_found_out():
     def make(rank: np.ndarray, n: int) -> Rounds:
-        threes = Groups.of(n, (3,) * (n // 3))
-        return grouped(family.barrier, threes, rank)
+        threes = Groups.from_nodes(n, (3,) * (n // 3))
+        return run_in_groups(family.barrier, threes, rank)
 
     cost = Cost(0, Fraction(0), Fraction(0))
     plan = make_algorithm(Operation.BARRIER, "threes", make, lambda _: cost, 2, uses_shared_memory=True).plan(12)
@@ -105,7 +105,7 @@ def test_a_fence_that_is_not_periodic_is_found_out():
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter"])
 def test_a_false_period_is_found_out(name):
-    plan = replace(get_algorithm(Operation.named(name), "shared").plan(8), period=1)
+    plan = replace(get_algorithm(Operation.from_name(name), "shared").plan(8), period=1)
     with pytest.raises(PlanError, match=r"states period 1, but in round 1 .*whom it (stores to|loads from)"):
         simulate(plan, node_of(1), 8)
 
@@ -128,9 +128,9 @@ def test_memory_is_not_shared_across_nodes():
 @pytest.mark.parametrize("name", ["all_reduce/shared_two_shot", "gather/shared", "barrier/shared"])
 def test_a_timeline_ends_when_the_simulation_does(name):
     operation, _, algorithm = name.partition("/")
-    plan = get_algorithm(Operation.named(operation), algorithm).plan(4)
+    plan = get_algorithm(Operation.from_name(operation), algorithm).plan(4)
     expected = simulate(plan, node_of(4), 100, full=True).seconds
-    assert simulated(plan, node_of(4), 100).duration_us == pytest.approx(expected * 1e6)
+    assert build_simulated_timeline(plan, node_of(4), 100).duration_us == pytest.approx(expected * 1e6)
 
 
 def test_24576_ranks_with_fences_in_every_node():

@@ -16,7 +16,7 @@ from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.simulation.bounds import bounds, broadcast_s
+from hpccoll.plan.simulation.bounds import compute_bounds, compute_broadcast_bound
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulate import simulate
 from hpccoll.plan.step import Move, Op, Span
@@ -172,7 +172,7 @@ def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, 
     assert few.path is not None
     assert all_ranks.path is not None
     assert np.array_equal(few.path.sources, all_ranks.path.sources)
-    least = bounds(plan.operation, n, machine, few.nbytes)
+    least = compute_bounds(plan.operation, n, machine, few.nbytes)
     assert algorithm.uses_shared_memory or few.seconds >= least.seconds * (1 - 1e-9)  # loads pay no alpha
 
 
@@ -209,12 +209,12 @@ def test_negative_counts_are_refused():
 
 @pytest.mark.parametrize(("n", "steps"), [(1, 0), (2, 1), (3, 2), (8, 3), (9, 4)])
 def test_the_latency_bound_of_one_port_links_is_the_textbooks(n, steps):
-    assert broadcast_s(n, 1.0, 1.0) == steps
+    assert compute_broadcast_bound(n, 1.0, 1.0) == steps
 
 
 def test_the_best_broadcast_of_logp_by_hand():
     # alpha 3, a new message every 1: told at 3, 4, 5, and at 6 by the root and by who knew at 3.
-    assert [broadcast_s(n, 3.0, 1.0) for n in (2, 3, 4, 6)] == [3, 4, 5, 6]
+    assert [compute_broadcast_bound(n, 3.0, 1.0) for n in (2, 3, 4, 6)] == [3, 4, 5, 6]
 
 
 def test_24576_ranks_in_seconds_and_little_memory():

@@ -90,7 +90,7 @@ def small_segments(monkeypatch):
 
 
 def drawn(algorithm: Algorithm, n: int, root: int, chunks: int) -> Plan:
-    return algorithm.plan(n, root % n if algorithm.operation.rooted else 0, chunks)
+    return algorithm.plan(n, root % n if algorithm.operation.has_root else 0, chunks)
 
 
 CASES = {

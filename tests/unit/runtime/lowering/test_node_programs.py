@@ -18,7 +18,7 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.check import check
 from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NOBODY, Fence, IntArray, Load, Op, Picks, Region, Step, Store
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Picks, Region, Step, Store
 from hpccoll.runtime.lowering.lower import lower
 from hpccoll.runtime.lowering.program import OWN, MemoryKind, NodeFence
 from tests.unit.runtime.simulated import JUNK
@@ -42,13 +42,13 @@ def by_name(algorithm: Algorithm) -> str:
 
 
 def drawn(algorithm: Algorithm, n: int, root: int) -> Plan:
-    return algorithm.plan(n, root % n if algorithm.operation.rooted else 0)
+    return algorithm.plan(n, root % n if algorithm.operation.has_root else 0)
 
 
 def brought(plan: Plan, count: int, seed: int) -> list[Array]:
     """What each rank brings, at random."""
     rng, chunks = np.random.default_rng(seed), plan.column(0).chunks
-    sizes = plan.operation.sizes(count, plan.ranks, chunks)
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, chunks)
     lengths = [len(users(plan, rank, sizes, in_place=False)[0]) for rank in range(plan.ranks)]
     return [rng.integers(-(2**62), 2**62, length) for length in lengths]
 
@@ -95,9 +95,9 @@ def test_parts_of_chunks_on_the_halves_in_turn_end_as_in_replay(
 ):
     plan = drawn(algorithm, n, root)
     chunks = plan.column(0).chunks
-    sizes, inputs = plan.operation.sizes(count, n, chunks), brought(plan, count, seed)
+    sizes, inputs = plan.operation.chunk_sizes(count, n, chunks), brought(plan, count, seed)
     of = np.arange(n), n, chunks, plan.root
-    held, takes = plan.operation.held(*of), plan.operation.wanted(*of)
+    held, takes = plan.operation.input_mask(*of), plan.operation.output_mask(*of)
     edges = [sizes * part // parts for part in range(parts + 1)]
     legs = []
     for part, (low, high) in enumerate(pairwise(edges)):
@@ -146,7 +146,7 @@ def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_withou
 def as_shared(algorithm: Algorithm, n: int, root: int, *, push: bool) -> Plan | None:
     """A plan of messages as one of loads, or of stores where nothing is reduced, between fences; None if refused."""
     plan = drawn(algorithm, n, root)
-    script = plan.raw()
+    script = plan.rounds()
 
     def make(rank: IntArray) -> Rounds:
         everyone = Fence(np.zeros_like(rank))
@@ -178,7 +178,7 @@ def _transfers(moves: Any, rank: IntArray, n: int, push: bool) -> list[Step]:
 
 
 def _of(region: Region, ranks: IntArray, n: int) -> Region:
-    ids = np.where(ranks[:, None] == NOBODY, NOBODY, region.ids(n)[ranks])
+    ids = np.where(ranks[:, None] == NO_PEER, NO_PEER, region.ids(n)[ranks])
     return Picks(ids.shape[1], lambda: ids)
 
 

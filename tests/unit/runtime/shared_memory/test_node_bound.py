@@ -57,7 +57,7 @@ def bound_rank(
     """Bind a collective to memory and run it several times, as an executable does."""
     chunks = plan.column(0).chunks
     sharing = shares(plan, node.rank, chunks, in_place)
-    source, result = users(plan, node.rank, plan.operation.sizes(count, plan.ranks, chunks), in_place)
+    source, result = users(plan, node.rank, plan.operation.chunk_sizes(count, plan.ranks, chunks), in_place)
     dtype, module, half = get_dtype("int64"), Mixing(), 0
     through = partial(lower, plan, node.rank, count, ITEMSIZE, sharing, staged=True)
     task = Task(

@@ -12,13 +12,13 @@ import numpy as np
 
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Mask, Weights
-from hpccoll.plan.proof.ledger import Ledger, weights_of_ranks
+from hpccoll.plan.proof.symbolic_state import SymbolicState, one_hot_weights
 from hpccoll.plan.step import IntArray
 
 _RECOUNTED = 2**22  # weights of a recount (32 MiB); beyond it a failure is named without its ranks
 
 
-def prove_goal(ledger: Ledger, name: str, recount: Callable[[Weights], Ledger]) -> None:
+def check_postcondition(ledger: SymbolicState, name: str, recount: Callable[[Weights], SymbolicState]) -> None:
     """Raise PlanError unless `ledger` holds what its operation promises.
 
     Args:
@@ -37,22 +37,22 @@ def prove_goal(ledger: Ledger, name: str, recount: Callable[[Weights], Ledger]) 
         _prove_order(ledger, name)
 
 
-def _wanted(ledger: Ledger) -> Mask:
-    return ledger.operation.wanted(np.arange(ledger.n), ledger.n, ledger.chunks, ledger.root)
+def _wanted(ledger: SymbolicState) -> Mask:
+    return ledger.operation.output_mask(np.arange(ledger.n), ledger.n, ledger.chunks, ledger.root)
 
 
-def _expected(ledger: Ledger, weights: Weights) -> Weights:
-    return ledger.operation.expected(weights, ledger.n)
+def _expected(ledger: SymbolicState, weights: Weights) -> Weights:
+    return ledger.operation.expected_weights(weights, ledger.n)
 
 
-def _right(ledger: Ledger) -> Mask:
+def _right(ledger: SymbolicState) -> Mask:
     brought = np.asarray(ledger.brought.any(axis=-1), np.uint64)[..., None]
     counted = ledger.many == _expected(ledger, brought)[..., 0]
     weighed = (ledger.weight == _expected(ledger, ledger.brought)).all(axis=-1)
     return np.asarray(counted & weighed)
 
 
-def _prove_order(ledger: Ledger, name: str) -> None:
+def _prove_order(ledger: SymbolicState, name: str) -> None:
     wanted = _wanted(ledger)
     first = np.argmax(wanted, axis=0)
     same = ledger.order == ledger.order[first, np.arange(ledger.chunks)]
@@ -62,14 +62,14 @@ def _prove_order(ledger: Ledger, name: str) -> None:
         raise PlanError(f"{name}: {pair}, so their last bits may differ")
 
 
-def _described(ledger: Ledger, rank: int, chunk: int, recount: Callable[[Weights], Ledger]) -> str:
+def _described(ledger: SymbolicState, rank: int, chunk: int, recount: Callable[[Weights], SymbolicState]) -> str:
     """Say whose contributions a place lacks or has too often."""
     n = ledger.n
     if not ledger.valid[rank, chunk]:
         return "it was never written"
     if n * n * ledger.chunks > _RECOUNTED:
         return "its contributions are not those required (check fewer ranks to see which)"
-    again = recount(weights_of_ranks(n, ledger.chunks))
+    again = recount(one_hot_weights(n, ledger.chunks))
     have = again.weight[rank, chunk, :]
     need = _expected(again, again.brought)[rank, chunk, :]
     less, more = _listed(have < need), _listed(have > need)

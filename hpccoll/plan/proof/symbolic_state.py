@@ -36,13 +36,13 @@ def random_weights(n: int, chunks: int, seed: int = 1) -> Weights:
     return np.random.default_rng(seed).integers(1, 2**64, (n, chunks, 2), dtype=np.uint64)
 
 
-def weights_of_ranks(n: int, chunks: int) -> Weights:
+def one_hot_weights(n: int, chunks: int) -> Weights:
     """Return weights with one lane a rank, shape (n, C, n): sums count how often each rank contributed."""
     return np.broadcast_to(np.eye(n, dtype=np.uint64)[:, None, :], (n, chunks, n))
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class SymbolicValues:
     """What M places hold: weight (M, K), number of contributions (M,), order (M,)."""
 
     weight: Weights
@@ -50,13 +50,13 @@ class Values:
     order: Hashes
 
 
-class Ledger:
+class SymbolicState:
     """The state of all ranks between two rounds, and the operation that it must end in."""
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
         ranks = np.arange(n)
         self.operation, self.n, self.chunks, self.root = operation, n, chunks, root
-        self.valid = operation.held(ranks, n, chunks, root).copy()
+        self.valid = operation.input_mask(ranks, n, chunks, root).copy()
         self.brought = np.where(self.valid[..., None], weights, np.uint64(0))
         self.weight = self.brought.copy()
         self.many = self.valid.astype(np.float64)
@@ -71,11 +71,11 @@ class Ledger:
         self._claims[flat] = index
         return np.nonzero(self._claims[flat] != index)[0]
 
-    def read(self, rank: IntArray, chunk: IntArray) -> Values:
+    def read(self, rank: IntArray, chunk: IntArray) -> SymbolicValues:
         """Return what the places hold."""
-        return Values(self.weight[rank, chunk], self.many[rank, chunk], self.order[rank, chunk])
+        return SymbolicValues(self.weight[rank, chunk], self.many[rank, chunk], self.order[rank, chunk])
 
-    def land(self, op: Ints, rank: IntArray, chunk: IntArray, values: Values) -> None:
+    def land(self, op: Ints, rank: IntArray, chunk: IntArray, values: SymbolicValues) -> None:
         """Let values arrive at places, each at most once a call; `op` is one for all or has shape (M,)."""
         place = rank, chunk
         if isinstance(op, np.ndarray) and op.any():
@@ -83,16 +83,18 @@ class Ledger:
             copied = op == _COPY
             weight = np.where(copied[:, None], values.weight, joined.weight)
             many, order = np.where(copied, values.many, joined.many), np.where(copied, values.order, joined.order)
-            values = Values(weight, many, order)
+            values = SymbolicValues(weight, many, order)
         elif not isinstance(op, np.ndarray) and op != _COPY:
             values = self._joined(op == _OWN_FIRST, place, values)
         self.weight[place], self.many[place], self.order[place] = values.weight, values.many, values.order
         self.valid[place] = True
 
-    def _joined(self, own_first: bool | NDArray[np.bool_], place: tuple[IntArray, IntArray], more: Values) -> Values:
+    def _joined(
+        self, own_first: bool | NDArray[np.bool_], place: tuple[IntArray, IntArray], more: SymbolicValues
+    ) -> SymbolicValues:
         own = self.read(*place)
         if isinstance(own_first, np.ndarray):
             order = np.where(own_first, _ordered(own.order, more.order), _ordered(more.order, own.order))
         else:
             order = _ordered(own.order, more.order) if own_first else _ordered(more.order, own.order)
-        return Values(own.weight + more.weight, own.many + more.many, order)
+        return SymbolicValues(own.weight + more.weight, own.many + more.many, order)
