@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab
 
 ROOT = Path(__file__).parents[1]
 NODES, RATE, QUARTER = 4, "400M", "100M"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# All-reduce over sizes: hpccoll's algorithms, the MPI library's own, and Gloo's or NCCL's, side by side in one run.
+# Benchmark all-reduce over message sizes: hpccoll, the MPI library, and Gloo or NCCL, compared in one run.
 #
 #   sbatch slurm/allreduce.sh                                                  # 4 nodes x 2 ranks
 #   sbatch --nodes=16 --ntasks-per-node=64 slurm/allreduce.sh                  # sbatch's options come before
@@ -9,19 +9,19 @@
 # Results: results/allreduce-JOBID/allreduce.jsonl, and the table in allreduce-JOBID.out.
 
 #SBATCH --job-name=allreduce
-##SBATCH --partition=debug          # the site's default unless you take one # away and name yours
-#SBATCH --nodes=4                   # machines
-#SBATCH --ntasks-per-node=2         # ranks on each; with GPUs one a GPU
-##SBATCH --gpus-per-node=4          # GPUs on each; not --gpus-per-task, which breaks CUDA IPC between ranks
-#SBATCH --time=00:30:00             # the job is ended after that
-#SBATCH --signal=B:USR1@120         # seconds before, it is warned: it stops cleanly and is requeued
-#SBATCH --requeue                   # a job that was interrupted, or lost a node, goes on where it was
-#SBATCH --open-mode=append          # and adds to its output instead of overwriting it
-#SBATCH --output=%x-%j.out          # what it prints; %x is the job's name, %j its number
+##SBATCH --partition=debug          # remove one # and name a partition; default: the site's
+#SBATCH --nodes=4                   # number of nodes
+#SBATCH --ntasks-per-node=2         # ranks per node; with GPUs, one per GPU
+##SBATCH --gpus-per-node=4          # GPUs per node; --gpus-per-task would break CUDA IPC
+#SBATCH --time=00:30:00             # time limit
+#SBATCH --signal=B:USR1@120         # send a warning so many seconds before: the job stops cleanly and is requeued
+#SBATCH --requeue                   # an interrupted job, or one that lost a node, resumes
+#SBATCH --open-mode=append          # and appends to its output file
+#SBATCH --output=%x-%j.out          # output file; %x is the job's name, %j its ID
 
-# SLURM runs a copy of this file: the rest is in the folder that it came from.
-from=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p;q")
-for HPCCOLL_SLURM in "${HPCCOLL_SLURM:-}" "${from%/*}" "${0%/*}" "${SLURM_SUBMIT_DIR:-.}/slurm"; do
+# SLURM runs a copy of this file, so look for job.sh in the directory of the original.
+original=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p;q")
+for HPCCOLL_SLURM in "${HPCCOLL_SLURM:-}" "${original%/*}" "${0%/*}" "${SLURM_SUBMIT_DIR:-.}/slurm"; do
     if [ -r "$HPCCOLL_SLURM/job.sh" ]; then break; fi
 done
 # shellcheck source=slurm/job.sh

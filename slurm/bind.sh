@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs a rank on the cores next to its GPU: bind.sh COMMAND... Started by job.sh on GPU nodes, once a rank.
+# Run a rank on the cores next to its GPU: bind.sh COMMAND... On GPU nodes, job.sh starts it once per rank.
 #
-# Rank i of a node has GPU i (as torch and hpccoll choose), and all GPUs stay visible: CUDA IPC between ranks needs both
-# ends to see both. The kernel knows which cores share a NUMA node with the GPU's PCI slot; memory that the rank touches
-# first then lies there too. Where anything of that is not to be had, the rank runs unbound.
+# Rank i of a node uses GPU i, as torch and hpccoll choose. All GPUs stay visible, because CUDA IPC between two ranks
+# needs both to see both GPUs. The kernel knows the cores near the GPU's PCI slot; memory that the rank touches first is
+# allocated there too. Without nvidia-smi, taskset or that information, the rank runs unbound.
 rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${PMI_LOCAL_RANK:-}}}}
-# mpirun hands on the batch script's own SLURM_LOCALID, which is 0 for all.
+# mpirun's ranks inherit the batch script's SLURM_LOCALID, which is 0 for all, so its own variables come first.
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$rank}}
 
 slots=()
@@ -14,8 +14,9 @@ if [ -n "$rank" ] && command -v nvidia-smi >/dev/null && command -v taskset >/de
 fi
 if [ ${#slots[@]} -gt 0 ]; then
     slot=${slots[rank % ${#slots[@]}],,}
-    cores=$(cat "/sys/bus/pci/devices/${slot#0000}/local_cpulist" 2>/dev/null) # nvidia-smi has four zeros more
-    # Cores outside this job's share are refused: then it stays as it was.
+    # nvidia-smi writes the PCI domain with 8 digits, sysfs with 4.
+    cores=$(cat "/sys/bus/pci/devices/${slot#0000}/local_cpulist" 2>/dev/null)
+    # taskset fails for cores outside the job's allocation; the binding then stays unchanged.
     if [ -n "$cores" ]; then taskset --cpu-list --pid "$cores" $$ >/dev/null 2>&1; fi
 fi
 exec "$@"

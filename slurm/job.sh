@@ -1,79 +1,80 @@
 # shellcheck shell=bash
-# What all jobs here share: results directory, environment, a launcher that was tried, signals, and a last word.
-# Sourced by the scripts; not for sbatch. Functions for them: begin, step, finish. Settings, all optional:
+# Functions for all job scripts: results directory, environment, choice of a launcher, signals and exit status.
+# The scripts source this file and call `begin`, `step` and `finish`; do not submit it. Optional settings:
 #
-#   HPCCOLL_LAUNCHER  srun, mpirun, or auto (default): the first that makes one job of all ranks
-#   HPCCOLL_SRUN_MPI  the --mpi= of srun; default what fits the MPI library
-#   HPCCOLL_RESULTS   where directories of results are made; default results/ where sbatch was called
-#   HPCCOLL_RESUME    the directory of an earlier job to go on with, instead of one of this job's own
-#   HPCCOLL_SLURM     this folder, where a script that was copied elsewhere does not find it
+#   HPCCOLL_LAUNCHER  srun, mpirun, or auto (default): the first that starts all ranks as one job
+#   HPCCOLL_SRUN_MPI  the --mpi= option of srun; the default depends on the MPI library
+#   HPCCOLL_RESULTS   parent of the results directories; default: results/ in the directory of submission
+#   HPCCOLL_RESUME    results directory of an earlier job to resume; default: a new directory
+#   HPCCOLL_SLURM     this directory; needed by a script that was copied elsewhere
 
 say() { printf 'hpccoll: %s\n' "$*"; }
 
-# refuse STATUS WORDS...: end the job before it began, with the exit status that hpccoll gives to such an error.
-refuse() {
+# fail STATUS WORDS...: print an error, log it, and exit with STATUS, which is hpccoll's for such errors.
+fail() {
     local status=$1
     shift
     printf 'Error: %s\n' "$*" >&2
-    if [ -n "${RESULTS:-}" ] && [ -d "$RESULTS" ]; then note "refused, exit status $status: $*"; fi
+    if [ -n "${RESULTS:-}" ] && [ -d "$RESULTS" ]; then log_event "failed, exit status $status: $*"; fi
     exit "$status"
 }
 
-# note WORDS...: a line in the log of what happened to the job. A full disk must not hide the job's own end.
-note() { printf '%s attempt %s: %s\n' "$(date +%FT%T)" "$((${SLURM_RESTART_COUNT:-0} + 1))" "$*" >>"$RESULTS/ending.txt" || true; }
+# log_event WORDS...: append a line to ending.txt. Errors are ignored: a full disk must not change the exit status.
+log_event() { printf '%s attempt %s: %s\n' "$(date +%FT%T)" "$((${SLURM_RESTART_COUNT:-0} + 1))" "$*" >>"$RESULTS/ending.txt" || true; }
 
-# begin [NODES]: all that is the same for every job, on the first NODES of its nodes or all. Sets RESULTS, RANKS and
-# LAUNCH, the words that start a step.
+# begin [NODES]: prepare the job to run on its first NODES nodes (default: all). Sets RESULTS, RANKS, and LAUNCH, the
+# command prefix that starts a step.
 begin() {
     set -uo pipefail
-    in_a_job
+    require_job
     NODES=${1:-$SLURM_JOB_NUM_NODES}
-    # Of an array, SLURM_JOB_ID may be the number of the whole array.
+    # In an array, SLURM_JOB_ID may be the ID of the whole array.
     JOB=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-}_$SLURM_ARRAY_TASK_ID}
     JOB=${JOB:-$SLURM_JOB_ID}
-    make_results
+    make_results_dir
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
-    stop_file=$RESULTS/stop # for `hpccoll bench --stop-file` and train's
+    stop_file=$RESULTS/stop # the scripts pass it as --stop-file to hpccoll bench and hpccoll train
     rm -f "$stop_file"
     step_pid='' warned='' STATUS=0
     trap on_warning USR1
-    trap on_end TERM
-    note "began on $SLURM_JOB_NODELIST"
+    trap on_terminate TERM
+    log_event "began on $SLURM_JOB_NODELIST"
     if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
-        say "started again (restart $SLURM_RESTART_COUNT) on $SLURM_JOB_NODELIST; finished ${unit:-row}s are kept"
+        say "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST; finished ${unit:-row}s are kept"
         local down
-        if down=$(unusable_nodes ALL); then
-            say "out of use now: $down"
-            note "out of use when it began again: $down"
+        if down=$(print_unusable_nodes ALL); then
+            say "unusable nodes: $down"
+            log_event "unusable nodes at this restart: $down"
         fi
     fi
-    hpccoll_is_everywhere
-    if declare -F before_mpi >/dev/null; then before_mpi; fi # a script's own
-    ranks_and_binding
+    check_hpccoll_on_all_nodes
+    if declare -F before_mpi >/dev/null; then before_mpi; fi # a function of preflight.sh
+    set_ranks_and_binding
     choose_launcher
     say "$SLURM_JOB_NAME: $RANKS ranks on $NODES nodes ($HOSTS), by $LAUNCHER; results in $RESULTS"
 }
 
-in_a_job() {
+# End with an explanation unless this is a SLURM job.
+require_job() {
     if [ -n "${SLURM_JOB_ID:-}" ]; then return; fi
     if ! command -v sbatch >/dev/null; then
-        refuse 3 "no SLURM here: no command 'sbatch' in PATH. On a cluster: sbatch ${0##*/}, on a login node." \
-            "On this machine alone: mpirun -n 4 hpccoll bench. For a throw-away cluster on it: hpccoll lab up"
+        fail 3 "no SLURM here: no command 'sbatch' in PATH. Run 'sbatch ${0##*/}' on a cluster's login node," \
+            "'mpirun -n 4 hpccoll bench' for this machine alone, or 'hpccoll lab up' for a throw-away cluster on it"
     fi
-    refuse 2 "this is a job for SLURM, and no job is here (SLURM_JOB_ID is not set); submit it: sbatch $0"
+    fail 2 "this script runs only in a SLURM job (SLURM_JOB_ID is not set); submit it: sbatch $0"
 }
 
-# A job has one directory, which a requeued job finds again; the tasks of an array have one each within the array's.
-make_results() {
+# Create the results directory and set RESULTS. A requeued job uses it again; an array has a subdirectory per task.
+make_results_dir() {
     local base=${HPCCOLL_RESULTS:-${SLURM_SUBMIT_DIR:-$PWD}/results} why
     RESULTS=$base/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+/$SLURM_ARRAY_TASK_ID}
     RESULTS=${HPCCOLL_RESUME:-$RESULTS}
     if ! why=$(mkdir -p "$RESULTS" 2>&1 && : 2>&1 >"$RESULTS/.writable"); then
-        local where=$RESULTS
+        local dir=$RESULTS
         RESULTS=''
-        refuse 2 "the results directory $where cannot be written on $(uname -n): ${why##*: };" \
-            "name one that all nodes can write to: HPCCOLL_RESULTS=DIR sbatch ..."
+        fail 2 "the results directory $dir cannot be written on $(uname -n): ${why##*: };" \
+            "name one that all nodes can write: HPCCOLL_RESULTS=DIR sbatch ..."
     fi
     rm -f "$RESULTS/.writable"
     local output
@@ -82,27 +83,28 @@ make_results() {
     export RESULTS
 }
 
-# Every node must have what the first one has: MPI would only say that a process died.
-hpccoll_is_everywhere() {
-    local told
+# End with the names of the nodes that lack hpccoll: MPI would report only that a process died.
+check_hpccoll_on_all_nodes() {
+    local problems
     # shellcheck disable=SC2016 # the nodes expand it
-    told=$(srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+    problems=$(srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
         --overcommit --quiet bash -c '
             python=$(command -v python || command -v python3) || { echo "$(uname -n): no python in PATH"; exit; }
             why=$("$python" -c "import hpccoll.cli.main, mpi4py, numpy" 2>&1) || echo "$(uname -n): $python: ${why##*$'"'\n'"'}"
             command -v hpccoll >/dev/null || echo "$(uname -n): no command hpccoll in PATH"' 2>&1) ||
-        told="$told
+        problems="$problems
 srun could not start on all nodes"
-    if [ -z "$told" ]; then return; fi
-    refuse 3 "hpccoll is not on all nodes:
-$told
-Install it where all nodes see it, and name that with HPCCOLL_VENV=/shared/path/.venv (now '${HPCCOLL_VENV:-none}')"
+    if [ -z "$problems" ]; then return; fi
+    fail 3 "hpccoll is not on all nodes:
+$problems
+Install it in a directory that all nodes see, and set HPCCOLL_VENV=/shared/path/.venv (now '${HPCCOLL_VENV:-none}')"
 }
 
-ranks_and_binding() {
+# Set RANKS, HOSTS (the nodes in use) and WRAP (the command that binds a rank to its GPU's cores).
+set_ranks_and_binding() {
     local per_node=${SLURM_NTASKS_PER_NODE:-} gpus=${SLURM_GPUS_ON_NODE:-0}
     if [ "$NODES" -gt "$SLURM_JOB_NUM_NODES" ]; then
-        refuse 2 "$NODES nodes are asked for, and this job has $SLURM_JOB_NUM_NODES; submit it with sbatch --nodes=$NODES"
+        fail 2 "$NODES nodes are needed, but this job has $SLURM_JOB_NUM_NODES; submit it with sbatch --nodes=$NODES"
     fi
     RANKS=${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * ${per_node:-1}))}
     HOSTS=$SLURM_JOB_NODELIST
@@ -112,67 +114,67 @@ ranks_and_binding() {
     fi
     WRAP=()
     if [ "$gpus" = 0 ]; then return; fi
-    WRAP=("$HPCCOLL_SLURM/bind.sh") # one rank a GPU, on the cores next to it
+    WRAP=("$HPCCOLL_SLURM/bind.sh")
     if [ -n "$per_node" ] && [ "$per_node" != "$gpus" ]; then
-        say "warning: $per_node ranks and $gpus GPUs a node; one rank a GPU is sbatch --ntasks-per-node=$gpus"
+        say "warning: $per_node ranks and $gpus GPUs per node; for one rank per GPU: sbatch --ntasks-per-node=$gpus"
     fi
     if [ -n "${SLURM_GPUS_PER_TASK:-}${SLURM_TRES_PER_TASK:-}" ]; then
-        say "warning: --gpus-per-task hides a rank's GPU from the others, and CUDA IPC fails; ask for --gpus-per-node"
+        say "warning: --gpus-per-task hides each rank's GPU from the others, so CUDA IPC fails; use --gpus-per-node"
     fi
 }
 
-# launcher_words NAME: LAUNCH for srun or mpirun, as this MPI needs them.
-launcher_words() {
-    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} some=''
-    if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then some=yes; fi
+# set_launch_command NAME: set LAUNCH to the srun or mpirun command that this MPI library needs.
+set_launch_command() {
+    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} is_subset=''
+    if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then is_subset=yes; fi
     case "$1" in
     srun)
         if [ -z "$type" ]; then
             case "$LIBRARY" in
             'Open MPI'*) type=pmix ;;
-            MPICH*) type=pmi2 ;; # also Intel MPI's and MVAPICH's protocol; Cray's plugin is the site's default
+            MPICH*) type=pmi2 ;; # also for Intel MPI and MVAPICH; Cray's plugin is the site's default
             esac
         fi
         LAUNCH=(srun ${type:+--mpi="$type"} --nodes="$NODES" --ntasks="$RANKS" --kill-on-bad-exit=1)
-        if [ -n "$some" ]; then LAUNCH+=(--nodelist="$HOSTS"); fi
-        # Without GPUs srun's own binding is left as the site has it: a plugin that is not there would warn each time.
+        if [ -n "$is_subset" ]; then LAUNCH+=(--nodelist="$HOSTS"); fi
+        # Without GPUs keep the site's binding: a missing affinity plugin would print a warning at each start.
         if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--cpu-bind=none); fi
         ;;
     mpirun)
-        # Both understand SLURM, and start their daemons by srun. bind.sh binds better than they where there are GPUs.
+        # Both mpiruns start one daemon per node by srun. With GPUs, bind.sh does the binding instead.
         case "$LIBRARY" in
         'Open MPI'*)
             LAUNCH=(mpirun -n "$RANKS" --map-by "ppr:$per_node:node")
-            if [ -n "$some" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
+            if [ -n "$is_subset" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
             ;;
         *)
             LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node")
-            if [ -n "$some" ]; then LAUNCH+=(-hosts "$HOSTS"); fi
+            if [ -n "$is_subset" ]; then LAUNCH+=(-hosts "$HOSTS"); fi
             ;;
         esac
         if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--bind-to none); fi
-        # Their daemons are one a node, whatever sbatch was told of tasks.
+        # SLURM_NTASKS_PER_NODE would make srun start more than one daemon per node.
         LAUNCH=(env -u SLURM_NTASKS_PER_NODE "${LAUNCH[@]}")
         ;;
-    *) refuse 2 "unknown launcher HPCCOLL_LAUNCHER=$1; choose one of: auto, mpirun, srun" ;;
+    *) fail 2 "unknown launcher HPCCOLL_LAUNCHER=$1; choose one of: auto, mpirun, srun" ;;
     esac
 }
 
-# Take the first launcher that makes one job of all ranks. One that does not belong to the MPI library starts N jobs of
-# one rank each, which all succeed: so it is tried, and not believed.
+# Set LAUNCH, LAUNCHER and LIBRARY by the first launcher that starts all ranks as one job. Each is tested, because a
+# launcher that does not match the MPI library starts N jobs of one rank, and all of them succeed.
 choose_launcher() {
-    local wanted=${HPCCOLL_LAUNCHER:-auto} name tried='' told
+    local wanted=${HPCCOLL_LAUNCHER:-auto} name failures='' output
     LIBRARY=$(python -c 'from hpccoll.runtime import job; print(job.mpi_library())') ||
-        refuse 3 "MPI cannot be loaded on $(uname -n); see above"
+        fail 3 "MPI cannot be loaded on $(uname -n); see the message above"
     if [ "$wanted" = auto ]; then wanted='srun mpirun'; fi
     for name in $wanted; do
-        launcher_words "$name"
-        if [ "$name" = srun ] && ! plugin_is_there; then
-            tried+="
-${LAUNCH[*]}: SLURM has no such plugin here (srun --mpi=list)"
+        set_launch_command "$name"
+        if [ "$name" = srun ] && ! has_srun_plugin; then
+            failures+="
+${LAUNCH[*]}: SLURM lacks this plugin; see srun --mpi=list"
             continue
         fi
-        if told=$(timeout --kill-after=5 "${HPCCOLL_TRY_S:-120}" "${LAUNCH[@]}" python -c "
+        if output=$(timeout --kill-after=5 "${HPCCOLL_TRY_S:-120}" "${LAUNCH[@]}" python -c "
 from hpccoll.runtime import job
 from hpccoll.cli import main
 import sys
@@ -186,23 +188,25 @@ if size != $RANKS:
             LAUNCHER="$name of $LIBRARY"
             return
         fi
-        told=$(grep -m 1 Error: <<<"$told" || grep -m 1 . <<<"$told" || echo "no answer within ${HPCCOLL_TRY_S:-120} s")
-        tried+="
-${LAUNCH[*]}: ${told#*Error: }"
+        output=$(grep -m 1 Error: <<<"$output" || grep -m 1 . <<<"$output" ||
+            echo "no answer within ${HPCCOLL_TRY_S:-120} s")
+        failures+="
+${LAUNCH[*]}: ${output#*Error: }"
     done
-    refuse 4 "no launcher starts $RANKS ranks as one job of $LIBRARY:$tried
-Leave HPCCOLL_LAUNCHER at auto, set HPCCOLL_SRUN_MPI to one of 'srun --mpi=list', or load the MPI that hpccoll was built for"
+    fail 4 "no launcher starts $RANKS ranks as one job of $LIBRARY:$failures
+Unset HPCCOLL_LAUNCHER, set HPCCOLL_SRUN_MPI to a name from 'srun --mpi=list', or load the MPI that hpccoll was built for"
 }
 
-plugin_is_there() {
+# Whether SLURM has the plugin that LAUNCH names by --mpi=.
+has_srun_plugin() {
     local word
     for word in "${LAUNCH[@]}"; do
         case "$word" in --mpi=*) srun --mpi=list 2>&1 | grep -qw "${word#--mpi=}" || return 1 ;; esac
     done
 }
 
-# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks; its exit status in STATUS. In the background, since bash acts
-# on signals only between foreground commands.
+# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks; STATUS becomes the highest exit status so far. The command
+# runs in the background, because bash handles signals only between foreground commands. After a warning, do nothing.
 step() {
     local status=130 found
     if [ -z "$warned" ]; then
@@ -210,80 +214,81 @@ step() {
         rm -f "$HPCCOLL_STATUS_FILE"
         "${LAUNCH[@]}" ${WRAP[@]+"${WRAP[@]}"} hpccoll "$@" &
         step_pid=$!
-        rang=yes
-        while [ -n "$rang" ]; do # a signal that was trapped ends `wait`, not the step
-            rang=''
+        signaled=yes
+        while [ -n "$signaled" ]; do # a trapped signal ends `wait`, but not the step
+            signaled=''
             wait "$step_pid"
             found=$?
             if [ "$found" != 127 ]; then status=$found; fi
         done
         step_pid=''
-        # srun gives the highest status of all ranks: 137 where it had to end those that waited for one with an error.
+        # srun returns the highest status of all ranks: 137 where it killed ranks that waited for a failed one.
         if [ -s "$HPCCOLL_STATUS_FILE" ]; then status=$(cat "$HPCCOLL_STATUS_FILE"); fi
         rm -f "$HPCCOLL_STATUS_FILE"
     fi
     if [ "$status" -gt "$STATUS" ]; then STATUS=$status; fi
 }
 
-# SLURM's warning before the end, by --signal=B:USR1@seconds, or of whoever wants the nodes back.
+# Handle SIGUSR1, which SLURM sends before the time limit (--signal=B:USR1@seconds) and an administrator may send.
 on_warning() {
-    warned=yes rang=yes
+    warned=yes signaled=yes
     touch "$stop_file"
-    say "warned: the run stops after the ${unit:-row} under way, and begins again later"
+    say "warned: the run stops after the current ${unit:-row}, is requeued, and resumes"
 }
 
-# unusable_nodes NODES: print which of them SLURM cannot use, and why; status 1 where there are none.
-unusable_nodes() {
-    local words=(sinfo --noheader --Node --format='%N %T %E')
-    if [ "$1" != ALL ]; then words+=(--nodes="$1"); fi
-    "${words[@]}" 2>/dev/null | sort -u |
+# print_unusable_nodes NODES: print those that SLURM cannot use, and why; return 1 where there are none.
+print_unusable_nodes() {
+    local command=(sinfo --noheader --Node --format='%N %T %E')
+    if [ "$1" != ALL ]; then command+=(--nodes="$1"); fi
+    "${command[@]}" 2>/dev/null | sort -u |
         awk '$2 ~ /down|drain|fail|unk|power|[*]$/ { state = $2; name = $1; $1 = $2 = ""; sub(/^ +/, "")
              line = line (line ? "; " : "") name " (" state ": " $0 ")" } END { if (line) print line; exit !line }'
 }
 
-# SLURM ends the job: time limit, scancel, or a node that died. What has been found is on disk; say why, and be quick.
-on_end() {
+# Handle SIGTERM: SLURM ends the job by time limit, scancel or node failure, and kills it KillWait seconds later.
+# Results are on disk already; print and log the reason.
+on_terminate() {
     trap '' TERM USR1
-    local told down why
-    # SLURM's state is only COMPLETING now, but it has written its reason into the output.
-    told=$(grep -a "CANCELLED AT" "$RESULTS/output.txt" 2>/dev/null | tail -n 1)
-    case "$told" in
+    local line down why
+    # The job's state is only COMPLETING now, but SLURM has written its reason to the output.
+    line=$(grep -a "CANCELLED AT" "$RESULTS/output.txt" 2>/dev/null | tail -n 1)
+    case "$line" in
     *"TIME LIMIT"*) why="the time limit was reached" ;;
     *PREEMPTION*) why="preempted" ;;
     *REQUEUE*) why="requeued" ;;
     *"NODE FAILURE"*) why="a node failed" ;;
     *) why="cancelled" ;;
     esac
-    if down=$(unusable_nodes "$SLURM_JOB_NODELIST"); then why="a node failed: $down"; fi
+    if down=$(print_unusable_nodes "$SLURM_JOB_NODELIST"); then why="a node failed: $down"; fi
     why+="; results so far are in $RESULTS"
     printf 'Error: %s\n' "$why" >&2
-    note "$why"
+    log_event "$why"
     if [ -n "$step_pid" ]; then kill -TERM "$step_pid" 2>/dev/null; fi
     exit 143
 }
 
-# finish: the last word on the job, by its exit status; begins it again where it was only interrupted.
+# finish: log and print how the job ended, and exit with its status; requeue it if the warning signal stopped it.
 finish() {
     local down
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
-        note "stopped at the warning signal; to be requeued"
-        say "stopped with ${unit:-row}s left; requeued, and goes on by itself"
+        log_event "stopped at the warning signal; to be requeued"
+        say "stopped before the last ${unit:-row}; the requeued job resumes by itself"
         trap 'exit 0' TERM
         if scontrol requeue "$JOB"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
         fi
-        refuse 4 "could not requeue; go on with: HPCCOLL_RESUME=$RESULTS sbatch ..."
+        fail 4 "could not requeue; resume by: HPCCOLL_RESUME=$RESULTS sbatch ..."
     fi
     case "$STATUS" in
-    0) note "complete" ;;
-    1) note "complete, exit status 1: a result was wrong, or something was found" ;;
-    2 | 3) note "exit status $STATUS: see the messages" ;;
+    0) log_event "complete" ;;
+    1) log_event "complete, exit status 1: a result was wrong, or preflight found a fault" ;;
+    2 | 3) log_event "exit status $STATUS: see the messages" ;;
     *)
-        # SLURM notices a dead node only after a while (SlurmdTimeout); it is asked again for some seconds.
+        # SLURM detects a dead node only after SlurmdTimeout, so ask repeatedly.
         local until=$((SECONDS + ${HPCCOLL_NODE_WAIT_S:-20}))
-        until down=$(unusable_nodes "$SLURM_JOB_NODELIST") || [ "$SECONDS" -ge "$until" ]; do sleep 1; done
-        note "the step failed, exit status $STATUS${down:+; nodes that failed: $down}"
+        until down=$(print_unusable_nodes "$SLURM_JOB_NODELIST") || [ "$SECONDS" -ge "$until" ]; do sleep 1; done
+        log_event "the step failed, exit status $STATUS${down:+; nodes that failed: $down}"
         printf 'Error: the step failed, exit status %s%s; results so far are in %s\n' \
             "$STATUS" "${down:+; nodes that failed: $down}" "$RESULTS" >&2
         ;;
@@ -291,28 +296,28 @@ finish() {
     exit "$STATUS"
 }
 
-# merge_later: submit, once for an array, the job that waits for all its tasks and writes the report over them.
-merge_later() {
-    local folder words
-    folder=$(dirname "$RESULTS")
-    if ! mkdir "$folder/merging" 2>/dev/null; then return; fi
-    words=(sbatch --parsable --job-name="$SLURM_JOB_NAME-report" --dependency="afterany:$SLURM_ARRAY_JOB_ID"
+# submit_report_job: submit the job that waits for all tasks of the array and writes the report. The first task does it.
+submit_report_job() {
+    local dir command
+    dir=$(dirname "$RESULTS")
+    if ! mkdir "$dir/merging" 2>/dev/null; then return; fi
+    command=(sbatch --parsable --job-name="$SLURM_JOB_NAME-report" --dependency="afterany:$SLURM_ARRAY_JOB_ID"
         --partition="$SLURM_JOB_PARTITION" ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} --nodes=1 --ntasks=1
-        --time=00:10:00 --output="$folder/report.out"
-        --wrap "bash -c 'HPCCOLL_SLURM=\$0; source \"\$0/job.sh\"; merge \"\$1\"' '$HPCCOLL_SLURM' '$folder'")
-    if "${words[@]}" >"$folder/merging/job"; then
-        say "job $(cat "$folder/merging/job") writes the report when all are done"
+        --time=00:10:00 --output="$dir/report.out"
+        --wrap "bash -c 'HPCCOLL_SLURM=\$0; source \"\$0/job.sh\"; write_report \"\$1\"' '$HPCCOLL_SLURM' '$dir'")
+    if "${command[@]}" >"$dir/merging/job"; then
+        say "job $(cat "$dir/merging/job") writes the report after all tasks"
     else
-        say "warning: a job cannot be submitted from here; when all are done: hpccoll scaling $folder"
+        say "warning: the report job could not be submitted; after all tasks, type: hpccoll scaling $dir"
     fi
 }
 
-# merge FOLDER: put all tasks' results side by side.
-merge() {
+# write_report DIR: compare the results of all tasks in scaling.txt, and write report.html.
+write_report() {
     RESULTS=$1
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
-    tail -qn 1 "$RESULTS"/*/ending.txt | grep -v ': complete$' || true # the tasks that did not end well
+    tail -qn 1 "$RESULTS"/*/ending.txt | grep -v ': complete$' || true # the tasks that failed
     hpccoll scaling "$RESULTS" --json "$RESULTS/scaling.jsonl" | tee "$RESULTS/scaling.txt"
     STATUS=${PIPESTATUS[0]}
     hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" --json "$RESULTS/findings.jsonl" || STATUS=$?

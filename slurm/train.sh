@@ -1,37 +1,37 @@
 #!/bin/bash
-# Trains a small model over a mesh of data, tensor and pipeline parallelism, and keeps its state: docs/training.md.
+# Train a small model on a mesh of data, tensor and pipeline parallelism, with checkpoints; see docs/training.md.
 #
 #   sbatch slurm/train.sh                                                      # dp: data parallel over 4 nodes x 2 ranks
-#   sbatch slurm/train.sh dp=4,tp=2 --steps 500                                # a mesh; hpccoll train's options behind it
+#   sbatch slurm/train.sh dp=4,tp=2 --steps 500                                # a mesh; hpccoll train's options come after
 #   sbatch --nodes=8 --ntasks-per-node=4 slurm/train.sh dp=4,tp=4,pp=2         # sbatch's options come before
 #   sbatch --gpus-per-node=4 --ntasks-per-node=4 slurm/train.sh dp=4,tp=4 --device cuda
 #
-# The mesh's numbers multiply to the ranks of the job. Ranks of an axis named tp follow each other: a tp of at most
-# --ntasks-per-node stays within nodes. A job that is warned, or loses a node, goes on from its last checkpoint.
+# The product of the mesh's sizes is the number of ranks. Ranks of the axis tp are consecutive, so a tp of at most
+# --ntasks-per-node stays within a node. A job that is warned, or loses a node, resumes from its last checkpoint.
 #
-# Results: results/train-JOBID/train.jsonl, one record a step, and results/train-JOBID/checkpoint.
+# Results: results/train-JOBID/train.jsonl, one record per step, and results/train-JOBID/checkpoint.
 
 #SBATCH --job-name=train
-##SBATCH --partition=debug          # the site's default unless you take one # away and name yours
-#SBATCH --nodes=4                   # machines
-#SBATCH --ntasks-per-node=2         # ranks on each; with GPUs one a GPU
-##SBATCH --gpus-per-node=4          # GPUs on each; not --gpus-per-task, which breaks CUDA IPC between ranks
-#SBATCH --time=00:30:00             # the job is ended after that
-#SBATCH --signal=B:USR1@120         # seconds before, it is warned: it saves after the step under way and is requeued
-#SBATCH --requeue                   # a job that was interrupted, or lost a node, goes on where it was
-#SBATCH --open-mode=append          # and adds to its output instead of overwriting it
-#SBATCH --output=%x-%j.out          # what it prints; %x is the job's name, %j its number
+##SBATCH --partition=debug          # remove one # and name a partition; default: the site's
+#SBATCH --nodes=4                   # number of nodes
+#SBATCH --ntasks-per-node=2         # ranks per node; with GPUs, one per GPU
+##SBATCH --gpus-per-node=4          # GPUs per node; --gpus-per-task would break CUDA IPC
+#SBATCH --time=00:30:00             # time limit
+#SBATCH --signal=B:USR1@120         # send a warning so many seconds before: the job saves its state and is requeued
+#SBATCH --requeue                   # an interrupted job, or one that lost a node, resumes
+#SBATCH --open-mode=append          # and appends to its output file
+#SBATCH --output=%x-%j.out          # output file; %x is the job's name, %j its ID
 
-# SLURM runs a copy of this file: the rest is in the folder that it came from.
-from=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p;q")
-for HPCCOLL_SLURM in "${HPCCOLL_SLURM:-}" "${from%/*}" "${0%/*}" "${SLURM_SUBMIT_DIR:-.}/slurm"; do
+# SLURM runs a copy of this file, so look for job.sh in the directory of the original.
+original=$(scontrol show job -o "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n "s/.* Command=\([^ ]*\).*/\1/p;q")
+for HPCCOLL_SLURM in "${HPCCOLL_SLURM:-}" "${original%/*}" "${0%/*}" "${SLURM_SUBMIT_DIR:-.}/slurm"; do
     if [ -r "$HPCCOLL_SLURM/job.sh" ]; then break; fi
 done
 # shellcheck source=slurm/job.sh
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
 case "${1:-}" in '' | -*) set -- dp "$@" ;; esac
-# shellcheck disable=SC2034 # what job.sh says is kept
+# shellcheck disable=SC2034 # job.sh uses it in messages
 unit=step
 begin
 step train --checkpoint "$RESULTS/checkpoint" --stop-file "$stop_file" --json "$RESULTS/train.jsonl" "$@"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpccoll.lab.cluster import Lab
+from hpccoll.lab import Lab
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "slurm"

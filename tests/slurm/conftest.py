@@ -15,9 +15,7 @@ from typing import NoReturn
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab import isolation, requirements
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab, isolation, requirements
 
 ROOT = Path(__file__).parents[2]
 

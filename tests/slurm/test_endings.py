@@ -119,5 +119,5 @@ def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(lab, tmp_pat
         lab, tmp_path, "allreduce.sh", *MANY, options=("--nodes=3",), env={"HPCCOLL_RESUME": str(job.results)}
     )
     assert other.ended() == ("COMPLETED", "0:0"), other.output
-    assert f"out of use when it began again: {node}" not in other.ending  # only a restarted job looks back
+    assert f"unusable nodes at this restart: {node}" not in other.ending  # only a restarted job looks back
     assert {row["ranks"] for row in job.records(FILE)} == {8, 6}

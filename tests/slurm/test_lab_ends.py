@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.lab import isolation
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab, isolation
 from hpccoll.lab.isolation import Isolation
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +29,7 @@ print(isolation.value, "|", reason)
 """
 USES_A_LAB = """
 import os, sys
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab
 with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
     done = lab.run(["srun", "-N2", "bash", "-c", "hostname; id -u"], timeout_s=60)
     print(lab.get_status()["isolation"], *sorted(done.stdout.split()))
@@ -41,8 +38,7 @@ with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
 """
 HOLDS_A_LAB = """
 import sys, time
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab
 with Lab(ClusterSpec(nodes=2), flat=sys.argv[1] == "flat") as lab:
     (lab.shared_dir / "result").touch()
     lab.start(["srun", "-N2", "sleep", "600"])

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
+from hpccoll.lab import ClusterSpec, Lab, parse_rate
 
 HERE = Path(__file__).parent
 ALL = ["node1", "node2", "node3", "node4"]

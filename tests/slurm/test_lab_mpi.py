@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll.lab.cluster import Lab
-from hpccoll.lab.cluster_spec import ClusterSpec
+from hpccoll.lab import ClusterSpec, Lab
 
 BIN = Path(sys.executable).parent
 OTHER_MPIRUN = os.environ.get("HPCCOLL_OTHER_MPIRUN")
