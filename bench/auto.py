@@ -39,7 +39,11 @@ MORE = 8192  # bytes beyond the two buffers, so that each can begin on a page
 
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield a case for each kind of buffer and size, and what it says of auto."""
-    engines = [each for each in peers.available(bench.comm, ("mpi", "gloo")).values() if not isinstance(each, str)]
+    engines = [
+        each
+        for each in peers.start_available_engines(bench.comm, ("mpi", "gloo")).values()
+        if not isinstance(each, str)
+    ]
     for buffer in BUFFERS:
         module = make_buffer_module(buffer, bench.own, 2 * max(bench.sizes) + MORE)
         for nbytes in bench.sizes:
@@ -53,7 +57,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def contest(
-    bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.Peer]
+    bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.LibraryEngine]
 ) -> tuple[Case, list[Callable[[], None]]]:
     """Return the case of an all-reduce in place, and what frees it."""
     if isinstance(module, SharedMemoryModule):

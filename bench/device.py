@@ -20,7 +20,7 @@ from script import Result, main
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
-from hpccoll.peers import MpiPeer, TorchPeer
+from hpccoll.peers import MpiEngine, TorchEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.probe import takes_device_memory
@@ -41,18 +41,18 @@ def measure(bench: Bench) -> Iterator[Result]:
         yield _floor(bench, case)
 
 
-def _peers(bench: Bench) -> Iterator[TorchPeer | MpiPeer]:
+def _peers(bench: Bench) -> Iterator[TorchEngine | MpiEngine]:
     if takes_device_memory():
-        yield MpiPeer(bench.comm, device_works=True)
+        yield MpiEngine(bench.comm, device_works=True)
     for backend in ("gloo", "nccl"):
         try:
-            yield TorchPeer(bench.comm, backend)
+            yield TorchEngine(bench.comm, backend)
         except HpccollError as error:
             if bench.comm.rank == 0:
                 print(f"# left out: {backend}: {error}", file=sys.stderr)
 
 
-def _case(bench: Bench, count: int, peers: list[TorchPeer | MpiPeer]) -> Case:
+def _case(bench: Bench, count: int, peers: list[TorchEngine | MpiEngine]) -> Case:
     own = bench.own
     x = own.cupy_empty(count)
     given = as_buffer(x, "x", writable=True)

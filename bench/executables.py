@@ -27,7 +27,7 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import IntArray
-from hpccoll.runtime.lowering.lower import lower
+from hpccoll.runtime.lowering import lower_plan
 from hpccoll.units import KiB, MiB, format_size
 
 Call = Callable[[], None]
@@ -140,10 +140,10 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
     rank, ranks = bench.comm.rank, bench.comm.size
     x = np.zeros(count, np.float32)
     lowered, bound = [], []
-    program = lower(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+    program = lower_plan(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
     for _ in range(BINDINGS):
         begin = time.perf_counter()
-        lower(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
+        lower_plan(get_algorithm(Operation.ALL_REDUCE, name).plan(ranks), rank, count, x.itemsize, in_place=True)
         lowered.append(time.perf_counter() - begin)
     for _ in range(BINDINGS + 1):
         begin = time.perf_counter()

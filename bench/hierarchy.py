@@ -26,7 +26,7 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
-from hpccoll.runtime.job import layout
+from hpccoll.runtime.job import detect_layout
 from hpccoll.units import KiB, MiB, format_size
 
 LIBRARY, AGAIN = "MPI library", "MPI library (A/A)"
@@ -46,7 +46,7 @@ TIMES = 1.9  # the library
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield a case for each size and operation, and what it says of the link or of short messages."""
     module = make_buffer_module("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
-    engine = peers.available(bench.comm, ("mpi",))["mpi"]
+    engine = peers.start_available_engines(bench.comm, ("mpi",))["mpi"]
     if isinstance(engine, str):
         return
     for nbytes in bench.sizes:
@@ -60,7 +60,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def contest(
-    bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.Peer
+    bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.LibraryEngine
 ) -> tuple[Case, list[Callable[[], None]]]:
     """Return the case of an operation, and what frees it."""
     comm, blocks = bench.comm, bench.comm.size if operation.has_blocks else 1
@@ -86,7 +86,7 @@ def contest(
 
 def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
     """Hold every side against what the link of the busiest node must carry."""
-    nodes = layout(bench.comm).nodes
+    nodes = detect_layout(bench.comm).nodes
     once = (nodes - 1) / nodes
     share = {Operation.ALL_REDUCE: 2 * once, Operation.BROADCAST: 1.0}.get(operation, once)
     least_us = share * case.nbytes / (bench.link_mbit / 8)

@@ -22,7 +22,7 @@ from hpccoll.measure.contenders import prepare_peer
 from hpccoll.measure.interleaved import InterleavedBenchmark, TimingOptions
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.peers import MpiPeer
+from hpccoll.peers import MpiEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import NUMPY, get_dtype
 
@@ -43,7 +43,7 @@ def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
     comm = bench.comm
     task = WorkloadSpec(Operation.ALL_REDUCE, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, NUMPY)
-    contender = prepare_peer(MpiPeer(comm), workload)
+    contender = prepare_peer(MpiEngine(comm), workload)
     race = InterleavedBenchmark(comm, workload, [contender], METHOD)
     race.warm_up(contender)
     loops = [by_hand(comm, workload, in_place) for _ in range(2)]

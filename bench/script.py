@@ -60,7 +60,7 @@ def _options(doc: str, sizes: str) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result]]) -> int:
-    world = job.world()
+    world = job.get_world()
     sizes = tuple(parse_size(size) for size in options.sizes.split(","))
     wrong = missed = 0
     with ExitStack() as stack:
@@ -91,17 +91,17 @@ def _silent(_: object) -> None:
 
 def _run_record(comm: Any, command: str) -> dict[str, Any]:
     """The run record of `hpccoll bench`, and what the machine was and did just before; collective."""
-    where = job.layout(comm)
+    where = job.detect_layout(comm)
     run = RunRecord(
         command=command,
-        versions=job.versions(),
+        versions=job.collect_versions(),
         hosts=where.hosts,
         cores=where.cores,
         ranks=where.ranks,
         nodes=where.nodes,
         devices=(),
         oversubscribed=where.oversubscribed,
-        commit=job.commit(),
+        commit=job.find_commit(),
         start_time=datetime.now(UTC),
     )
     return run.as_dict() | {"processor": _processor(), "load_average": [round(each, 2) for each in os.getloadavg()]}

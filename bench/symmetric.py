@@ -21,7 +21,7 @@ from script import Result, main
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
-from hpccoll.peers import TorchPeer
+from hpccoll.peers import TorchEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.units import MiB, format_size
 
@@ -51,14 +51,14 @@ def measure(bench: Bench) -> Iterator[Result]:
                 yield floor(bench, case)
 
 
-def _gloo(comm: MPI.Intracomm) -> TorchPeer | None:
+def _gloo(comm: MPI.Intracomm) -> TorchEngine | None:
     try:
-        return TorchPeer(comm, "gloo")
+        return TorchEngine(comm, "gloo")
     except HpccollError:
         return None
 
 
-def all_reduce_case(bench: Bench, count: int, gloo: TorchPeer | None) -> Case:
+def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
     """Time the library and Gloo on an ordinary buffer, and hpccoll on both kinds."""
     comm, own = bench.comm, bench.own
     x, y = own.empty(count, "float32"), np.zeros(count, np.float32)

@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
     if name == "Communicator":
         from hpccoll.runtime import job
 
-        job.mpi()  # so that a missing MPI or a foreign launcher is an error with a remedy
+        job.load_mpi()  # so that a missing MPI or a foreign launcher is an error with a remedy
         from hpccoll.communicator import Communicator
 
         return Communicator

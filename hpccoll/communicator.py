@@ -48,10 +48,10 @@ class Communicator:
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
-        given = job.world() if comm is None else comm
+        given = job.get_world() if comm is None else comm
         comm = given if adopt else given.Dup()
         self._comm, self._pairs = comm, comm.Dup()
-        self._pairs.Set_errhandler(job.mpi().ERRORS_RETURN)
+        self._pairs.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, takes_device_memory)
         self._debug = agreement.Agreement(comm) if agreement.wanted() else None
@@ -295,5 +295,5 @@ class Communicator:
 
 
 def _release(engine: Engine) -> None:
-    if not job.mpi().Is_finalized():
+    if not job.load_mpi().Is_finalized():
         engine.free()

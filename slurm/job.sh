@@ -179,7 +179,7 @@ from hpccoll.runtime import job
 from hpccoll.cli import main
 import sys
 try:
-    size = job.world().size
+    size = job.get_world().size
 except main.HpccollError as error:
     sys.exit(f'Error: {error}')
 if size != $RANKS:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.record import CaseKey, CollectiveRecord
     from hpccoll.measure.result_file import RecordWriter
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
-    from hpccoll.peers import Peer
+    from hpccoll.peers import LibraryEngine
 
 OWN = "hpccoll"
 STOPPED = 130  # rows are left; as where an interrupt ended it
@@ -97,7 +97,7 @@ def bench(**given: Any) -> int:
 def _run(options: Options) -> int:
     from hpccoll.runtime import job
 
-    world = job.world()  # first of all: a foreign launcher must not look like wrong usage
+    world = job.get_world()  # first of all: a foreign launcher must not look like wrong usage
     with _session(options, world.Dup()) as session, ExitStack() as stack:
         run = make_run_record(world)
         outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
@@ -125,7 +125,7 @@ def _suite(options: Options, nodes: int) -> BenchmarkConfig:
     from hpccoll.runtime.arrays import Reduction, get_dtype
 
     operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
-    algorithms = load_and_prove(options.algorithm.split(","), operations, job.world().size, options.root)
+    algorithms = load_and_prove(options.algorithm.split(","), operations, job.get_world().size, options.root)
     known = {name for operation in operations for name in list_algorithm_names(operation)} | {"all", "auto"}
     for name in algorithms:
         if name not in known:
@@ -160,17 +160,17 @@ def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
     from hpccoll.measure.session import BenchmarkSession
     from hpccoll.runtime import job
 
-    suite = _suite(options, job.layout(world).nodes)
+    suite = _suite(options, job.detect_layout(world).nodes)
     if not 0 <= options.root < world.size:
         raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
-    asked = options.engine.split(",") if options.engine else [OWN, *peers.NAMES]
+    asked = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
     for name in asked:
-        if name not in (OWN, *peers.NAMES):
-            raise UnknownNameError("engine", name, [OWN, *peers.NAMES])
+        if name not in (OWN, *peers.ENGINE_NAMES):
+            raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
     module = make_buffer_module(options.buffer, comm, suite.most_bytes(world.size))
-    found = peers.available(world, [name for name in asked if name != OWN])
-    started: list[Peer] = [peer for peer in found.values() if not isinstance(peer, str)]
+    found = peers.start_available_engines(world, [name for name in asked if name != OWN])
+    started: list[LibraryEngine] = [peer for peer in found.values() if not isinstance(peer, str)]
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")

@@ -49,7 +49,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     from hpccoll.demo.run_example import run_example
     from hpccoll.runtime import job
 
-    world = job.world()
+    world = job.get_world()
     if world.size != example.ranks:
         started = f"this job has {world.size}" if world.size > 1 else "this is one process"
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"

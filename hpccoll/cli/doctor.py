@@ -119,7 +119,7 @@ def _run_record(met: Job) -> dict[str, Any]:
     from hpccoll.measure.record import RunRecord
     from hpccoll.runtime import job
 
-    where = job.layout(met.world)
+    where = job.detect_layout(met.world)
     return RunRecord(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
         versions=met.ranks[met.world.rank].versions,
@@ -129,7 +129,7 @@ def _run_record(met: Job) -> dict[str, Any]:
         nodes=where.nodes,
         devices=(),  # a driver is asked in a process of its own only; the findings name the devices
         oversubscribed=where.oversubscribed,
-        commit=job.commit(),
+        commit=job.find_commit(),
         start_time=datetime.now(UTC),
     ).as_dict()
 

@@ -157,7 +157,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     from hpccoll.predict.forecast import count_elements
     from hpccoll.runtime import job
 
-    world = job.world()
+    world = job.get_world()
     size = world.size
     kind, algorithm = _kind(output, size, 1), _one(name)
     if kind is not FORMATS[".json"] or ranks not in (None, size):

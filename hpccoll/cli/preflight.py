@@ -83,7 +83,7 @@ def preflight(**given: Any) -> int:
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
     wishes = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
-    world, failure = job.world(), job.mpi().Exception
+    world, failure = job.get_world(), job.load_mpi().Exception
     if world.rank != 0:
         run_worker(world, wishes, failure)
         return 0
@@ -145,13 +145,13 @@ def _run_record(survey: PreflightResults) -> dict[str, Any]:
     from hpccoll.runtime import job
 
     here = make_serial_run_record()
-    versions = {name: job.versions().get(name) for name in here["versions"]}
+    versions = {name: job.collect_versions().get(name) for name in here["versions"]}
     return here | {
         "versions": versions,
         "hosts": list(survey.nodes),
         "nodes": len(survey.nodes),
         "ranks": len(survey.nodes),
-        "commit": job.commit(),
+        "commit": job.find_commit(),
     }
 
 

@@ -21,17 +21,17 @@ def make_run_record(world: Any) -> dict[str, Any]:
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
 
-    where = job.layout(world)
+    where = job.detect_layout(world)
     return RunRecord(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions=job.versions(),
+        versions=job.collect_versions(),
         hosts=where.hosts,
         cores=where.cores,
         ranks=where.ranks,
         nodes=where.nodes,
         devices=cuda_probe.devices(),
         oversubscribed=where.oversubscribed,
-        commit=job.commit(),
+        commit=job.find_commit(),
         start_time=datetime.now(UTC),
         slurm=read_slurm_job(),
     ).as_dict()

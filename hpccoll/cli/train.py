@@ -95,7 +95,7 @@ def _run_train(strategy: str, options: TrainOptions, files: TrainFiles) -> int:
     """Run the command and return its exit status; collective over all ranks of the job."""
     from hpccoll.runtime import job
 
-    world = job.world()  # first, so that a launcher of another MPI library is not reported as wrong usage
+    world = job.get_world()  # first, so that a launcher of another MPI library is not reported as wrong usage
     mesh = Mesh.parse(strategy, world.size)
     options.require_mesh_fits(mesh)
     if files.stop_file is not None and files.checkpoint is None:
@@ -107,7 +107,7 @@ def _run_train(strategy: str, options: TrainOptions, files: TrainFiles) -> int:
     from hpccoll.train.training_run import CheckpointOptions, run_training
 
     limit_threads(os.environ)
-    layout = job.layout(world)
+    layout = job.detect_layout(world)
     device = select_device(options, layout.members[layout.node[world.rank]].index(world.rank))
     run = make_run_record(world)
     with Communicator(world) as comm:

@@ -78,10 +78,10 @@ def _run(options: Options) -> int:
     from hpccoll.runtime import job
     from hpccoll.selection import tuning_files
 
-    world = job.world().Dup()
-    layout = job.layout(world)
+    world = job.get_world().Dup()
+    layout = job.detect_layout(world)
     where = world.bcast(
-        tuning_files.describe_site(job.mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
+        tuning_files.describe_site(job.get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
     )
     path = (
         Path(options.output)

@@ -71,13 +71,13 @@ def met(environ: Mapping[str, str], limit_s: float) -> Job:
     )
     with kill_after(limit_s, words):
         try:
-            world = job.world()
+            world = job.get_world()
         except LauncherError as error:
             told, _, remedy = str(error).partition(". ")
             return alone((Finding(AREA, Severity.PROBLEM, told, _claim(environ), remedy),))
         except UnavailableError as error:
             return alone((Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"),))
-        ranks = tuple(world.allgather(rank_info.describe_this_rank(world.rank, job.versions())))
+        ranks = tuple(world.allgather(rank_info.describe_this_rank(world.rank, job.collect_versions())))
     hosts = tuple(dict.fromkeys(each.host for each in ranks))
     found = f"{len(ranks)} ranks met, on {len(hosts)} host{'s' * (len(hosts) > 1)}"
     evidence = f"MPI.COMM_WORLD.size: {world.size}; {_claim(environ)}; hosts {format_list(hosts)}"

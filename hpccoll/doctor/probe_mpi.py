@@ -18,17 +18,17 @@ def loaded() -> list[str]:
 
 def main() -> None:
     """Start MPI and say what it is."""
-    mpi = job.mpi()
+    mpi = job.load_mpi()
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     told = {
-        "library": job.mpi_library(),
+        "library": job.get_mpi_library(),
         "version": mpi.Get_library_version().strip("\0\n "),
         "standard": mpi.Get_version(),
         "compiled": (mpi.VERSION, mpi.SUBVERSION),
         "threads": levels[mpi.Query_thread()].lower(),
         "extension": mpi.__file__,
         "files": loaded(),
-        "versions": job.versions(),
+        "versions": job.collect_versions(),
     }
     sys.stdout.write(json.dumps(told) + "\n")
 

@@ -121,7 +121,7 @@ def attempt(operation: str, where: str) -> str:
     Raises:
         SystemExit: something else arrived than should have.
     """
-    mpi, comm = job.mpi(), job.world()
+    mpi, comm = job.load_mpi(), job.get_world()
     memory = device_memory(comm.rank) if where == "device" else host_memory()
     call, wanted = OPERATIONS[operation]
     for least in COUNTS:
@@ -142,5 +142,5 @@ def attempt(operation: str, where: str) -> str:
 
 if __name__ == "__main__":
     said = attempt(sys.argv[1], sys.argv[2])
-    if job.world().rank == 0:
+    if job.get_world().rank == 0:
         sys.stdout.write(said + "\n")

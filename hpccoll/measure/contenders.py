@@ -19,7 +19,7 @@ from hpccoll.plan.replay import replay
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
-    from hpccoll.peers import Peer
+    from hpccoll.peers import LibraryEngine
 
 REPLAYED_BYTES = 64 * 1024  # larger results are held against the reference only: replaying plays all ranks serially
 
@@ -54,7 +54,7 @@ def _oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
     return play
 
 
-def prepare_peer(peer: Peer, workload: Workload) -> Contender:
+def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
     """Return a peer, prepared on the workload's buffers.
 
     Raises:
@@ -70,7 +70,7 @@ def _nothing() -> None:
 
 
 def prepare_contenders(
-    comm: Communicator, peers: Sequence[Peer], workload: Workload, algorithms: Sequence[str]
+    comm: Communicator, peers: Sequence[LibraryEngine], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
     """Return all who can take part, and why others cannot. Every rank gets the same answer.
 

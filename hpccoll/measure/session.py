@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.communicator import Communicator
-    from hpccoll.peers import Peer
+    from hpccoll.peers import LibraryEngine
 
 ONE_WAY = {Operation.BROADCAST: True, Operation.BARRIER: True}  # whose buffers leave no choice of place
 
@@ -78,7 +78,7 @@ class BenchmarkSession:
         suite: BenchmarkConfig,
         world: MPI.Intracomm,
         comm: Communicator,
-        peers: list[Peer],
+        peers: list[LibraryEngine],
         module: ArrayModule,
         own: bool,
     ) -> None:

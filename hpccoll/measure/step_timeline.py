@@ -20,7 +20,7 @@ from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.timeline import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
-from hpccoll.runtime.job import layout
+from hpccoll.runtime.job import detect_layout
 from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
 
     Returns: the timeline on rank 0, None elsewhere.
     """
-    operation, shape = algorithm.operation, layout(world)
+    operation, shape = algorithm.operation, detect_layout(world)
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)
     workload = Workload(task, NumPyModule())
     x, out = workload.source, workload.result

@@ -22,7 +22,7 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
 from hpccoll.measure.stopping import StoppingRule, StopReason
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.peers import MpiPeer
+from hpccoll.peers import MpiEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
@@ -161,7 +161,7 @@ def make_tuning_sessions(
         if not suites:
             continue
         module = make_buffer_module(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
-        ready += [TuningSession(suite, world, comm, [MpiPeer(world)], module, own=True) for suite in suites]
+        ready += [TuningSession(suite, world, comm, [MpiEngine(world)], module, own=True) for suite in suites]
     rows = sum(trial.rows for trial in ready)
     for trial in ready:
         trial.date = sweep.date

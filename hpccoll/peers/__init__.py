@@ -5,21 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpccoll.errors import CommunicationError, UnavailableError, UnknownNameError
-from hpccoll.peers.base import Arranged, Call, Peer, arrange
-from hpccoll.peers.mpi import MpiPeer
-from hpccoll.peers.torch_dist import TorchPeer
+from hpccoll.peers.library_engine import Call, CheckedBuffers, LibraryEngine, check_buffers
+from hpccoll.peers.mpi_engine import MpiEngine
+from hpccoll.peers.torch_engine import TorchEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mpi4py import MPI
 
-NAMES = ("mpi", "gloo", "nccl")
+ENGINE_NAMES = ("mpi", "gloo", "nccl")
 
-__all__ = ["NAMES", "Arranged", "Call", "MpiPeer", "Peer", "TorchPeer", "arrange", "available", "start"]
+__all__ = [
+    "ENGINE_NAMES",
+    "Call",
+    "CheckedBuffers",
+    "LibraryEngine",
+    "MpiEngine",
+    "TorchEngine",
+    "check_buffers",
+    "start_available_engines",
+    "start_engine",
+]
 
 
-def start(name: str, comm: MPI.Intracomm) -> Peer:
+def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
     """Return the peer of that name, ready. Every rank of `comm` calls it.
 
     Raises:
@@ -27,20 +37,20 @@ def start(name: str, comm: MPI.Intracomm) -> Peer:
         UnavailableError: the peer is not here, on some rank; says why.
         CommunicationError: its processes did not find each other in time.
     """
-    if name not in NAMES:
-        raise UnknownNameError("engine", name, list(NAMES))
-    return MpiPeer(comm) if name == "mpi" else TorchPeer(comm, name)
+    if name not in ENGINE_NAMES:
+        raise UnknownNameError("engine", name, list(ENGINE_NAMES))
+    return MpiEngine(comm) if name == "mpi" else TorchEngine(comm, name)
 
 
-def available(comm: MPI.Intracomm, names: Iterable[str] = NAMES) -> dict[str, Peer | str]:
+def start_available_engines(comm: MPI.Intracomm, names: Iterable[str] = ENGINE_NAMES) -> dict[str, LibraryEngine | str]:
     """Start each peer that is here; the others are given as the reason why not. Every rank of `comm` calls it.
 
     torch is not imported where it is not installed, and not for `nccl` where there is no GPU.
     """
-    found: dict[str, Peer | str] = {}
+    found: dict[str, LibraryEngine | str] = {}
     for name in names:
         try:
-            found[name] = start(name, comm)
+            found[name] = start_engine(name, comm)
         except (UnavailableError, CommunicationError) as reason:
             found[name] = str(reason)
     return found

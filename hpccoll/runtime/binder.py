@@ -14,7 +14,7 @@ from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.cuda.executable import DeviceExecutable, bound_in
 from hpccoll.runtime.hierarchical.executable import Crossing, MixedExecutable
-from hpccoll.runtime.lowering.program import Program
+from hpccoll.runtime.lowering import Program
 from hpccoll.runtime.shared_memory.executable import NodeExecutable
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.task import Task

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.job import Layout, mpi_library
+from hpccoll.runtime.job import RankLayout, get_mpi_library
 from hpccoll.runtime.messages.mpi_collectives import Library
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.selection import BufferKind, Selection, SelectionQuery, Selector, choose_chunk_count
@@ -27,11 +27,11 @@ class Decider:
         library: the MPI library's own collectives.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, node: Node, library: Library) -> None:
+    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, node: Node, library: Library) -> None:
         self._ranks, self._node, self._library = comm.size, node, library
         table = load_tuning_table(
             comm,
-            mpi_library(),
+            get_mpi_library(),
             layout.ranks_per_node,
             oversubscribed=layout.oversubscribed,
             whole_job=comm.size == MPI.COMM_WORLD.size,

@@ -31,9 +31,8 @@ from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, bind_epi
 from hpccoll.runtime.cuda.executable import DeviceExecutable
 from hpccoll.runtime.decider import Decider
 from hpccoll.runtime.hierarchical.executable import MixedExecutable
-from hpccoll.runtime.job import layout
-from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.program import Program
+from hpccoll.runtime.job import detect_layout
+from hpccoll.runtime.lowering import Program, lower_plan
 from hpccoll.runtime.messages.executable import Executable, Run, Setting
 from hpccoll.runtime.messages.mpi_collectives import Library, LibraryExecutable
 from hpccoll.runtime.shared_memory.executable import NodeExecutable
@@ -90,7 +89,7 @@ class Engine:
         self._active: dict[int, UnderWay] = {}
         self._asynchronous = 0
         # Found out here, where all ranks come together anyway: later it would block what is under way.
-        where = layout(comm)
+        where = detect_layout(comm)
         self._nodes = where.members
         self.node = Node(comm, where, self._active, self.progress)
         self.library = Library(comm, self._active, self.progress, takes_device_memory)
@@ -218,7 +217,7 @@ class Engine:
         program = self._programs.get(key)
         if program is None:
             plan = algorithm.plan(self.size, job.root, chunks, self._nodes)
-            program = lower(
+            program = lower_plan(
                 plan,
                 self.rank,
                 job.count,

@@ -36,7 +36,7 @@ _PACKAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """Where the ranks run. Tuples are indexed by rank; nodes are numbered by their lowest rank.
 
     `cores` are those that the rank may run on; `oversubscribed` where some node has more ranks than such cores.
@@ -70,7 +70,7 @@ class Layout:
         return tuple(self.node.count(node) for node in range(self.nodes))
 
 
-def mpi() -> ModuleType:
+def load_mpi() -> ModuleType:
     """Return mpi4py.MPI with MPI started (MPI_THREAD_MULTIPLE); it ends by itself at exit.
 
     Raises:
@@ -80,7 +80,7 @@ def mpi() -> ModuleType:
     module = _loaded()
     if not module.Is_initialized():
         pmix = "pmix" in module.Get_library_version().lower()
-        launcher.require_own_mpirun(os.environ, mpi_library(), pmix)
+        launcher.require_own_mpirun(os.environ, get_mpi_library(), pmix)
         with warnings.catch_warnings():
             # mpi4py only warns of a foreign launcher; `world` knows how many ranks there should be, and refuses.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
@@ -107,15 +107,15 @@ def _loaded() -> ModuleType:
     return MPI
 
 
-def world() -> MPI.Intracomm:
+def get_world() -> MPI.Intracomm:
     """Return MPI.COMM_WORLD, after MPI was started and the launcher found to belong to it.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not here.
         LauncherError: the launcher started N processes and each is a job of its own.
     """
-    comm: MPI.Intracomm = mpi().COMM_WORLD
-    launcher.require_one_job(os.environ, comm.size, mpi_library())
+    comm: MPI.Intracomm = load_mpi().COMM_WORLD
+    launcher.require_one_job(os.environ, comm.size, get_mpi_library())
     return comm
 
 
@@ -129,18 +129,18 @@ def abort(status: int) -> None:
     raise SystemExit(status)
 
 
-def mpi_library() -> str:
+def get_mpi_library() -> str:
     """Return the MPI library's name and version, such as `MPICH 5.0.2` or `Open MPI 5.0.11`."""
     name, version = _loaded().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
 
-def versions() -> dict[str, str | None]:
+def collect_versions() -> dict[str, str | None]:
     """Return the versions of Python, hpccoll, the MPI library and the packages that matter; None where not installed.
 
     Nothing is imported for it: torch and cupy are read from their metadata.
     """
-    return {"python": platform.python_version(), "mpi": mpi_library()} | {
+    return {"python": platform.python_version(), "mpi": get_mpi_library()} | {
         name: _installed(names) for name, names in _PACKAGES.items()
     }
 
@@ -155,12 +155,12 @@ def _installed(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def layout(comm: MPI.Intracomm) -> Layout:
+def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     """Return where the ranks of `comm` run. Every rank calls it; every rank gets the same answer.
 
     Cost: one split, and gathers of a few dozen bytes a rank.
     """
-    module = mpi()
+    module = load_mpi()
     here = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
     try:
         leader = _leader(here, comm.rank, os.environ)
@@ -172,7 +172,7 @@ def layout(comm: MPI.Intracomm) -> Layout:
         here.Free()
     rows = comm.allgather((module.Get_processor_name(), leader, len(mine), crowded))
     leaders = sorted({row[1] for row in rows})
-    return Layout(
+    return RankLayout(
         hosts=tuple(row[0] for row in rows),
         node=tuple(leaders.index(row[1]) for row in rows),
         cores=tuple(row[2] for row in rows),
@@ -188,12 +188,12 @@ def _leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
     told = environ.get(RANKS_PER_NODE, "")
     if told and not (told.isdecimal() and int(told)):
         raise UsageError(f"{RANKS_PER_NODE}={told!r} is no number of ranks; set it to 1 or more, or unset it")
-    node = mpi().COMM_WORLD.rank // int(told) if told else 0
+    node = load_mpi().COMM_WORLD.rank // int(told) if told else 0
     together: list[tuple[int, int]] = here.allgather((rank, node))
     return min(each for each, of in together if of == node)
 
 
-def commit() -> str | None:
+def find_commit() -> str | None:
     """Return the commit of the source that runs, `+` behind it where files differ; None outside a checkout."""
     where = Path(__file__).parents[1]
     try:

@@ -25,12 +25,12 @@ QUICK = ("-b", "8", "-e", "512", "-f", "64", "--budget", "0.001")
 WHO_READS = """
 import sys
 from mpi4py import MPI
-from hpccoll.runtime.job import layout, mpi_library
+from hpccoll.runtime.job import detect_layout, get_mpi_library
 from hpccoll.selection.tuning_files import load_tuning_table
 comm = MPI.COMM_WORLD
-where = layout(comm)
+where = detect_layout(comm)
 facts = {"oversubscribed": where.oversubscribed, "whole_job": True}
-table = load_tuning_table(comm, mpi_library(), where.ranks_per_node, **facts)
+table = load_tuning_table(comm, get_mpi_library(), where.ranks_per_node, **facts)
 found = None if table is None else [point.timings[0].name for each in table.series for point in each.points]
 for line in MPI.COMM_WORLD.gather(str(found)) or []:
     print(line)

@@ -21,8 +21,8 @@ from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
-from hpccoll.runtime.cuda.device import Device, Fences
-from hpccoll.runtime.cuda.ipc import SLOTS, Closings, limbo
+from hpccoll.runtime.cuda.device import Device, StreamFences
+from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, get_deferred_frees
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
@@ -63,7 +63,7 @@ class World:
 
     def close(self):
         self.hpc.close()
-        limbo().sweep()
+        get_deferred_frees().sweep()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def world(comm, tmp_path_factory):
     yield made
     made.close()
     comm.Barrier()
-    limbo().sweep()
+    get_deferred_frees().sweep()
     made.driver.end()
 
 
@@ -200,7 +200,7 @@ def test_a_call_on_another_stream_waits_for_scratch(world):
     assert world.comm.allreduce(wrong) == 0
 
 
-class WithoutRecord(Fences):
+class WithoutRecord(StreamFences):
     """Nobody says when its work is done."""
 
     def fence(self, stream):
@@ -213,7 +213,7 @@ class WithoutRecord(Fences):
         return direct
 
 
-class WithoutMeeting(Fences):
+class WithoutMeeting(StreamFences):
     """Waits are called before the others need have recorded."""
 
     def fence(self, stream):
@@ -229,14 +229,14 @@ class WithoutMeeting(Fences):
         return self._gate.enter(entry, source, result)
 
 
-class WithoutWait(Fences):
+class WithoutWait(StreamFences):
     """Nobody waits."""
 
     def _wait(self, turn, stream):
         pass
 
 
-FENCES = {"whole": Fences, "no record": WithoutRecord, "no meeting": WithoutMeeting, "no wait": WithoutWait}
+FENCES = {"whole": StreamFences, "no record": WithoutRecord, "no meeting": WithoutMeeting, "no wait": WithoutWait}
 
 
 @pytest.mark.parametrize("kind", FENCES)
@@ -322,7 +322,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         world.hpc.free(x)
         del x, block
         gc.collect()
-        assert limbo().sweep() >= 1
+        assert get_deferred_frees().sweep() >= 1
     comm.Barrier()
     if comm.rank == 1:
         assert (there.bytes[:COUNT] == 1).all()
@@ -331,7 +331,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         gc.collect()
     comm.Barrier()
     if comm.size == 2:
-        assert limbo().sweep() == 0
+        assert get_deferred_frees().sweep() == 0
         comm.Barrier()
         assert (there.bytes[:COUNT] == SPOILT).all()
 
@@ -341,7 +341,7 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
         gc.collect()
         comm.Barrier()
         world.node.gpu.driver.drain()
-        left = limbo().sweep()
+        left = get_deferred_frees().sweep()
         return len(world.driver.owned) - left, len(world.driver.opened)
 
     def cycle(turn):
@@ -376,7 +376,7 @@ def test_what_fails_on_one_rank_fails_on_all(world, comm):
 
     gc.collect()
     comm.Barrier()  # now all mappings of buffers that are gone are closed, and their memory can go, too
-    limbo().sweep()
+    get_deferred_frees().sweep()
     before = len(world.driver.owned), len(world.driver.opened)
     for name in ("allocate", "export", "open"):
         with pytest.MonkeyPatch.context() as patch:
@@ -413,7 +413,7 @@ def test_without_cupy_or_a_device_every_rank_says_so(comm):
 def test_closings_are_counted_and_never_early():
     """Two buffers in one slot: it is through only when both are."""
     mine, theirs = (memoryview(bytearray(8 * SLOTS)).cast("Q") for _ in range(2))
-    here, there = Closings(mine, [theirs]), Closings(theirs, [mine])
+    here, there = IpcCloseCounters(mine, [theirs]), IpcCloseCounters(theirs, [mine])
     for each in (here, there):
         each.made(3)
         each.made(3 + SLOTS)

@@ -17,7 +17,7 @@ from hpccoll.measure.data import make_input
 from hpccoll.plan.replay import replay
 from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.hierarchical import parts
-from hpccoll.runtime.job import RANKS_PER_NODE, layout
+from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout
 from hpccoll.runtime.shared_memory import executable
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
@@ -42,7 +42,7 @@ def nodes(request, comm):
     split = comm.Split(0, 2 * (comm.rank % half) + comm.rank // half if in_turn else comm.rank)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RANKS_PER_NODE, ranks)
-        where = layout(split)
+        where = detect_layout(split)
         in_order = [rank for node in where.members for rank in node] == list(range(comm.size))
         if where.nodes == 1 or (in_turn and in_order):
             split.Free()

@@ -15,24 +15,24 @@ from hpccoll.runtime import job, launcher
 
 
 def test_the_world_is_the_launcher_s():
-    world = job.world()
-    assert world == job.mpi().COMM_WORLD
-    claim = launcher.claimed_ranks(os.environ, job.mpi_library())
+    world = job.get_world()
+    assert world == job.load_mpi().COMM_WORLD
+    claim = launcher.claimed_ranks(os.environ, job.get_mpi_library())
     assert claim is None or claim[1] == world.size
 
 
 def test_mpi_runs_with_threads_and_raises_its_errors(comm):
-    mpi = job.mpi()
+    mpi = job.load_mpi()
     assert mpi.Query_thread() == mpi.THREAD_MULTIPLE
     with pytest.raises(mpi.Exception):
         comm.Send(np.ones(1), comm.size)
 
 
 def test_the_layout_is_the_same_on_every_rank_and_one_node_here(comm):
-    layout = job.layout(comm)
+    layout = job.detect_layout(comm)
     assert len(set(comm.allgather(layout))) == 1
     assert (layout.ranks, layout.nodes, layout.ranks_per_node) == (comm.size, 1, (comm.size,))
-    assert layout.hosts[comm.rank] == job.mpi().Get_processor_name()
+    assert layout.hosts[comm.rank] == job.load_mpi().Get_processor_name()
     assert layout.cores[comm.rank] == len(os.sched_getaffinity(0))
     assert socket.gethostname().startswith(layout.hosts[comm.rank].partition(".")[0])
 
@@ -42,9 +42,9 @@ def test_pinned_ranks_are_counted_against_the_cores_that_they_see_together(comm)
     mine = sorted(before)[comm.rank % len(before)]
     try:
         os.sched_setaffinity(0, {mine})
-        spread = job.layout(comm)
+        spread = job.detect_layout(comm)
         os.sched_setaffinity(0, {min(before)})
-        crowded = job.layout(comm)
+        crowded = job.detect_layout(comm)
     finally:
         os.sched_setaffinity(0, before)
     assert spread.cores == crowded.cores == (1,) * comm.size
@@ -53,13 +53,13 @@ def test_pinned_ranks_are_counted_against_the_cores_that_they_see_together(comm)
 
 
 def test_nodes_are_numbered_by_their_lowest_rank():
-    layout = job.Layout(("a", "b", "a", "b", "b"), (0, 1, 0, 1, 1), (2,) * 5, oversubscribed=False)
+    layout = job.RankLayout(("a", "b", "a", "b", "b"), (0, 1, 0, 1, 1), (2,) * 5, oversubscribed=False)
     assert (layout.nodes, layout.ranks_per_node) == (2, (2, 3))
 
 
 def test_versions_come_without_importing_what_is_not_needed():
     script = (
-        "import sys; from hpccoll.runtime import job; found = job.versions();"
+        "import sys; from hpccoll.runtime import job; found = job.collect_versions();"
         "print(sorted(found), found['mpi'], found['numpy'], [m for m in ('torch', 'cupy') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -71,18 +71,18 @@ def test_versions_come_without_importing_what_is_not_needed():
         check=False,
     )
     names = ["cupy", "hpccoll", "mpi", "mpi4py", "mpi_wheel", "numpy", "python", "torch"]
-    assert done.stdout == f"{names} {job.mpi_library()} {np.__version__} []\n", done.stderr
-    assert re.fullmatch(r"(MPICH|Open MPI|Intel MPI) \d+\.\d+\S*", job.mpi_library())
+    assert done.stdout == f"{names} {job.get_mpi_library()} {np.__version__} []\n", done.stderr
+    assert re.fullmatch(r"(MPICH|Open MPI|Intel MPI) \d+\.\d+\S*", job.get_mpi_library())
 
 
 def test_a_process_of_its_own_can_be_started_from_a_rank():
-    script = "from hpccoll.runtime import job; print(job.world().size)"
+    script = "from hpccoll.runtime import job; print(job.get_world().size)"
     command, env = [sys.executable, "-W", "error", "-c", script], launcher.without_launcher(os.environ)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-@pytest.mark.parametrize("start", ["job.world(); ", ""])
+@pytest.mark.parametrize("start", ["job.get_world(); ", ""])
 def test_abort_ends_the_job_with_its_status_and_keeps_what_was_printed(start):
     script = f"from hpccoll.runtime import job; {start}print('kept'); job.abort(4); print('lost')"
     command, env = [sys.executable, "-c", script], launcher.without_launcher(os.environ)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError, CommunicationError, UnavailableError, UnknownNameError, UsageError
-from hpccoll.peers import MpiPeer, Peer, TorchPeer, available, start
+from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine, start_available_engines, start_engine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import launcher
 from hpccoll.runtime.cuda import probe as cuda_probe
@@ -22,17 +22,17 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 @pytest.fixture(scope="module")
 def gloo(comm):
-    peer = TorchPeer(comm, "gloo")
+    peer = TorchEngine(comm, "gloo")
     yield peer
     peer.close()
 
 
 @pytest.fixture(params=["mpi", pytest.param("gloo", marks=needs_torch)])
 def peer(request, comm):
-    return MpiPeer(comm) if request.param == "mpi" else request.getfixturevalue("gloo")
+    return MpiEngine(comm) if request.param == "mpi" else request.getfixturevalue("gloo")
 
 
-def total(peer: Peer) -> int:
+def total(peer: LibraryEngine) -> int:
     """Return the sum of a one from every rank."""
     x = np.ones(1, np.int64)
     peer.prepare(Operation.ALL_REDUCE, x, x, "sum", 0)()
@@ -41,7 +41,7 @@ def total(peer: Peer) -> int:
 
 def test_a_prepared_mpi_call_is_nothing_but_mpi4py_s_method(comm):
     x = np.ones(2, np.float32)
-    call = MpiPeer(comm).prepare(Operation.ALL_REDUCE, x, x, "sum", 0)
+    call = MpiEngine(comm).prepare(Operation.ALL_REDUCE, x, x, "sum", 0)
     assert isinstance(call, partial)
     assert call.func == comm.Allreduce
 
@@ -50,15 +50,15 @@ def test_a_prepared_mpi_call_is_nothing_but_mpi4py_s_method(comm):
 def test_mpi_has_no_average(comm, redop):
     x = np.ones(2, np.float32)
     with pytest.raises(UsageError, match=f"engine mpi does not offer reduction {redop}.*--engine hpccoll"):
-        MpiPeer(comm).prepare(Operation.ALL_REDUCE, x, x, redop, 0)
+        MpiEngine(comm).prepare(Operation.ALL_REDUCE, x, x, redop, 0)
 
 
 def test_unknown_names_list_the_valid_ones(comm):
     x = np.ones(2, np.float32)
     with pytest.raises(UnknownNameError, match=r"summ.*sum"):
-        MpiPeer(comm).prepare(Operation.ALL_REDUCE, x, x, "summ", 0)
+        MpiEngine(comm).prepare(Operation.ALL_REDUCE, x, x, "summ", 0)
     with pytest.raises(UnknownNameError, match=r"glo.*gloo, mpi, nccl"):
-        start("glo", comm)
+        start_engine("glo", comm)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_read_only_sources_are_read_and_read_only_results_refused(peer, comm):
 
 
 def test_what_is_not_here_is_given_as_a_reason(comm):
-    found = available(comm)
-    assert isinstance(found["mpi"], MpiPeer)
+    found = start_available_engines(comm)
+    assert isinstance(found["mpi"], MpiEngine)
     if not cuda_probe.devices():
         assert "no CUDA device" in str(found["nccl"]) or "torch is not installed" in str(found["nccl"])
     if find_spec("torch") is None:
         assert 'pip install "hpccoll[torch]"' in str(found["gloo"])
         assert "torch" not in sys.modules
     else:
-        assert isinstance(found["gloo"], TorchPeer)
+        assert isinstance(found["gloo"], TorchEngine)
         found["gloo"].close()
 
 
@@ -114,7 +114,7 @@ def test_the_users_default_group_is_not_touched(gloo):
 
 @needs_torch
 def test_two_peers_live_beside_each_other_and_close(comm, gloo):
-    second = TorchPeer(comm, "gloo")
+    second = TorchEngine(comm, "gloo")
     assert total(second) == comm.size
     second.close()
     assert total(gloo) == comm.size
@@ -127,16 +127,16 @@ def test_a_start_that_fails_on_one_rank_fails_on_all_and_names_it(comm, monkeypa
             raise RuntimeError("no route")
         return object()
 
-    monkeypatch.setattr(TorchPeer, "_group", fails)
+    monkeypatch.setattr(TorchEngine, "_group", fails)
     with pytest.raises(CommunicationError, match=rf"engine gloo: start.*rank {comm.size - 1}\): no route"):
-        TorchPeer(comm, "gloo")
+        TorchEngine(comm, "gloo")
 
 
 def test_without_a_gpu_nccl_is_unavailable(comm):
     if cuda_probe.devices():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError, match=r"nccl.*(CUDA|torch)") as caught:
-        start("nccl", comm)
+        start_engine("nccl", comm)
     assert caught.value.exit_status == 3
 
 
@@ -144,8 +144,8 @@ def test_without_a_gpu_nccl_is_unavailable(comm):
 @pytest.mark.parametrize("ending", ["peer.close()", "pass"])
 def test_the_process_ends_quietly_with_and_without_close(ending):
     script = (
-        "from hpccoll.runtime import job; from hpccoll.peers import start\n"
-        f"peer = start('gloo', job.world()); {ending}; print('done')"
+        "from hpccoll.runtime import job; from hpccoll.peers import start_engine\n"
+        f"peer = start_engine('gloo', job.get_world()); {ending}; print('done')"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],

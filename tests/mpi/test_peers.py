@@ -15,7 +15,7 @@ from hpccoll.errors import (
     ReductionError,
     UsageError,
 )
-from hpccoll.peers import MpiPeer, Peer, TorchPeer
+from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
 
@@ -34,14 +34,14 @@ MOVING: list[Operation] = [
 
 @pytest.fixture(scope="module")
 def gloo(comm):
-    peer = TorchPeer(comm, "gloo")
+    peer = TorchEngine(comm, "gloo")
     yield peer
     peer.close()
 
 
 @pytest.fixture(params=["mpi", pytest.param("gloo", marks=needs_torch)])
 def peer(request, comm):
-    return MpiPeer(comm) if request.param == "mpi" else request.getfixturevalue("gloo")
+    return MpiEngine(comm) if request.param == "mpi" else request.getfixturevalue("gloo")
 
 
 def dtype_from_numpy(name: str) -> np.dtype[Any]:
@@ -78,7 +78,7 @@ def expected(
 
 
 def run(
-    peer: Peer,
+    peer: LibraryEngine,
     comm: Any,
     operation: Operation,
     count: int = 5,
@@ -112,7 +112,7 @@ def run(
         assert source.tobytes() == before.tobytes(), "the source was changed"
 
 
-def refused(peer: Peer, dtype: str, redop: str) -> None:
+def refused(peer: LibraryEngine, dtype: str, redop: str) -> None:
     """Ask for an all_reduce that must not be prepared."""
     x: Any = np.ones(3, dtype_from_numpy(dtype))
     peer.prepare(Operation.ALL_REDUCE, x, x, redop, 0)
@@ -139,7 +139,7 @@ def test_every_operation_on_counts_and_roots(peer, comm, operation, count):
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max", "band", "bor", "bxor"])
 def test_mpi_reduces_every_dtype_for_which_the_reduction_is_defined(comm, dtype, redop):
-    peer, kind = MpiPeer(comm), np.dtype(dtype).kind
+    peer, kind = MpiEngine(comm), np.dtype(dtype).kind
     allowed = {"c": ["sum", "prod"], "f": list(FUNCTIONS)}.get(kind, [*FUNCTIONS, *BITWISE])
     if redop in allowed:
         run(peer, comm, Operation.ALL_REDUCE, dtype=dtype, redop=redop)
@@ -156,12 +156,12 @@ def test_truth_values_reduce_logically(peer, comm, redop):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_reduced_where_the_mpi_library_has_it_and_refused_where_not(comm, dtype):
-    mpi, name = job.mpi(), {"float16": "FLOAT16_T", "bfloat16": "BFLOAT16_T"}[dtype]
+    mpi, name = job.load_mpi(), {"float16": "FLOAT16_T", "bfloat16": "BFLOAT16_T"}[dtype]
     if getattr(mpi, name) != mpi.DATATYPE_NULL:
-        run(MpiPeer(comm), comm, Operation.ALL_REDUCE, dtype=dtype)
+        run(MpiEngine(comm), comm, Operation.ALL_REDUCE, dtype=dtype)
         return
-    with pytest.raises(UsageError, match=f"engine mpi.*{dtype}.*{job.mpi_library()}"):
-        refused(MpiPeer(comm), dtype, "sum")
+    with pytest.raises(UsageError, match=f"engine mpi.*{dtype}.*{job.get_mpi_library()}"):
+        refused(MpiEngine(comm), dtype, "sum")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "bfloat16", *INTEGERS, *FLOATS])
@@ -180,9 +180,9 @@ def test_in_place_keeps_the_own_block_in_its_place(peer, comm, operation):
 
 
 def test_in_place_forms_that_only_one_peer_has(comm):
-    run(MpiPeer(comm), comm, Operation.ALL_TO_ALL, in_place=True)
+    run(MpiEngine(comm), comm, Operation.ALL_TO_ALL, in_place=True)
     with pytest.raises(UsageError, match=r"engine mpi.*reduce_scatter in place"):
-        run(MpiPeer(comm), comm, Operation.REDUCE_SCATTER, in_place=True)
+        run(MpiEngine(comm), comm, Operation.REDUCE_SCATTER, in_place=True)
 
 
 @needs_torch

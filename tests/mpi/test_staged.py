@@ -23,7 +23,7 @@ from hpccoll.plan.replay import replay
 from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.lowering import message_rounds
+from hpccoll.runtime.lowering import message_lowering as message_rounds
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import Immediate, Persistent, Run, steps
 

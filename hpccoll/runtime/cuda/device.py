@@ -31,7 +31,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, UnavailableError
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.ipc import SLOTS, Closings, CupyDriver, Driver, limbo
+from hpccoll.runtime.cuda.ipc import SLOTS, CupyDriver, Driver, IpcCloseCounters, get_deferred_frees
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from hpccoll.runtime.shared_memory.segment import mapped, words
 from hpccoll.runtime.shared_memory.symmetric import Symmetric
@@ -43,7 +43,7 @@ _REMEDY: Final = (
 )
 
 
-class _Offer(NamedTuple):
+class _IpcHandles(NamedTuple):
     """A rank's piece and its events, or why it has none."""
 
     device: str = ""
@@ -52,8 +52,8 @@ class _Offer(NamedTuple):
     error: str = ""
 
 
-class Fences:
-    """Fences of streams; see above.
+class StreamFences:
+    """StreamFences of streams; see above.
 
     Args:
         driver: this rank's device.
@@ -99,14 +99,14 @@ def _drop(driver: Driver, events: Sequence[int]) -> None:
         driver.drop_event(event)
 
 
-class Opened:
+class IpcMapping:
     """A piece of another rank, mapped here; closed when nothing holds it any more."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
 
-class _Owned:
+class _AllocationOwner:
     """A piece of this rank; its arrays hold it."""
 
 
@@ -132,18 +132,18 @@ class Device:
         self.driver = made[0]
         self.device = self.driver.identity()
         pieces = mapped(comm, here, 8 * SLOTS, reserve=False)
-        self._closings = Closings(
+        self._closings = IpcCloseCounters(
             words(pieces[comm.rank], SLOTS), [words(pieces[rank], SLOTS) for rank in self._others]
         )
         self._number = _EVENTS
         self._last: tuple[int, object] | None = None
         self._events: list[int] = []
-        offers = self._offered(lambda: _Offer(events=self._exported()))
+        offers = self._offered(lambda: _IpcHandles(events=self._exported()))
         theirs: list[list[int]] = []
         self._together(lambda: theirs.extend(map(self._open_events, self._pick(offers))))
         self._closings.made(_EVENTS)
         self._switch = self.driver.event(shared=False)
-        self.fences = Fences(self.driver, gate, self._events, theirs)
+        self.fences = StreamFences(self.driver, gate, self._events, theirs)
 
     def empty(self, symmetric: Symmetric, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's array of a new symmetric buffer on its device, uninitialised; collective.
@@ -156,14 +156,14 @@ class Device:
         """
         extents, kind = symmetric.agreed(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
-        limbo().sweep()
+        get_deferred_frees().sweep()
         address, opened = self._shared(nbytes)
         self._number += 1
         self._closings.made(self._number)
         self._keep(self._number, opened)
-        owned = _Owned()
+        owned = _AllocationOwner()
         through, release = partial(self._closings.through, self._number), partial(self._release, address)
-        weakref.finalize(owned, limbo().add, through, release).atexit = False
+        weakref.finalize(owned, get_deferred_frees().add, through, release).atexit = False
         symmetric.record(owned, address, nbytes, dict(zip(self._others, opened, strict=True)))
         return self.driver.array(address, nbytes, owned).view(kind.numpy).reshape(extents)
 
@@ -191,12 +191,12 @@ class Device:
         self.driver.restore(before)
         self._last = None
         # Another rank may be about to wait for this one's events: it left the last meeting, and is slow.
-        limbo().add(partial(self._closings.through, _EVENTS), partial(_drop, self.driver, self._events))
+        get_deferred_frees().add(partial(self._closings.through, _EVENTS), partial(_drop, self.driver, self._events))
 
-    def _shared(self, nbytes: int) -> tuple[int, list[Opened]]:
+    def _shared(self, nbytes: int) -> tuple[int, list[IpcMapping]]:
         """Allocate this rank's piece, and map those of the others; all or nothing, on all ranks alike."""
         own: list[int] = []
-        opened: list[Opened] = []
+        opened: list[IpcMapping] = []
         try:
             offers = self._offered(lambda: self._piece(own, nbytes))
             self._together(lambda: opened.extend(map(self._open, self._pick(offers))))
@@ -216,7 +216,7 @@ class Device:
         self.driver.release(address)
         self.driver.restore(before)
 
-    def _piece(self, own: list[int], nbytes: int) -> _Offer:
+    def _piece(self, own: list[int], nbytes: int) -> _IpcHandles:
         device = self.driver.identity()
         if device != self.device:
             raise UnavailableError(
@@ -224,19 +224,19 @@ class Device:
                 "make that one current again, or another communicator"
             )
         own.append(self.driver.allocate(nbytes))
-        return _Offer(device, self.driver.export(own[0]))
+        return _IpcHandles(device, self.driver.export(own[0]))
 
     def _exported(self) -> tuple[bytes, ...]:
         self._events += [self.driver.event(shared=True) for _ in range(2)]
         return tuple(map(self.driver.export_event, self._events))
 
-    def _open_events(self, offer: _Offer) -> list[int]:
+    def _open_events(self, offer: _IpcHandles) -> list[int]:
         return [self.driver.open_event(handle) for handle in offer.events]
 
-    def _open(self, offer: _Offer) -> Opened:
-        return Opened(self.driver.open(offer.memory))
+    def _open(self, offer: _IpcHandles) -> IpcMapping:
+        return IpcMapping(self.driver.open(offer.memory))
 
-    def _keep(self, number: int, opened: Sequence[Opened]) -> None:
+    def _keep(self, number: int, opened: Sequence[IpcMapping]) -> None:
         """Close mappings when they are let go of, and count when all of a buffer are closed."""
         left = len(opened)
 
@@ -253,14 +253,14 @@ class Device:
         for each in opened:
             weakref.finalize(each, close, each.address).atexit = False
 
-    def _pick(self, offers: Sequence[_Offer]) -> list[_Offer]:
+    def _pick(self, offers: Sequence[_IpcHandles]) -> list[_IpcHandles]:
         return [offers[rank] for rank in self._others]
 
-    def _offered(self, make: Callable[[], _Offer]) -> list[_Offer]:
+    def _offered(self, make: Callable[[], _IpcHandles]) -> list[_IpcHandles]:
         """Gather what every rank offers, or raise alike on all."""
-        made: list[_Offer] = []
+        made: list[_IpcHandles] = []
         error = self._reason(lambda: made.append(make()))
-        offers: list[_Offer] = self._comm.allgather(made[0] if made else _Offer(error=error))
+        offers: list[_IpcHandles] = self._comm.allgather(made[0] if made else _IpcHandles(error=error))
         self._raise([each.error for each in offers])
         return offers
 

@@ -23,7 +23,7 @@ from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.cuda.fuse import Extent, Launch, launches, places_of
 from hpccoll.runtime.cuda.ipc import Driver
 from hpccoll.runtime.cuda.kernels import THREADS, Kernel, rows_for
-from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.executable import NodeExecutable, fingerprint, is_direct, where
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError

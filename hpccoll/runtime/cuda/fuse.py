@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hpccoll.runtime.arrays import DType
 from hpccoll.runtime.cuda.kernels import WIDEST, Chain
-from hpccoll.runtime.lowering.program import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 
 
 @dataclass(frozen=True, slots=True)

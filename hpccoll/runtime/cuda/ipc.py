@@ -3,8 +3,8 @@
 Plain cudaMalloc memory alone can be shared: neither CuPy's pool nor cudaMallocAsync's can. A small allocation is a part
 of a block of 2 MiB, and the whole block would be shared with it; so sizes are rounded up to such blocks.
 
-Memory that others have mapped must not be freed (that is undefined). So an owner waits: its piece goes into `Limbo`
-when its last array is gone, and is freed by a later sweep, once every other rank counted that it closed its mapping.
+Freeing memory that another process still has mapped is undefined behaviour. So when the last array over an allocation
+is gone, the allocation goes into `DeferredFrees`; a later sweep frees it once every other rank has closed its mapping.
 Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
@@ -154,7 +154,7 @@ class CupyDriver:
         self._launch(function.ptr, grid[0], grid[1], 1, THREADS, 1, 1, 0, stream, parameters, 0)
 
 
-class Closings:
+class IpcCloseCounters:
     """How often each rank has closed its mappings of each slot: words in host memory that the ranks share.
 
     A buffer's slot is its number modulo SLOTS. A slot is through when each other rank closed as many mappings as were
@@ -179,7 +179,7 @@ class Closings:
         return all(other[slot] >= self._made[slot] for other in self._others)
 
 
-class Limbo:
+class DeferredFrees:
     """Memory whose arrays are gone, but which others may still have mapped."""
 
     def __init__(self) -> None:
@@ -202,6 +202,6 @@ class Limbo:
 
 
 @cache
-def limbo() -> Limbo:
-    """Return the limbo of this process: what a closed communicator leaves is swept by the next one."""
-    return Limbo()
+def get_deferred_frees() -> DeferredFrees:
+    """Return the get_deferred_frees of this process: what a closed communicator leaves is swept by the next one."""
+    return DeferredFrees()

@@ -128,7 +128,7 @@ def verdict(operation: str, status: int, output: str, errors: str) -> Evidence:
 
 def _try(operation: str, module: str) -> str:
     """Hand device memory to one operation of MPI.COMM_SELF and look at what arrived; return what was tried."""
-    mpi = job.mpi()
+    mpi = job.load_mpi()
     arrays: Any = importlib.import_module(module)
     where = {"device": "cuda"} if module == "torch" else {}
     for count in _COUNTS:
@@ -143,7 +143,8 @@ def _try(operation: str, module: str) -> str:
             mpi.COMM_SELF.Allreduce(specs[0], specs[1], mpi.SUM)
         if not bool((result == source).all()):
             raise SystemExit(f"{count} elements did not arrive")
-    return f"{_WORKED} within one process, {' and '.join(map(str, _COUNTS))} elements of float32, {job.mpi_library()}"
+    counts = " and ".join(map(str, _COUNTS))
+    return f"{_WORKED} within one process, {counts} elements of float32, {job.get_mpi_library()}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.hierarchical.lanes import Lane
 from hpccoll.runtime.hierarchical.parts import PartGround, bounce_count, parts_of
 from hpccoll.runtime.hierarchical.strands import Action, Strand, actions_of
-from hpccoll.runtime.lowering.program import Program
+from hpccoll.runtime.lowering import Program
 from hpccoll.runtime.messages.executable import freed
 from hpccoll.runtime.shared_memory.executable import fingerprint, is_direct, where
 from hpccoll.runtime.shared_memory.node import Node

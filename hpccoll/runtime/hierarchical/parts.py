@@ -17,7 +17,7 @@ from hpccoll.errors import UnavailableError
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, Lane
-from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import REMOTE_TILE, Ground
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.symmetric import is_token, parsed

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
 from hpccoll.runtime.hierarchical.lanes import Lane
-from hpccoll.runtime.lowering.program import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.shared_memory.bind import Ground, bound
 
 CALLS = 4  # tiles between two looks at the messages under way: about as long as a message of one tile takes

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
-from hpccoll.runtime.lowering.program import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
-from hpccoll.runtime.lowering.program import OWN, Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering import OWN, Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.shared_memory.cross_memory import Remote
 
 TILE = 128 * 2**10  # bytes: with its operands it fits into the second-level cache, and its calls cost little beside it

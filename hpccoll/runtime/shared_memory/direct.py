@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import REMOTE_TILE, Ground
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.runtime.shared_memory.symmetric import is_token, parsed

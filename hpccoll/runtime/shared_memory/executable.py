@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hpccoll.plan.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.lowering.program import MemoryKind
+from hpccoll.runtime.lowering import MemoryKind
 from hpccoll.runtime.messages.executable import freed
 from hpccoll.runtime.shared_memory.bind import bound
 from hpccoll.runtime.shared_memory.direct import Direct

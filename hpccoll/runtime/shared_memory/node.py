@@ -17,7 +17,7 @@ from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, LANES, Lane
-from hpccoll.runtime.job import Layout
+from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.shared_memory.cross_memory import Remote, reachable
 from hpccoll.runtime.shared_memory.node_barrier import WORDS, Gate
 from hpccoll.runtime.shared_memory.segment import Mapped, mapped, words
@@ -47,7 +47,9 @@ class Node:
         progress: carries those on.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, under_way: Sized, progress: Callable[[], object]) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, layout: RankLayout, under_way: Sized, progress: Callable[[], object]
+    ) -> None:
         self.rank = comm.rank
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)

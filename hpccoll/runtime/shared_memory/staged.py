@@ -12,7 +12,7 @@ import numpy as np
 
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays import BoundCall, FlatArray
-from hpccoll.runtime.lowering.program import OWN, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import Ground, bound
 from hpccoll.runtime.shared_memory.node import HALF, Node
 from hpccoll.runtime.shared_memory.task import Task, local

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, DType, FlatArray
-from hpccoll.runtime.lowering.program import LocalInstruction, Program
+from hpccoll.runtime.lowering import LocalInstruction, Program
 
 
 @dataclass(frozen=True, slots=True)

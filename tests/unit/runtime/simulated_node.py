@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
-from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.program import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce
+from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce, lower_plan
 from tests.unit.runtime.simulated import JUNK
 
 Array = NDArray[Any]
@@ -111,7 +110,7 @@ def leg(
     whole = plan.operation.chunk_sizes(count, plan.ranks, chunks) if sizes is None else sizes
     ranks = range(plan.ranks)
     programs = [
-        lower(plan, r, count, ITEMSIZE, shares(plan, r, chunks, in_place), staged=half is not None, sizes=sizes)
+        lower_plan(plan, r, count, ITEMSIZE, shares(plan, r, chunks, in_place), staged=half is not None, sizes=sizes)
         for r in ranks
     ]
     memories = [users(plan, rank, whole, in_place) for rank in ranks]

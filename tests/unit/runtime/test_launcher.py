@@ -88,7 +88,7 @@ import sys
 from hpccoll.errors import HpccollError
 from hpccoll.runtime import job
 try:
-    print(job.world().size)
+    print(job.get_world().size)
 except HpccollError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_status)

@@ -17,7 +17,7 @@ from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bound
 from hpccoll.runtime.cuda.fuse import Extent, launches
 from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, Chain, Kernel, rows_for
-from hpccoll.runtime.lowering.program import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from tests.mpi.cases import bits, sprinkled
 from tests.unit.runtime.cuda import host_kernels
 from tests.unit.runtime.cuda.host_kernels import COMPILER, HostKernels, together

@@ -17,11 +17,10 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import Move, Op, Span
-from hpccoll.runtime.lowering import message_rounds as lowering
-from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.message_rounds import segments
-from hpccoll.runtime.lowering.placement import align_ranges
-from hpccoll.runtime.lowering.program import Copy, MemoryKind, MemoryRange, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import Copy, MemoryKind, MemoryRange, Program, Receive, Reduce, Send, Wait, lower_plan
+from hpccoll.runtime.lowering import message_lowering as lowering
+from hpccoll.runtime.lowering.chunk_locations import align_ranges
+from hpccoll.runtime.lowering.message_lowering import split_message
 from tests.unit.runtime.simulated import simulate
 
 ITEMSIZE = 8
@@ -63,7 +62,7 @@ def run(plan: Plan, count: int, in_place: bool, seed: int) -> list[Program]:
     n = plan.ranks
     ranks = [layout(plan.operation, rank, n, plan.root, count, in_place) for rank in range(n)]
     shares = [in_place and bool(len(s) and len(r)) and plan.operation is not Operation.ALL_TO_ALL for s, r in ranks]
-    programs = [lower(plan, rank, count, ITEMSIZE, shares[rank]) for rank in range(n)]
+    programs = [lower_plan(plan, rank, count, ITEMSIZE, shares[rank]) for rank in range(n)]
     rng = np.random.default_rng(seed)
     memories: list[list[Any]] = []
     inputs: list[Any] = []
@@ -129,7 +128,7 @@ def starts(program: Program) -> list[int]:
 def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, small_segments):
     plan = drawn(algorithm, n, n - 1, 4)
     for rank in range(n):
-        program = lower(plan, rank, 50, ITEMSIZE, in_place=False)
+        program = lower_plan(plan, rank, 50, ITEMSIZE, in_place=False)
         waits = [(at, step.start) for at, step in enumerate(program.instructions) if isinstance(step, Wait)]
         assert Counter(start for _, start in waits) == Counter(starts(program))
         assert all(start < at for at, start in waits)
@@ -144,7 +143,7 @@ def test_no_place_is_read_or_written_while_a_message_owns_it(algorithm, n, in_pl
     for rank in range(n):
         source, result = layout(plan.operation, rank, n, plan.root, 50, in_place)
         shares = in_place and bool(len(source) and len(result)) and plan.operation is not Operation.ALL_TO_ALL
-        program = lower(plan, rank, 50, ITEMSIZE, shares)
+        program = lower_plan(plan, rank, 50, ITEMSIZE, shares)
         flying: dict[int, Send | Receive] = {}
         for index, step in enumerate(program.instructions):
             reads, writes = touched(step)
@@ -176,7 +175,7 @@ def touched(step) -> tuple[list[MemoryRange], list[MemoryRange]]:
 def test_the_input_is_only_read_and_places_lie_within_their_memories(algorithm, n):
     plan = drawn(algorithm, n, 0, 3)
     for rank in range(n):
-        program = lower(plan, rank, 10, ITEMSIZE, in_place=False)
+        program = lower_plan(plan, rank, 10, ITEMSIZE, in_place=False)
         source, result = layout(plan.operation, rank, n, plan.root, 10, in_place=False)
         extent = [len(source), len(result), program.work, program.landing]
         for step in program.instructions:
@@ -190,8 +189,8 @@ def test_the_input_is_only_read_and_places_lie_within_their_memories(algorithm, 
 def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, in_place):
     count = 2**30 // 4
     for rank in range(n):
-        program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), rank, count, 4, in_place)
-        longest = max(stop - start for start, stop in segments(-(-count // n), 4))
+        program = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), rank, count, 4, in_place)
+        longest = max(stop - start for start, stop in split_message(-(-count // n), 4))
         assert program.landing <= lowering.WINDOW * (longest + 1)
         assert program.work == 0
         assert len(program.instructions) < 8 * n * lowering.MOST_SEGMENTS
@@ -199,13 +198,15 @@ def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, 
 
 def test_messages_of_a_ring_are_those_of_the_formula():
     for n in (2, 3, 8):
-        program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
+        program = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
         assert program.messages == 2 * 2 * (n - 1)
         assert sum(step.place.count for step in program.instructions if isinstance(step, Send)) == 2 * (n - 1) * 1000
 
 
 def test_recursive_doubling_in_place_waits_for_a_send_before_it_reduces_into_what_is_sent():
-    program = lower(get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(2), 0, 4, ITEMSIZE, in_place=True)
+    program = lower_plan(
+        get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(2), 0, 4, ITEMSIZE, in_place=True
+    )
     kinds = [type(step).__name__ for step in program.instructions]
     sent, joined = kinds.index("Send"), kinds.index("Reduce")
     assert Wait(sent) in program.instructions[:joined]
@@ -213,7 +214,7 @@ def test_recursive_doubling_in_place_waits_for_a_send_before_it_reduces_into_wha
 
 @given(count=st.integers(0, 2**33), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
 def test_segments_cover_a_message_in_nearly_equal_parts(count, itemsize):
-    cuts = segments(count, itemsize)
+    cuts = split_message(count, itemsize)
     assert cuts[0][0] == 0
     assert cuts[-1][1] == count
     assert all(stop == start for (_, stop), (start, _) in pairwise(cuts))
@@ -226,7 +227,7 @@ def test_segments_cover_a_message_in_nearly_equal_parts(count, itemsize):
 def test_both_ends_cut_a_message_alike_even_where_their_pieces_differ(small_segments):
     plan = get_algorithm(Operation.GATHER, "tree").plan(7, root=3)
     for count in (1, 4, 10):
-        programs = [lower(plan, rank, count, ITEMSIZE, in_place=False) for rank in range(7)]
+        programs = [lower_plan(plan, rank, count, ITEMSIZE, in_place=False) for rank in range(7)]
         for a in range(7):
             for b in range(7):
                 sent = [s.place.count for s in programs[a].instructions if isinstance(s, Send) and s.peer == b]
@@ -235,9 +236,9 @@ def test_both_ends_cut_a_message_alike_even_where_their_pieces_differ(small_segm
 
 
 def test_a_message_without_elements_is_not_sent_but_a_barriers_is():
-    empty = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
+    empty = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
     assert empty.instructions == ()
-    assert lower(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
+    assert lower_plan(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.plan.operation import Operation
-from hpccoll.runtime.lowering import message_rounds as lowering
-from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.message_rounds import PRIVATE
-from hpccoll.runtime.lowering.program import Copy, MemoryKind, Program, Reduce, Send, Wait
+from hpccoll.runtime.lowering import Copy, MemoryKind, Program, Reduce, Send, Wait, lower_plan
+from hpccoll.runtime.lowering import message_lowering as lowering
+from hpccoll.runtime.lowering.message_lowering import PRIVATE
 from tests.unit.runtime.lowering.test_lower import ALGORITHMS, CASES, ITEMSIZE, drawn, run
 
 
 def doubling(nbytes: int, n: int = 2, **how: Any) -> Program:
     plan = get_algorithm(Operation.ALL_REDUCE, "recursive_doubling").plan(n)
-    return lower(plan, 0, nbytes // ITEMSIZE, ITEMSIZE, **({"in_place": True} | how))
+    return lower_plan(plan, 0, nbytes // ITEMSIZE, ITEMSIZE, **({"in_place": True} | how))
 
 
 def copied(program: Program) -> bool:
@@ -58,7 +57,7 @@ def test_out_of_place_the_first_message_is_the_input_itself_and_the_others_copie
 
 
 def test_a_ring_overwrites_nothing_in_the_round_that_sends_it_and_copies_nothing():
-    program = lower(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 64 * 1024, ITEMSIZE, in_place=True)
+    program = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 64 * 1024, ITEMSIZE, in_place=True)
     assert not any(isinstance(step, Copy) for step in program.instructions)
 
 

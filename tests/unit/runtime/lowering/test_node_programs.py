@@ -19,8 +19,7 @@ from hpccoll.plan.proof.check import check
 from hpccoll.plan.replay import replay
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Picks, Region, Step, Store
-from hpccoll.runtime.lowering.lower import lower
-from hpccoll.runtime.lowering.program import OWN, MemoryKind, NodeFence
+from hpccoll.runtime.lowering import OWN, MemoryKind, NodeFence, lower_plan
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, leg, mixed, simulate, users
 
@@ -133,8 +132,8 @@ def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_withou
     for n in (2, 3, 5):
         plan = drawn(algorithm, n, 1)
         for rank in range(n):
-            direct = lower(plan, rank, 8, ITEMSIZE, in_place=False).instructions
-            through = lower(plan, rank, 8, ITEMSIZE, in_place=False, staged=True).instructions
+            direct = lower_plan(plan, rank, 8, ITEMSIZE, in_place=False).instructions
+            through = lower_plan(plan, rank, 8, ITEMSIZE, in_place=False, staged=True).instructions
             meetings = [
                 [at for at, step in enumerate(steps) if isinstance(step, NodeFence)] for steps in (direct, through)
             ]
@@ -192,7 +191,7 @@ def test_plans_with_many_fences_end_as_in_replay(push):
             plan = as_shared(algorithm, n, n - 1, push=push)
             if plan is None or plan.operation is Operation.BARRIER:
                 continue
-            programs = [lower(plan, rank, 7, ITEMSIZE, in_place=False) for rank in range(n)]
+            programs = [lower_plan(plan, rank, 7, ITEMSIZE, in_place=False) for rank in range(n)]
             direct = not any(program.arena for program in programs)
             for seed in range(2):
                 for half in (None, 1) if direct else (1,):
@@ -215,7 +214,7 @@ def touched_by_others(plan: Plan, count: int) -> list[set[MemoryKind]]:
     """Return which memories of each rank others touch where they are."""
     seen: list[set[MemoryKind]] = [set() for _ in range(plan.ranks)]
     for rank in range(plan.ranks):
-        for step in lower(plan, rank, count, ITEMSIZE, in_place=False).instructions:
+        for step in lower_plan(plan, rank, count, ITEMSIZE, in_place=False).instructions:
             for place in places_of(step):
                 if place.owner != OWN:
                     seen[place.owner].add(place.memory)
@@ -232,7 +231,7 @@ def test_what_others_touch_is_what_the_program_says(n):
     for plan in plans:
         seen = touched_by_others(plan, 2 * n + 1)
         for rank in range(n):
-            program = lower(plan, rank, 2 * n + 1, ITEMSIZE, in_place=False)
+            program = lower_plan(plan, rank, 2 * n + 1, ITEMSIZE, in_place=False)
             assert seen[rank] - {MemoryKind.ARENA} == program.touched, f"{plan.name}, rank {rank}"
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpccoll.plan.plan import Plan
 from hpccoll.runtime.arrays import BoundCall, FlatArray, NumPyModule, as_buffer, get_dtype
-from hpccoll.runtime.lowering.lower import lower
+from hpccoll.runtime.lowering import lower_plan
 from hpccoll.runtime.shared_memory import bind, staged
 from hpccoll.runtime.shared_memory.task import Task
 from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, by_name, drawn, wanted
@@ -59,7 +59,7 @@ def bound_rank(
     sharing = shares(plan, node.rank, chunks, in_place)
     source, result = users(plan, node.rank, plan.operation.chunk_sizes(count, plan.ranks, chunks), in_place)
     dtype, module, half = get_dtype("int64"), Mixing(), 0
-    through = partial(lower, plan, node.rank, count, ITEMSIZE, sharing, staged=True)
+    through = partial(lower_plan, plan, node.rank, count, ITEMSIZE, sharing, staged=True)
     task = Task(
         plan, as_buffer(source, "x", True), as_buffer(result, "out", True), count, dtype, module, "mixed",
         lambda sizes: through(sizes=np.array(sizes)), lambda length: np.full(length, JUNK), (), (), (),

@@ -24,7 +24,7 @@ _ROOT_HAS_SOURCE = (Operation.BROADCAST, Operation.SCATTER)
 _WHOLE_IS_SOURCE = (Operation.REDUCE_SCATTER, Operation.SCATTER)
 
 
-class Peer(Protocol):
+class LibraryEngine(Protocol):
     """Someone else's collectives behind one face."""
 
     name: str
@@ -50,7 +50,7 @@ class Peer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class CheckedBuffers:
     """The buffers of one rank, checked: None where the operation gives the rank none."""
 
     source: FlatArray | None
@@ -60,7 +60,7 @@ class Arranged:
     in_place: bool
 
 
-def arrange(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> Arranged:
+def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
     """Check and flatten what this rank brings and gets; in place, cut the rank's own block out of the whole.
 
     Raises:
@@ -72,7 +72,7 @@ def arrange(operation: Operation, source: Any, result: Any, root: int, rank: int
         only = brings or gets
         if only is None:
             raise BufferError(f"{operation.value}: rank {rank} was given no buffer that the operation uses")
-        return Arranged(brings and brings.flat, gets and gets.flat, only.dtype, only.module, False)
+        return CheckedBuffers(brings and brings.flat, gets and gets.flat, only.dtype, only.module, False)
     if (brings.dtype, brings.module.name) != (gets.dtype, gets.module.name):
         pair = f"source is {brings.module.name} {brings.dtype.name}, result {gets.module.name} {gets.dtype.name}"
         raise BufferError(f"{operation.value}: {pair}; pass buffers of one dtype and one array module")
@@ -90,7 +90,7 @@ def _adopted(operation: Operation, array: Any, role: str, used: bool) -> Buffer 
     return as_buffer(array, role, writable=role == "result")
 
 
-def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: int) -> Arranged:
+def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: int) -> CheckedBuffers:
     whole, block = (brings, gets) if operation in _WHOLE_IS_SOURCE else (gets, brings)
     source, result = brings.flat, gets.flat
     shared = brings.count > 0 and brings.overlaps(gets)
@@ -103,7 +103,7 @@ def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: in
         if shared and whole.address == block.address and whole.count == block.count and whole.count % n == 0:
             mine = whole.flat[rank * own : (rank + 1) * own]
             source, result = (source, mine) if whole is brings else (mine, result)
-            return Arranged(source, result, brings.dtype, brings.module, True)
+            return CheckedBuffers(source, result, brings.dtype, brings.module, True)
         fits, wanted = whole.count == n * block.count, f"{n} times as many in the one as in the other"
     if not fits:
         raise BufferError(f"{operation.value}: source has {brings.count} elements, result {gets.count}; need {wanted}")
@@ -111,9 +111,9 @@ def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: in
         home = whole.address + (rank * block.nbytes if whole.count != block.count else 0)
         if block.address != home:
             raise BufferError(f"{operation.value}: source and result overlap, but not as in place; pass buffers apart")
-    return Arranged(source, result, brings.dtype, brings.module, shared)
+    return CheckedBuffers(source, result, brings.dtype, brings.module, shared)
 
 
-def no_such(peer: str, what: str, instead: str) -> UsageError:
+def unsupported_error(peer: str, what: str, instead: str) -> UsageError:
     """Return the error for something that a peer does not offer."""
     return UsageError(f"engine {peer} does not offer {what}; {instead}")

@@ -12,7 +12,7 @@ Tensor = Any
 Launch = Callable[[], Any]  # returns torch's Work
 
 
-class Calls:
+class TorchCollectives:
     """The collectives of one process group.
 
     Args:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Load, Move, Step
-from hpccoll.runtime.lowering.message_rounds import MessageLowering, own, own_ids, own_move
-from hpccoll.runtime.lowering.placement import ChunkLocations
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations
+from hpccoll.runtime.lowering.message_lowering import MessageLowering, get_own_chunks, get_own_move, get_own_value
 from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, Program
-from hpccoll.runtime.lowering.shared_memory_rounds import RemoteAccesses, SharedMemoryLowering
+from hpccoll.runtime.lowering.shared_memory_lowering import RemoteAccesses, SharedMemoryLowering
 
 
-def lower(
+def lower_plan(
     plan: Plan,
     rank: int,
     count: int,
@@ -69,7 +69,7 @@ def _walk(
     for t, steps in enumerate(rounds):
         if node is None or not node.deferred:  # what is deferred keeps its scratch
             scratch.cursor = 0
-        messages.round([own_move(step) for step in steps if isinstance(step, Move)])
+        messages.round([get_own_move(step) for step in steps if isinstance(step, Move)])
         if node is not None:
             node.round(t, [step for step in steps if not isinstance(step, Move)])
     last = places.unsettled()
@@ -83,10 +83,10 @@ def _used(rounds: Sequence[Sequence[Step]], chunks: int) -> NDArray[np.bool_]:
     for steps in rounds:
         for step in steps:
             if isinstance(step, Move):
-                _, _, _, sent, received = own_move(step)
+                _, _, _, sent, received = get_own_move(step)
                 used[sent] = used[received] = True
-            elif isinstance(step, Load) and own(step.source) >= 0:
-                used[own_ids(step.local)] = True
+            elif isinstance(step, Load) and get_own_value(step.source) >= 0:
+                used[get_own_chunks(step.local)] = True
     return used
 
 

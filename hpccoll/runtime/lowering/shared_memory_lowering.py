@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Region, Step, Store
-from hpccoll.runtime.lowering.message_rounds import own, own_ids
-from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
 
 
@@ -177,16 +177,16 @@ class SharedMemoryLowering:
 
     def round(self, t: int, steps: Sequence[Step]) -> None:
         """Lower the steps of this rank in round `t`, and take note of what all ranks write in it."""
-        if any(isinstance(step, Fence) and own(step.leader) != NO_PEER for step in steps):
+        if any(isinstance(step, Fence) and get_own_value(step.leader) != NO_PEER for step in steps):
             self.fence(t)
         chains: dict[tuple[int, ...], list[tuple[int, list[MemoryRange]]]] = {}
         for step in steps:
-            if isinstance(step, Load) and (frm := own(step.source)) != NO_PEER:
-                src, dst = own_ids(step.remote), own_ids(step.local)
+            if isinstance(step, Load) and (frm := get_own_value(step.source)) != NO_PEER:
+                src, dst = get_own_chunks(step.remote), get_own_chunks(step.local)
                 operand = self.places.now(src) if frm == self.rank else self.there(frm, src)
-                chains.setdefault(tuple(dst.tolist()), []).append((own(step.op), operand))
-            elif isinstance(step, Store) and (to := own(step.dest)) != NO_PEER:
-                self.copy(self.places.now(own_ids(step.local)), self.stored(to, own_ids(step.remote)))
+                chains.setdefault(tuple(dst.tolist()), []).append((get_own_value(step.op), operand))
+            elif isinstance(step, Store) and (to := get_own_value(step.dest)) != NO_PEER:
+                self.copy(self.places.now(get_own_chunks(step.local)), self.stored(to, get_own_chunks(step.remote)))
         for chunks, operands in chains.items():
             self.land(t, np.array(chunks, np.int64), operands)
         for step in self.facts.rounds[t]:

@@ -1,4 +1,4 @@
-"""Lowering rounds of messages: segments, scratch, and the hazards that plans need not think of.
+"""Lowering rounds of messages: split_message, scratch, and the hazards that plans need not think of.
 
 In a round everything is read as it stood at the round's start and lands at its end. Here that becomes an order: a
 message lands directly where it belongs unless this round still reads that place; otherwise it lands in scratch and is
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpccoll.plan.step import NO_CHUNK, IntArray, Ints, Move, Op, Region
-from hpccoll.runtime.lowering.placement import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 
 SEGMENT = 2**20  # bytes: what is joined is still in the cache; smaller ones gain nothing more (bench/README.md)
@@ -29,7 +29,7 @@ PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: of less, or of more, the c
 OwnMove = tuple[int, int, int, IntArray, IntArray]  # to, from, op, and the chunks sent and received, of one rank
 
 
-def segments(count: int, itemsize: int) -> list[tuple[int, int]]:
+def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
     """Cut a message of `count` elements: into equal parts of about SEGMENT bytes, MOST_SEGMENTS at most."""
     parts = min(max(1, -(-count * itemsize // SEGMENT)), MOST_SEGMENTS)
     return [(count * j // parts, count * (j + 1) // parts) for j in range(parts)]
@@ -128,7 +128,7 @@ class MessageLowering:
         count = sum(place.count for place in home)
         fresh = op == Op.COPY or all(place.memory is MemoryKind.SOURCE for place in self.places.now(chunks))
         direct = len(home) == 1 and fresh and not any(home[0].overlaps(read) for read in reads)
-        cuts = segments(count, self.itemsize)
+        cuts = split_message(count, self.itemsize)
         rolling = not direct and op != Op.COPY and alone and len(cuts) > WINDOW
         if direct:
             landing = [home[0].part(start, stop) for start, stop in cuts]
@@ -172,7 +172,7 @@ class MessageLowering:
         else:
             packed = pieces[0] if pieces else self.scratch(0)
         starts = []
-        for start, stop in segments(count, self.itemsize):
+        for start, stop in split_message(count, self.itemsize):
             starts.append(len(self.steps))
             self.steps.append(Send(peer, packed.part(start, stop)))
         return starts
@@ -236,16 +236,16 @@ class MessageLowering:
                 self.steps.append(Wait(start))
 
 
-def own(value: Ints) -> int:
+def get_own_value(value: Ints) -> int:
     """Return the only entry of a column of one rank."""
     return int(np.reshape(value, -1)[0])
 
 
-def own_move(move: Move) -> OwnMove:
+def get_own_move(move: Move) -> OwnMove:
     """Return the to, from, op, and chunks sent and received of a column of one rank."""
-    to, frm, op = own(move.dest), own(move.source), own(move.op)
-    sent = own_ids(move.send) if to >= 0 else np.empty(0, np.int64)
-    received = own_ids(move.recv) if frm >= 0 else np.empty(0, np.int64)
+    to, frm, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
+    sent = get_own_chunks(move.send) if to >= 0 else np.empty(0, np.int64)
+    received = get_own_chunks(move.recv) if frm >= 0 else np.empty(0, np.int64)
     return to, frm, op, sent, received
 
 
@@ -255,7 +255,7 @@ def _shared(moves: list[OwnMove]) -> set[int]:
     return {chunk for chunk, messages in times.items() if messages > 1}
 
 
-def own_ids(region: Region) -> IntArray:
+def get_own_chunks(region: Region) -> IntArray:
     """Return the chunks of a region of a column of one rank."""
     ids = region.ids(1)[0]
     return np.asarray(ids[ids != NO_CHUNK], np.int64)

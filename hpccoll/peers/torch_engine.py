@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, UnavailableError
-from hpccoll.peers.base import Call, arrange, no_such
-from hpccoll.peers.torch_calls import Calls
+from hpccoll.peers.library_engine import Call, check_buffers, unsupported_error
+from hpccoll.peers.torch_collectives import TorchCollectives
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
@@ -44,7 +44,7 @@ _REDUCED_AS = {
 }
 
 
-class TorchPeer:
+class TorchEngine:
     """Engine `gloo` or `nccl`. Every rank of `comm` makes it, and every rank closes it.
 
     Args:
@@ -59,7 +59,7 @@ class TorchPeer:
 
     def __init__(self, comm: MPI.Intracomm, backend: str, limit_s: float = 60.0) -> None:
         self.name, self.comm, self._limit = backend, comm, timedelta(seconds=limit_s)
-        where = job.layout(comm)
+        where = job.detect_layout(comm)
         local = where.node[: comm.rank].count(where.node[comm.rank])
         crowd = max(where.ranks_per_node)
         _agree(comm, UnavailableError, f"engine {backend}", lambda: _require(backend, crowd))
@@ -71,7 +71,7 @@ class TorchPeer:
         self._store = self._meet(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         group = _agree(comm, CommunicationError, f"engine {backend}: start of the process group", self._group)
-        self._calls = Calls(group, c10d, comm.rank, comm.size)
+        self._calls = TorchCollectives(group, c10d, comm.rank, comm.size)
 
     def _meet(self, host: str) -> Any:
         """Open the store on rank 0 at a port that the system picks, and connect the others to it."""
@@ -105,20 +105,20 @@ class TorchPeer:
         return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
-        """Return what runs `operation` once and waits for it; see `Peer.prepare`.
+        """Return what runs `operation` once and waits for it; see `LibraryEngine.prepare`.
 
         Out of place costs a copy in all_reduce, reduce and broadcast: torch offers these in place only.
         """
         if operation is Operation.BARRIER:
             return self._completed(self._calls.barrier())
-        part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
+        part = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         if self.name == "nccl" and not part.module.on_device:
-            raise no_such(self.name, "host buffers", "use --buffer cuda")
+            raise unsupported_error(self.name, "host buffers", "use --buffer cuda")
         if self.name == "gloo" and part.module.on_device and operation not in _GLOO_ON_DEVICE:
-            raise no_such(self.name, f"{operation.value} of device buffers", "use --buffer host")
+            raise unsupported_error(self.name, f"{operation.value} of device buffers", "use --buffer host")
         if operation is Operation.ALL_TO_ALL and part.in_place:
             # Gloo accepts it and overwrites blocks before it has sent them.
-            raise no_such(self.name, "all_to_all in place", "use --out-of-place")
+            raise unsupported_error(self.name, "all_to_all in place", "use --out-of-place")
         op, kind = self._reduction(redop, part.dtype) if operation.reduces else (None, "uint8")
         source, result = (self._tensor(flat, part.module, kind) for flat in (part.source, part.result))
         launch = self._calls.bind(operation, source, result, op, root, part.in_place)
@@ -129,10 +129,10 @@ class TorchPeer:
         reduction, offered = Reduction.parse(redop), _OPS | (_BITWISE if self.name == "gloo" else {})
         if reduction.name not in offered:
             instead = f"use one of {', '.join(offered)}, or --engine hpccoll"
-            raise no_such(self.name, f"reduction {reduction.name}", instead)
+            raise unsupported_error(self.name, f"reduction {reduction.name}", instead)
         reduction.require(dtype)
         if dtype.name not in _REDUCED_AS or (dtype.kind == "c" and reduction.name not in ("sum", "avg")):
-            raise no_such(self.name, f"reduction {reduction.name} of {dtype.name}", "use --engine hpccoll")
+            raise unsupported_error(self.name, f"reduction {reduction.name} of {dtype.name}", "use --engine hpccoll")
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:

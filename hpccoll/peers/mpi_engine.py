@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hpccoll.peers.base import Arranged, Call, arrange, no_such
+from hpccoll.peers.library_engine import Call, CheckedBuffers, check_buffers, unsupported_error
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
@@ -34,7 +34,7 @@ _DATATYPES = {
 }
 
 
-class MpiPeer:
+class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and its like, on buffer specifications that are made once.
 
     Args:
@@ -48,22 +48,22 @@ class MpiPeer:
 
     def __init__(self, comm: MPI.Intracomm, device_works: bool = False) -> None:
         self.comm, self._device_works = comm, device_works
-        self._mpi = job.mpi()
+        self._mpi = job.load_mpi()
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
-        """Return what runs `operation` once; see `Peer.prepare`."""
+        """Return what runs `operation` once; see `LibraryEngine.prepare`."""
         if operation is Operation.BARRIER:
             return self.comm.Barrier
-        part = arrange(operation, source, result, root, self.comm.rank, self.comm.size)
+        part = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         if part.module.on_device and not self._device_works:
-            raise no_such(self.name, f"{part.module.name} device buffers here", "use --buffer host")
+            raise unsupported_error(self.name, f"{part.module.name} device buffers here", "use --buffer host")
         call = self._rooted(operation, part, redop, root) if operation.has_root else self._flat(operation, part, redop)
         return _after_stream(part.module, call) if part.module.on_device else call
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _flat(self, operation: Operation, part: Arranged, redop: str) -> Call:
+    def _flat(self, operation: Operation, part: CheckedBuffers, redop: str) -> Call:
         source, result = self._specs(operation, part)
         given = self._mpi.IN_PLACE if part.in_place else source
         if operation is Operation.ALL_REDUCE:
@@ -74,10 +74,10 @@ class MpiPeer:
             return partial(self.comm.Alltoall, given, result)
         if part.in_place:
             # MPI_IN_PLACE would put every rank's block at the front of the whole, not in its place.
-            raise no_such(self.name, "reduce_scatter in place", "use --out-of-place")
+            raise unsupported_error(self.name, "reduce_scatter in place", "use --out-of-place")
         return partial(self.comm.Reduce_scatter_block, source, result, self._op(part.dtype, redop))
 
-    def _rooted(self, operation: Operation, part: Arranged, redop: str, root: int) -> Call:
+    def _rooted(self, operation: Operation, part: CheckedBuffers, redop: str, root: int) -> Call:
         source, result = self._specs(operation, part)
         given = self._mpi.IN_PLACE if part.in_place else source
         if operation is Operation.BROADCAST:
@@ -90,17 +90,17 @@ class MpiPeer:
             return partial(self.comm.Gather, given, result, root)
         return partial(self.comm.Scatter, source, self._mpi.IN_PLACE if part.in_place else result, root)
 
-    def _specs(self, operation: Operation, part: Arranged) -> tuple[Spec | None, Spec | None]:
+    def _specs(self, operation: Operation, part: CheckedBuffers) -> tuple[Spec | None, Spec | None]:
         source_whole, result_whole = operation in _BLOCKS_IN, operation in _BLOCKS_OUT
         source = None if part.source is None else self._spec(operation, part, part.source, source_whole)
         return source, None if part.result is None else self._spec(operation, part, part.result, result_whole)
 
-    def _spec(self, operation: Operation, part: Arranged, flat: FlatArray, whole: bool) -> Spec:
+    def _spec(self, operation: Operation, part: CheckedBuffers, flat: FlatArray, whole: bool) -> Spec:
         """The bytes of an array, how many elements, and of which MPI datatype."""
         datatype = getattr(self._mpi, _DATATYPES[part.dtype.name])
         if operation.reduces and datatype == self._mpi.DATATYPE_NULL:
-            here = f"{part.dtype.name} reductions ({job.mpi_library()} has no such datatype)"
-            raise no_such(self.name, here, "use float32, or --engine hpccoll")
+            here = f"{part.dtype.name} reductions ({job.get_mpi_library()} has no such datatype)"
+            raise unsupported_error(self.name, here, "use float32, or --engine hpccoll")
         if not operation.reduces and part.dtype.itemsize == 2:
             datatype = self._mpi.UINT16_T  # only moved: any two bytes will do
         return part.module.as_bytes(flat), len(flat) // (self.comm.size if whole else 1), datatype
@@ -108,7 +108,7 @@ class MpiPeer:
     def _op(self, dtype: DType, redop: str) -> MPI.Op:
         reduction = Reduction.parse(redop)
         if reduction.name not in _OPS:
-            raise no_such(
+            raise unsupported_error(
                 self.name, f"reduction {reduction.name}", f"use one of {', '.join(_OPS)}, or --engine hpccoll"
             )
         reduction.require(dtype)
