@@ -1,4 +1,4 @@
-"""The options that say on which machine to simulate, and the machine that they mean."""
+"""The options that select the machine to simulate, and the machine that they mean."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from hpccoll.predict.fit import MeasuredRow
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-DEFAULT = "dgx-h100"
-FIT = "fit:"
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+DEFAULT_MACHINE = "dgx-h100"
+FIT_PREFIX = "fit:"
+_SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine that was asked for; `nodes` where the user says how many, `errors` of a fit (fitted, left out)."""
+    """The machine of the options; `nodes` if --nodes was given; `errors` of a fit on fitted and on left-out sizes."""
 
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
 
-    def of(self, ranks: int) -> Machine:
-        """Return the machine as `ranks` ranks fill it."""
+    def for_ranks(self, ranks: int) -> Machine:
+        """Return the machine; with --nodes, its nodes have as many ranks as spread `ranks` over that many nodes."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
 
     @property
     def title(self) -> str:
-        """What to call it above a table."""
+        """The machine's name and, for a fitted machine, its median errors."""
         if self.errors is None:
             return self.machine.name
         fitted, left_out = self.errors
@@ -49,15 +49,15 @@ class ChosenMachine:
 
 
 def add_machine_options(command: Command) -> Command:
-    """Add --machine, --nodes, --alpha, --beta and --gamma."""
+    """Add --machine, --nodes, --alpha, --beta and --gamma to a click command."""
     for option in (
-        click.option("--gamma", metavar="TIME|BANDWIDTH", help="To reduce a byte; 1e-11 (seconds) or 100GB/s."),
-        click.option("--beta", metavar="TIME|BANDWIDTH", help="A byte of a message; 8e-11 (seconds) or 12.5GB/s."),
+        click.option("--gamma", metavar="TIME|BANDWIDTH", help="Cost of reducing a byte: 1e-11 (seconds) or 100GB/s."),
+        click.option("--beta", metavar="TIME|BANDWIDTH", help="Cost of sending a byte: 8e-11 (seconds) or 12.5GB/s."),
         click.option(
-            "--alpha", metavar="TIME", help="A message: 3.7us. Instead of --machine: all links alike, one-port."
+            "--alpha", metavar="TIME", help="Cost of a message: 3.7us. Replaces --machine; all links alike, one-port."
         ),
-        click.option("--nodes", type=click.IntRange(1), help="Spread the ranks over so many nodes."),
-        click.option("--machine", metavar="NAME|FILE.toml|fit:FILE", help=f"Default {DEFAULT}."),
+        click.option("--nodes", type=click.IntRange(1), help="Number of nodes to spread the ranks over."),
+        click.option("--machine", metavar="NAME|FILE.toml|fit:FILE", help=f"Default {DEFAULT_MACHINE}."),
     ):
         command = option(command)
     return command
@@ -66,15 +66,15 @@ def add_machine_options(command: Command) -> Command:
 def resolve_machine(
     counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> ChosenMachine:
-    """Return the machine that the options mean.
+    """Return the machine that the options mean; reads the file of `fit:FILE` or `FILE.toml`, and fits if asked to.
 
     Args:
-        counts: the rank counts that it is for.
-        options: of `machine_options`.
-        algorithms: those whose rows a fit is restricted to; none for all.
+        counts: the rank counts to simulate.
+        options: values of the options of `add_machine_options`, by name.
+        algorithms: algorithms whose rows a machine is fitted to; empty for all.
 
     Raises:
-        UsageError: options that do not go together, or more nodes than ranks.
+        UsageError: --machine together with costs, more nodes than ranks, or a file that cannot be used.
     """
     name, nodes = options["machine"], options["nodes"]
     costs = {key: options[key] for key in ("alpha", "beta", "gamma") if options[key] is not None}
@@ -85,64 +85,66 @@ def resolve_machine(
     errors = None
     if costs:
         alpha = parse_seconds(costs.get("alpha", "0"), "--alpha")
-        machine = Machine.flat(
-            alpha, *(parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
-        )
-    elif name is not None and name.startswith(FIT):
-        machine, errors = _fitted(name.removeprefix(FIT), {each.full_name for each in algorithms})
+        per_byte = (parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
+        machine = Machine.flat(alpha, *per_byte)
+    elif name is not None and name.startswith(FIT_PREFIX):
+        machine, errors = _fit_to_file(name.removeprefix(FIT_PREFIX), {each.full_name for each in algorithms})
     else:
-        machine = load_machine(name if name is not None else DEFAULT)
+        machine = load_machine(name if name is not None else DEFAULT_MACHINE)
     return ChosenMachine(machine, nodes, errors)
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds that `text` names: 3.7us, 1.2ms, 1e-6."""
+    """Return the seconds of a time such as 3.7us, 1.2ms or 1e-6; a UsageError for others names `option`."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*(s|ms|us|ns|)\s*", text.replace("µ", "u"), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6:
         raise UsageError(f"{option} {text!r} is not a time; write seconds or a unit, such as 3.7us, 1e-6 or 0")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
 
 
 def parse_seconds_per_byte(text: str, option: str) -> float:
-    """Return the seconds a byte that `text` names: as a time, or as a bandwidth (12.5GB/s, 1e9 bytes a GB)."""
+    """Return the seconds per byte of a time (8e-11) or a bandwidth (12.5GB/s, 1 GB being 1e9 bytes).
+
+    Raises:
+        UsageError: `text` is neither; names `option`.
+    """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*GB/s\s*", text, re.IGNORECASE)
     if match is None:
         try:
             return parse_seconds(text, option)
         except UsageError:
             raise UsageError(
-                f"{option} {text!r} is neither a time a byte, such as 8e-11, nor a bandwidth, such as 12.5GB/s"
+                f"{option} {text!r} is neither a time per byte, such as 8e-11, nor a bandwidth, such as 12.5GB/s"
             ) from None
     if not 1e-9 < float(match[1]) < 1e12:
-        raise UsageError(f"{option} {text!r}: need a bandwidth above 0")
+        raise UsageError(f"{option} {text!r} is not a bandwidth above 0; write one such as 12.5GB/s")
     return 1 / (float(match[1]) * 1e9)
 
 
-def _fitted(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Fit the machine to a bench record, by the rows of `names` or, without any, by all."""
+def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
+    """Return the machine fitted to a bench record, and its median errors; uses the rows of `names` if it has any."""
     from hpccoll.predict.fit import fit_machine
 
     rows = read_measured_rows(path, "--machine fit:")
-    if names and any(row.algorithm.full_name in names for row in rows):
-        rows = [row for row in rows if row.algorithm.full_name in names]
-    found = fit_machine(rows, path)
-    return found.machine, (found.median_error(fitted=True), found.median_error(fitted=False))
+    named_rows = [row for row in rows if row.algorithm.full_name in names]
+    fit = fit_machine(named_rows or rows, path)
+    return fit.machine, (fit.median_error(fitted=True), fit.median_error(fitted=False))
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
-    """Return the rows of a bench record that a machine can be fitted to: those of plans, on 2 ranks or more.
+    """Return the rows of a bench record that a machine can be fitted to: of plans, on two ranks or more.
 
     Raises:
-        UsageError: the file cannot be read or is no record; the message names `option`.
+        UsageError: the file cannot be read or is not a bench record; names `option`.
     """
     from hpccoll.measure.result_file import read_records
 
-    found = (_measured(record) for record in read_records(path, option).collectives())
-    return [row for row in found if row is not None]
+    rows = (_make_measured_row(record) for record in read_records(path, option).collectives())
+    return [row for row in rows if row is not None]
 
 
-def _measured(record: CollectiveRecord) -> MeasuredRow | None:
-    """Return the row as a plan and its time; None where it is not of a plan that is known here."""
+def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
+    """Return the plan that a record measured and its time; None if no algorithm of this version has that plan."""
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm
@@ -158,9 +160,8 @@ def _measured(record: CollectiveRecord) -> MeasuredRow | None:
         itemsize = 2 if row.dtype == "bfloat16" else np.dtype(row.dtype).itemsize
     except (HpccollError, TypeError):
         return None
-    # As the engine cut it.
     chunks = choose_chunk_count(algorithm, row.ranks, row.nbytes, row.count)
-    # As a fitted machine has them: full nodes in rank order, the last with what is left.
+    # A fitted machine has full nodes in rank order; the last node takes the remaining ranks.
     full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
     nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)
     plan = algorithm.plan(row.ranks, row.root or 0, chunks, nodes)

@@ -1,6 +1,7 @@
-"""The command `hpccoll`: finds the subcommand, and turns whatever goes wrong into one paragraph and an exit status.
+"""The command `hpccoll`: runs a subcommand and turns every error into one paragraph and an exit status.
 
-Subcommands are imported when they are called, so that `hpccoll --help` and `hpccoll verify` need neither MPI nor torch.
+A subcommand's module is imported when it is called, so that `hpccoll --help` and `hpccoll verify` load neither MPI nor
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from gettext import gettext
 from pathlib import Path
 from typing import Any
@@ -25,63 +25,39 @@ from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells count
 GRACE_S = 0.25
-STATUS_FILE = "HPCCOLL_STATUS_FILE"  # where a batch script finds it: srun's own is 137 if it had to end other ranks
+# Names the file that tells a batch script the exit status: srun itself ends with 137 if it had to kill other ranks.
+STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
-
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """Where a subcommand is, `module:attribute`, and what it does in a line."""
-
-    target: str
-    summary: str
-
-    def load(self) -> click.Command:
-        """Import the command."""
-        module, _, attribute = self.target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-
+# Each command is the function of its name in the module of its name, hpccoll/cli/NAME.py.
 COMMANDS = {
-    "bench": LazyCommand(
-        "hpccoll.cli.bench:bench", "Time collectives over engines and algorithms, validated, side by side."
-    ),
-    "draw": LazyCommand("hpccoll.cli.draw:draw", "Draw an algorithm as text, a picture, an animation or a trace."),
-    "demo": LazyCommand("hpccoll.cli.demo:demo", "Run the classic examples, printed rank by rank before and after."),
-    "doctor": LazyCommand(
-        "hpccoll.cli.doctor:doctor", "Look at MPI, launcher, cores, memory, clocks and GPUs: what to mend."
-    ),
-    "export": LazyCommand("hpccoll.cli.export:export", "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML."),
-    "lab": LazyCommand("hpccoll.cli.lab:lab", "Start a throw-away SLURM cluster on this machine."),
-    "preflight": LazyCommand(
-        "hpccoll.cli.preflight:preflight", "Name the nodes and links of a job that are slow or broken."
-    ),
-    "report": LazyCommand("hpccoll.cli.report:report", "Show result files as one HTML page, with findings in words."),
-    "scaling": LazyCommand(
-        "hpccoll.cli.scaling:scaling", "Put results of several runs side by side over numbers of nodes."
-    ),
-    "schema": LazyCommand("hpccoll.cli.schema:schema", "Print the JSON Schema of the records."),
-    "simulate": LazyCommand(
-        "hpccoll.cli.simulate:simulate", "Predict what algorithms take on a machine that is not here."
-    ),
-    "train": LazyCommand(
-        "hpccoll.cli.train:train", "Train a small model over a mesh of data, tensor and pipeline parallelism."
-    ),
-    "tune": LazyCommand(
-        "hpccoll.cli.tune:tune", "Measure every algorithm here and store the fastest, for auto to read."
-    ),
-    "verify": LazyCommand("hpccoll.cli.verify:verify", "Prove the plans for every rank count in a range."),
+    "bench": "Time collectives over engines and algorithms, validated, side by side.",
+    "demo": "Run the classic examples; print each rank's values before and after.",
+    "doctor": "Check MPI, launcher, cores, memory, clocks and GPUs, and say how to fix them.",
+    "draw": "Draw an algorithm as text, a picture, an animation or a trace.",
+    "export": "Write a plan as JSON, GOAL (LogGOPSim) or MSCCL XML.",
+    "lab": "Start a throw-away SLURM cluster on this machine.",
+    "preflight": "Name the nodes and links of a job that are slow or broken.",
+    "report": "Show result files as one HTML page, with findings in words.",
+    "scaling": "Compare the results of several runs over numbers of nodes.",
+    "schema": "Print the JSON Schema of the records.",
+    "simulate": "Predict the times of algorithms on a machine that you do not have.",
+    "train": "Train a small model over a mesh of data, tensor and pipeline parallelism.",
+    "tune": "Measure every algorithm here, for algorithm='auto' to use the fastest.",
+    "verify": "Prove plans correct for every rank count in a range.",
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when one is called, and not to list them."""
+    """A click group that imports a command when it is called, and no command to list them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"hpccoll.cli.{cmd_name}"), cmd_name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -93,85 +69,85 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # before click sees it, who would end with 1: our word for a wrong result
-            return _closed_pipe()
+        except BrokenPipeError:  # click would exit with 1, the status of a wrong result
+            return _discard_stdout()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section(gettext("Commands")):
-            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpccoll")
 def hpccoll() -> None:
-    """Collective communication as plans: proven, run over MPI, and measured beside its peers.
+    """Collective communication as plans: proven, run over MPI, and measured beside other libraries.
 
     \b
     Example:
       hpccoll verify --ranks 1:64
       mpirun -n 4 hpccoll bench all_reduce
 
-    Exit status: 0 done and right; 1 a result was wrong or a comparison regressed; 2 usage; 3 something that was asked
-    for is not available here; 4 the communication failed.
+    Exit status: 0 success; 1 a result was wrong or a comparison regressed; 2 usage; 3 something that was asked for is
+    not available here; 4 the communication failed.
     """  # noqa: D301 - \b is click's, and keeps the lines apart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; no error that was foreseen leaves a traceback.
+    """Run the command line and return its exit status; print expected errors as one paragraph, without a traceback.
 
     Args:
         arguments: without the program's name; default those of this process.
     """
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
-        sys.stdout.flush()  # a reader that went away shows here rather than at exit
-        return _left(status if isinstance(status, int) else 0)
+        sys.stdout.flush()  # raises here, rather than at exit, if the reader has closed the pipe
+        return _record_status(status if isinstance(status, int) else 0)
     except click.ClickException as error:
-        if is_printing_rank():  # every rank was called with the same words
+        if is_printing_rank():  # every rank has the same arguments, and this error
             error.show()
-        return _left(error.exit_code)
+        return _record_status(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _end(INTERRUPTED, "interrupted; finished records are kept")
+        return _fail(INTERRUPTED, "interrupted; finished records are kept")
     except BrokenPipeError:
-        return _closed_pipe()
+        return _discard_stdout()
     except HpccollError as error:
-        return _end(error.exit_status, f"Error: {error}")
+        return _fail(error.exit_status, f"Error: {error}")
     except Exception:
-        if not _in_job():
+        if not _is_in_job():
             raise
-        return _end(1, traceback.format_exc())
+        return _fail(1, traceback.format_exc())
 
 
-def _left(status: int) -> int:
-    """Leave the status of the command in the file that a batch script named, and return it."""
+def _record_status(status: int) -> int:
+    """Return `status`, having written it to the file that HPCCOLL_STATUS_FILE names, if no other rank has."""
     if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
-        # Only the first rank that speaks; and where no file can be written, the script has the launcher's status.
+        # If the file cannot be written, the batch script has the launcher's status.
         with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
             file.write(f"{status}\n")
     return status
 
 
-def _closed_pipe() -> int:
-    """Let Python's last flush of standard output go nowhere."""
+def _discard_stdout() -> int:
+    """Point standard output at /dev/null, so that flushing it at exit does not fail; return the exit status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return CLOSED_PIPE
 
 
-def _in_job() -> bool:
-    """Whether other ranks may be waiting for this one: MPI was loaded by a process that a launcher started."""
+def _is_in_job() -> bool:
+    """Whether other ranks may be waiting for this one: a launcher started the process, and it has loaded MPI."""
     return get_launched_rank() is not None and "mpi4py.MPI" in sys.modules
 
 
-def _end(status: int, message: str) -> int:
-    """Say once why the command ends, and take the other ranks of the job along."""
-    if not _in_job():
+def _fail(status: int, message: str) -> int:
+    """Print `message` on standard error once per job, abort the job's other ranks, and return `status`."""
+    if not _is_in_job():
         if is_printing_rank():
             print(message, file=sys.stderr)
-        return _left(status)
-    # Often all ranks fail alike. The lowest speaks and ends the job before the others' time has come.
+        return _record_status(status)
+    # All ranks often fail alike. The lowest rank prints, and aborts the job while the others still sleep.
     time.sleep(min(get_launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
-    _left(status)
+    _record_status(status)
     time.sleep(GRACE_S / 2)  # the launcher forwards what it has read, not what is in the pipe when the job dies
     from hpccoll.runtime import job
 

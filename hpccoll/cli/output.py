@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON Lines for their scripts; under MPI from rank 0 only."""
+"""Output of commands: tables for people, JSON Lines for scripts; under MPI only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpccoll.measure.output_file import unwritable
 
 SCHEMA = "hpccoll/1"
 STDOUT = "-"
-# What launchers tell a process about its place. An mpirun inside SLURM sets its own as well: SLURM's word comes last.
+# Launchers set these to a process's rank. SLURM's comes last: an mpirun inside a SLURM job sets its own as well.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process's rank as its launcher says, without loading MPI; None where no launcher says so."""
+    """Return this process's rank from its launcher's environment variables; None without a launcher. Loads no MPI."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdecimal():
             return int(environ[name])
@@ -31,23 +31,23 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_printing_rank() -> bool:
-    """Whether this process is the one that prints: rank 0, or no MPI job at all."""
+    """Whether this process prints: it is rank 0, or was not started by a launcher."""
     return not get_launched_rank()
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesWriter:
-    """Writes records, one a line, each flushed: a run that is cut short leaves every finished one readable."""
+    """Writes one record per line and flushes each, so that an interrupted run leaves its finished records readable."""
 
     stream: IO[str] | None
     target: str
     option: str
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write `record` as one line (nothing at all where no file was asked for).
+        """Write `record` as one line; does nothing without a stream.
 
         Raises:
-            UsageError: the file cannot be written any more (a full disk).
+            UsageError: the file can no longer be written, such as on a full disk.
         """
         if self.stream is None:
             return
@@ -55,19 +55,19 @@ class JsonLinesWriter:
             self.stream.write(json.dumps(record, allow_nan=False) + "\n")
             self.stream.flush()
         except BrokenPipeError:
-            raise  # not a file that cannot be written, but a reader that has seen enough
+            raise  # the reader closed the pipe; `main` exits quietly
         except OSError as error:
             raise unwritable(self.target, self.option, error) from error
 
 
 @contextmanager
 def open_json_lines(target: str | None, option: str = "--json", mode: str = "w") -> Iterator[JsonLinesWriter]:
-    """Open where records go.
+    """Open the file that records are written to.
 
     Args:
-        target: a path, `-` for standard output, None for nowhere; only the rank that prints opens anything.
-        option: the option that named it, for the message.
-        mode: `w` to begin anew, `a` to go on.
+        target: a path, `-` for standard output, None to write nothing; only the printing rank opens it.
+        option: the option that named it, for error messages.
+        mode: `w` to replace the file, `a` to append.
 
     Raises:
         UsageError: the file cannot be written; the message names option and path.
@@ -78,24 +78,24 @@ def open_json_lines(target: str | None, option: str = "--json", mode: str = "w")
         yield JsonLinesWriter(sys.stdout, target, option)
     else:
         try:
-            stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - an error of the body is not its own
+            stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - errors of the body must not be caught
         except OSError as error:
             raise unwritable(target, option, error) from error
         try:
             yield JsonLinesWriter(stream, target, option)
         finally:
-            with suppress(OSError):  # every line was flushed: what may be left is one that has failed already
+            with suppress(OSError):  # every line was flushed; only one that failed to be written can be left
                 stream.close()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
-    """Print a table: by rich on a terminal, as plain aligned text otherwise.
+    """Print a table on the printing rank: with rich on a terminal, as plain aligned text otherwise.
 
     Args:
         title: what the table shows.
-        columns: the headings; the last is a remark, left out where the terminal is too narrow for it.
-        rows: cells as text.
-        numbers: the columns that are aligned to the right.
+        columns: headings; the last column is left out if the terminal is too narrow for it.
+        rows: cells, as strings.
+        numbers: headings of the columns to align right.
     """
     if not is_printing_rank():
         return

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal, if there is one: mpirun makes standard output a pipe, but leaves /dev/tty."""
+"""A progress bar on /dev/tty: under mpirun standard output is a pipe, but the terminal can still be opened."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import IO
 
 @contextmanager
 def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar of `total` steps while the body runs; call what it yields, with a word on the step, after each.
+    """Show a progress bar of `total` steps while the body runs; show nothing if there is no terminal.
 
-    Nothing is shown without a terminal. The bar vanishes in the end, so it never mixes with results.
+    Yields a function to call after each step with a word about it. The bar is erased at the end.
     """
-    with _terminal() as terminal:
+    with _open_terminal() as terminal:
         if terminal is None:
             yield lambda _: None
             return
@@ -28,7 +28,7 @@ def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _terminal() -> Iterator[IO[str] | None]:
+def _open_terminal() -> Iterator[IO[str] | None]:
     terminal: IO[str] | None = None
     with suppress(OSError):
         terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115 - closed below

@@ -1,4 +1,4 @@
-"""The first line of a result file, for commands that run on MPI ranks."""
+"""The first line of a result file: the record of kind `run`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def read_slurm_job() -> dict[str, str]:
-    """Return what SLURM says about the job that this process is in; nothing outside SLURM."""
+    """Return the SLURM variables of this process's job by record field; empty outside SLURM."""
     from hpccoll.measure.record import SLURM
 
     return {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
 
 
 def make_run_record(world: Any) -> dict[str, Any]:
-    """Return the record of kind `run`: what this run is and where. Collective over the MPI communicator `world`."""
+    """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`."""
     from hpccoll.measure.record import RunRecord
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
@@ -38,7 +38,7 @@ def make_run_record(world: Any) -> dict[str, Any]:
 
 
 def make_serial_run_record() -> dict[str, Any]:
-    """Return the record of kind `run` of a command that needs no MPI, without loading it."""
+    """Return the record of kind `run` of a command that runs in one process; does not load MPI."""
     import platform
 
     import numpy as np

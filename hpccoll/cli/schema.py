@@ -1,4 +1,4 @@
-"""`hpccoll schema`: prints the JSON Schema of the records that other commands write with --json."""
+"""`hpccoll schema`: the JSON Schema of the records that other commands write with --json."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from hpccoll.measure.schema import schema as json_schema
 
 @click.command(epilog="Example: hpccoll schema > hpccoll.schema.json")
 def schema() -> None:
-    """Print the JSON Schema of the records, one of which is one line of a result file."""
+    """Print the JSON Schema of the records; each line of a result file is one record."""
     if is_printing_rank():
         click.echo(json.dumps(json_schema(), indent=2))

@@ -1,23 +1,21 @@
-"""An algorithm at a scale and a size on a machine: the plan, its chunks and its element count, then the simulation."""
+"""Forecasts: the simulation of an algorithm for a rank count, a machine and a message size."""
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.simulate import Simulation, simulate
 from hpccoll.predict.pipelined import simulate_pipelined
+from hpccoll.selection import choose_chunk_count
 
-ITEMSIZE = 4  # float32, as `hpccoll bench` sends by default
-_MOST_CHUNKS = 128
+ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
 def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE) -> int:
-    """Return the elements a rank whose S is `nbytes` or, where that is not divisible, the next smaller S there is.
+    """Return the element count per rank of a message of `nbytes` (nccl-tests' S) on n ranks.
 
-    Above zero bytes it is at least one element, as `hpccoll bench` counts.
+    It is rounded down to whole elements; a message above zero bytes has at least one, as in `hpccoll bench`.
     """
     if operation is Operation.BARRIER:
         return 0
@@ -25,35 +23,19 @@ def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = IT
 
 
 def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
-    """Return how many ranks each node of the machine gets."""
+    """Return the number of ranks on each node, shape (nodes,), when n ranks fill the nodes of `machine` in order."""
     full, rest = divmod(n, machine.ranks_per_node)
     return (machine.ranks_per_node,) * full + ((rest,) if rest else ())
 
 
 def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
-    """Return whether n ranks can run it: those that share memory are on one node, unless it goes by nodes itself."""
+    """Whether n ranks of `machine` can run `algorithm`: shared memory needs one node, or a plan made for nodes."""
     return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
 
-@lru_cache(maxsize=4096)
-def chunks_for(algorithm: Algorithm, n: int, machine: Machine, nbytes: int) -> int:
-    """Return into how many chunks a message is cut: the power of two that the stated cost favours on that machine.
-
-    A step costs an alpha, and a rank sends what it sends evenly over the steps; 1 where nothing is pipelined or stated.
-    """
-    if "chunks" not in algorithm.parameters or algorithm.cost is None:
-        return 1
-    link = machine.between if n > machine.ranks_per_node else machine.within
-    nodes, most = fill_nodes(n, machine), max(count_elements(algorithm.operation, nbytes, n), 1)
-
-    def seconds(chunks: int) -> float:
-        cost = algorithm.plan(n, 0, chunks, nodes).cost
-        if cost is None:
-            return 0.0
-        return cost.steps * (link.alpha_s + float(cost.most) / chunks * nbytes * link.beta_s_per_byte)
-
-    candidates = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if 1 << k <= most]
-    return min(candidates, key=seconds)
+def choose_forecast_chunks(algorithm: Algorithm, n: int, nbytes: int) -> int:
+    """Return the number of chunks that a call of `nbytes` on n ranks is cut into when it runs."""
+    return choose_chunk_count(algorithm, n, nbytes, count_elements(algorithm.operation, nbytes, n))
 
 
 def forecast(
@@ -67,20 +49,20 @@ def forecast(
     full: bool = False,
     trace: bool = False,
 ) -> Simulation:
-    """Return what `algorithm` takes on n ranks of `machine` for a message of about `nbytes` (nccl-tests' S).
+    """Simulate `algorithm` on n ranks of `machine` with a message of about `nbytes` (nccl-tests' S).
 
     Args:
-        algorithm: any, registered or not.
-        n: ranks.
-        machine: its nodes are also those that the plan is laid out for.
-        nbytes: rounded down to whole float32 elements.
-        chunks: into how many the message is cut; None to choose.
+        algorithm: registered or not.
+        n: number of ranks; they fill the nodes of `machine` in order.
+        machine: the topology and its costs.
+        nbytes: message size; rounded down to whole float32 elements.
+        chunks: number of chunks; None for the number that a run takes.
         root: of operations that have one.
-        full: simulate every rank, also where a period would do.
+        full: simulate every rank, even if a few ranks stand for all.
         trace: find the critical path.
     """
     if chunks is None:
-        chunks = chunks_for(algorithm, n, machine, nbytes)
+        chunks = choose_forecast_chunks(algorithm, n, nbytes)
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     count = count_elements(plan.operation, nbytes, n)
     if algorithm.is_hybrid and not trace:

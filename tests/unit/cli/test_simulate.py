@@ -35,7 +35,7 @@ def test_a_ring_and_its_critical_path_are_told():
     row = next(line for line in result.stdout.splitlines() if line.startswith("all_reduce/ring "))
     assert row.split()[1:] == ["5", "5", "20", "B", "-", "8", "32", "B", "32", "B", "100.0%", "8", "us", "2.67x", "-"]
     assert "after 8 waits in a row, 8 of them across nodes (one rank stands for all)" in result.stdout
-    assert "round 2: rank 2 waits for 4 B from rank 1 across nodes, who began the round at 1 us" in result.stdout
+    assert "round 2: rank 2 waits for 4 B from rank 1 across nodes, which began the round at 1 us" in result.stdout
 
 
 def test_records_fulfil_the_schema(tmp_path):
@@ -145,8 +145,8 @@ def test_a_map_is_drawn(tmp_path):
         (["--nodes", "17"], "--nodes 17 is more than --ranks 16"),
         (["--nodes", "0"], "Invalid value for '--nodes'"),
         (["--alpha", "quick"], "--alpha 'quick' is not a time; write seconds or a unit, such as 3.7us"),
-        (["--beta", "1GB"], "--beta '1GB' is neither a time a byte, such as 8e-11, nor a bandwidth"),
-        (["--beta", "0GB/s"], "--beta '0GB/s': need a bandwidth above 0"),
+        (["--beta", "1GB"], "--beta '1GB' is neither a time per byte, such as 8e-11, nor a bandwidth"),
+        (["--beta", "0GB/s"], "--beta '0GB/s' is not a bandwidth above 0"),
         (["broadcast/tree", "--root", "16"], "root=16"),
         (["--chunks", "0"], "Invalid value for '--chunks'"),
         (["--map", "map.jpg"], "--map map.jpg: the suffix gives the format; use one of .png"),
