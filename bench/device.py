@@ -23,7 +23,7 @@ from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import MpiEngine, TorchEngine
 from hpccoll.plan.operation import Operation
 from hpccoll.runtime.arrays import Buffer, as_buffer
-from hpccoll.runtime.cuda.probe import takes_device_memory
+from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.units import MiB, format_size
 
 SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"
@@ -42,7 +42,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def _peers(bench: Bench) -> Iterator[TorchEngine | MpiEngine]:
-    if takes_device_memory():
+    if is_mpi_cuda_aware():
         yield MpiEngine(bench.comm, device_works=True)
     for backend in ("gloo", "nccl"):
         try:

@@ -20,7 +20,7 @@ from hpccoll.runtime import agreement, job
 from hpccoll.runtime.arguments import CheckedArguments, check_arguments
 from hpccoll.runtime.arrays import ArrayModule, Buffer, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
-from hpccoll.runtime.cuda.probe import takes_device_memory
+from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.runtime.decider import memory_of
 from hpccoll.runtime.engine import Bound, Engine
 from hpccoll.runtime.messages import point_to_point as messaging
@@ -53,7 +53,7 @@ class Communicator:
         self._comm, self._pairs = comm, comm.Dup()
         self._pairs.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self._engine = Engine(comm, takes_device_memory)
+        self._engine = Engine(comm, is_mpi_cuda_aware)
         self._debug = agreement.Agreement(comm) if agreement.wanted() else None
         self._seen, self._process = Seen(), os.getpid()
         self._sums = self._seen.sums

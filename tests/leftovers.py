@@ -15,7 +15,9 @@ SHM = Path("/dev/shm")
 
 def remove(age_s: float) -> list[str]:
     """Remove the files that came in the last `age_s` seconds and that nobody uses; return their names."""
-    gone = [each.path for each in list_library_files(SHM) if each.mine and not each.held and each.age_s <= age_s]
+    gone = [
+        each.path for each in list_library_files(SHM) if each.is_inspectable and not each.in_use and each.age_s <= age_s
+    ]
     for path in gone:
         path.unlink(missing_ok=True)
     return [path.name for path in gone]

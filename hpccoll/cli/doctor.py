@@ -1,8 +1,8 @@
-"""`hpccoll doctor`: looks at MPI, launcher, cores, memory, clocks, networks and GPUs, and says what to mend.
+"""`hpccoll doctor`: check MPI, launcher, cores, memory, clocks, networks and GPUs, and print findings with remedies.
 
-The record of kind `finding`, one a finding: `area`, `severity` (ok, note, warning, problem), `found`, `evidence`,
-`remedy` (null where there is nothing to mend), `provides` (what of `--require` it shows to work) and `hosts` (where it
-was found; empty for the job as a whole, or where there is one host).
+A record of kind `finding` has `area`, `severity` (ok, note, warning, problem), `found`, `evidence`, `remedy` (null if
+there is nothing to fix), `provides` (the capabilities for `--require` that it proves) and `hosts` (empty for the job as
+a whole, or with a single host).
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
-from hpccoll.doctor.checks import REQUIRABLE
+from hpccoll.doctor.requirements import REQUIRABLE, require_capabilities
 from hpccoll.errors import UnavailableError, UnknownNameError
 
 if TYPE_CHECKING:
-    from hpccoll.doctor.finding import Finding
-    from hpccoll.doctor.mpi_job import Job
+    from hpccoll.doctor import Finding
+    from hpccoll.doctor.checks import HostReport
+    from hpccoll.doctor.mpi_job import MpiJob
 
-MEETING_LIMIT_S = 60.0
+MPI_START_LIMIT_S = 60.0
 POLL_S = 0.02
-WIDEST, LONG = 120, 500
+MAX_WIDTH = 120
+MAX_EVIDENCE = 500  # characters, unless --all
 
 
-def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:
         if name not in REQUIRABLE:
@@ -44,98 +46,101 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
     "--require",
     "required",
     metavar="NAMES",
-    callback=_names,
-    help=f"End with status 3 unless these are shown to work: some of {','.join(REQUIRABLE)}.",
+    callback=_parse_requirements,
+    help=f"End with status 3 unless each of these works: a comma-separated list of {','.join(REQUIRABLE)}.",
 )
-@click.option("--all", "every", is_flag=True, help="Show the evidence also where all is well.")
+@click.option("--all", "verbose", is_flag=True, help="Show the evidence of all findings, also of those that are ok.")
 @click.option(
     "--limit",
     type=click.FloatRange(0, min_open=True),
     default=20.0,
     show_default=True,
-    help="Seconds for each thing that is tried in a process of its own.",
+    help="Time limit in seconds for each process that a check starts.",
 )
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
-def doctor(required: tuple[str, ...], every: bool, limit: float, target: str | None) -> int:
-    """Look at what this machine and job have, and say what to mend.
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+def doctor(required: tuple[str, ...], verbose: bool, limit: float, target: str | None) -> int:
+    """Check this machine and job, and print each finding with its evidence and remedy.
 
-    Runs alone, and under mpirun or srun, where the ranks' binding and hosts are looked at, too. What may crash or hang
-    (MPI, CUDA, torch) is tried in processes of its own. Nothing is changed or removed.
+    Runs alone, or under mpirun or srun, where it also checks hosts and the binding of ranks. Anything that may crash or
+    hang (MPI, CUDA, torch) runs in a process of its own. Nothing is changed or removed.
     """
     from hpccoll.doctor import checks, mpi_job
 
-    met = (
-        mpi_job.met(os.environ, MEETING_LIMIT_S)
-        if get_launched_rank() is not None
-        else mpi_job.not_launched(os.environ)
-    )
-    if met.world is None and not is_printing_rank():
-        return 0  # each rank is a job of its own: the first one says so
-    hosts = _hosts(met, limit)
+    if get_launched_rank() is not None:
+        job = mpi_job.start_mpi_job(os.environ, MPI_START_LIMIT_S)
+    else:
+        job = mpi_job.describe_unlaunched_process(os.environ)
+    if job.world is None and not is_printing_rank():
+        return 0  # each rank is a job of its own: only the first one is_printing_rank
+    hosts = _check_hosts(job, limit)
     findings: list[Finding] = []
     missing: str | None = None
     if hosts:
-        findings = checks.everything(hosts, met, limit)
+        findings = checks.check_job(hosts, job, limit)
         try:
-            checks.require(required, findings, len(hosts))
+            require_capabilities(required, findings, len(hosts))
         except UnavailableError as error:
             missing = str(error)
-    run = _run_record(met) if target is not None else {}
+    run = _run_record(job) if target is not None else {}
     if hosts:
-        _report(findings, run, every, target)
-    if met.world is not None:
-        missing = met.world.bcast(missing)
+        _report(findings, run, verbose, target)
+    if job.world is not None:
+        missing = job.world.bcast(missing)
     if missing is None:
         return 0
     if is_printing_rank():
         print(f"Error: {missing}", file=sys.stderr)
-    return UnavailableError.exit_status  # all ranks know: none needs to be aborted, which leaves shared memory behind
+    return UnavailableError.exit_status  # on all ranks alike: an abort would leave shared memory behind
 
 
-def _hosts(met: Job, limit: float) -> list[Any]:
-    """Let the first rank of each host look at it; return what they found on rank 0, nothing elsewhere."""
+def _check_hosts(job: MpiJob, limit: float) -> list[HostReport]:
+    """Run the host checks on the first rank of each host; return all reports on rank 0, nothing elsewhere. Collective.
+
+    Args:
+        job: the ranks.
+        limit: seconds for each process that a check starts.
+    """
     from hpccoll.doctor import checks
 
-    me = met.world.rank if met.world is not None else 0
-    here = [each for each in met.ranks if each.host == met.ranks[me].host]
-    mine = checks.this_host(here, limit) if here[0].rank == me else None
-    if met.world is None:
-        return [mine]
-    done = met.world.Ibarrier()
-    while not done.Test():  # whoever waits inside MPI spins, on the cores that are looked at
+    rank = job.world.rank if job.world is not None else 0
+    on_host = [each for each in job.ranks if each.host == job.ranks[rank].host]
+    report = checks.check_host(on_host, limit) if on_host[0].rank == rank else None
+    if job.world is None:
+        return [report] if report is not None else []
+    barrier = job.world.Ibarrier()
+    while not barrier.Test():  # waiting inside MPI would spin on the cores that are being checked
         time.sleep(POLL_S)
-    told = met.world.gather(mine)
-    return [host for host in told or [] if host is not None]
+    return [host for host in job.world.gather(report) or [] if host is not None]
 
 
-def _run_record(met: Job) -> dict[str, Any]:
-    """Return the record of kind `run`. Collective where MPI runs."""
+def _run_record(job: MpiJob) -> dict[str, Any]:
+    """Return the record of kind `run`. Collective if MPI runs."""
     from hpccoll.cli.run_record import make_serial_run_record
 
-    if met.world is None:
+    if job.world is None:
         return make_serial_run_record()
     from datetime import UTC, datetime
 
     from hpccoll.measure.record import RunRecord
-    from hpccoll.runtime import job
+    from hpccoll.runtime.job import detect_layout, find_commit
 
-    where = job.detect_layout(met.world)
+    ranks = detect_layout(job.world)
     return RunRecord(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions=met.ranks[met.world.rank].versions,
-        hosts=where.hosts,
-        cores=where.cores,
-        ranks=where.ranks,
-        nodes=where.nodes,
-        devices=(),  # a driver is asked in a process of its own only; the findings name the devices
-        oversubscribed=where.oversubscribed,
-        commit=job.find_commit(),
+        versions=job.ranks[job.world.rank].versions,
+        hosts=ranks.hosts,
+        cores=ranks.cores,
+        ranks=ranks.ranks,
+        nodes=ranks.nodes,
+        devices=(),  # this process does not call the CUDA driver, which may hang; the findings name the devices
+        oversubscribed=ranks.oversubscribed,
+        commit=find_commit(),
         start_time=datetime.now(UTC),
     ).as_dict()
 
 
-def _report(findings: Sequence[Finding], run: dict[str, Any], every: bool, target: str | None) -> None:
-    """Write the records, and print the table unless the records went there."""
+def _report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, target: str | None) -> None:
+    """Write the records to `target`, if given, and print the table unless the records went to standard output."""
     with open_json_lines(target) as lines:
         if target is not None:
             lines.write(run)
@@ -143,43 +148,43 @@ def _report(findings: Sequence[Finding], run: dict[str, Any], every: bool, targe
                 lines.write(finding.as_dict())
     if target == STDOUT:
         return
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
-    for line in table(findings, every, width):
+    width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
+    for line in format_findings(findings, verbose, width):
         print(line)
 
 
-def table(findings: Sequence[Finding], every: bool, width: int) -> list[str]:
-    """Return the lines for people: one a finding, below it evidence and remedy, where there is something to mend.
+def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
+    """Return the lines of a table: one finding each, followed by its evidence and remedy if there is something to fix.
 
     Args:
         findings: in the order in which they are shown.
-        every: whether evidence is shown of all of them.
-        width: columns that a line may take.
+        verbose: whether to show the evidence of all findings.
+        width: characters per line.
     """
-    lines, first = [], max((len(finding.area) for finding in findings), default=0)
-    indent = " " * (first + 11)
+    lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
+    indent = " " * (area_width + 11)
     for finding in findings:
-        name = finding.severity.name.lower()
-        where = f" [{', '.join(finding.hosts[:4])}{', ...' * (len(finding.hosts) > 4)}]" if finding.hosts else ""
-        lines += _wrapped(f"{finding.area:<{first}}  {name:<7}  ", finding.found + where, indent, width)
-        if every or name in ("warning", "problem"):
-            lines += _wrapped(indent, f"evidence: {_cut(finding.evidence, every)}", indent, width)
-        if finding.remedy and (every or name != "ok"):
-            lines.append(f"{indent}remedy: {finding.remedy}")  # one line: a command must survive being copied
+        severity = finding.severity.name.lower()
+        hosts = f" [{', '.join(finding.hosts[:4])}{', ...' * (len(finding.hosts) > 4)}]" if finding.hosts else ""
+        head = f"{finding.area:<{area_width}}  {severity:<7}  "
+        lines += _wrap(head, finding.found + hosts, indent, width)
+        if verbose or severity in ("warning", "problem"):
+            lines += _wrap(indent, f"evidence: {_shorten(finding.evidence, verbose)}", indent, width)
+        if finding.remedy and (verbose or severity != "ok"):
+            lines.append(f"{indent}remedy: {finding.remedy}")  # on one line, so that a command can be copied
     counts = Counter(finding.severity.name.lower() for finding in findings)
-    said = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
-    return [*lines, "", f"{', '.join(said)}, {counts['ok']} ok"]
+    totals = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
+    return [*lines, "", f"{', '.join(totals)}, {counts['ok']} ok"]
 
 
-def _cut(evidence: str, every: bool) -> str:
-    return (
-        evidence
-        if every or len(evidence) <= LONG
-        else f"{evidence[:LONG].rpartition(' ')[0]} ... (--all shows the rest)"
-    )
+def _shorten(evidence: str, verbose: bool) -> str:
+    if verbose or len(evidence) <= MAX_EVIDENCE:
+        return evidence
+    return f"{evidence[:MAX_EVIDENCE].rpartition(' ')[0]} ... (--all shows the rest)"
 
 
-def _wrapped(head: str, text: str, indent: str, width: int) -> list[str]:
+def _wrap(head: str, text: str, indent: str, width: int) -> list[str]:
+    """Return `text` in lines of `width` characters, the first after `head`, the others after `indent`."""
     return textwrap.wrap(
         text,
         max(width, len(indent) + 30),

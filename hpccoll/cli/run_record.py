@@ -29,7 +29,7 @@ def make_run_record(world: Any) -> dict[str, Any]:
         cores=where.cores,
         ranks=where.ranks,
         nodes=where.nodes,
-        devices=cuda_probe.devices(),
+        devices=cuda_probe.list_device_names(),
         oversubscribed=where.oversubscribed,
         commit=job.find_commit(),
         start_time=datetime.now(UTC),

@@ -1,5 +1,10 @@
-"""What is here, what is wrong with it, and what to do: the findings of `hpccoll doctor`.
+"""The checks of `hpccoll doctor`, which report problems of an installation, a host or a job with evidence and a remedy.
 
-Each file looks at one area and returns findings. Whatever may crash or hang (a driver, an MPI library, a tool of the
-site) runs in a process of its own with a time limit; how it ended is the evidence.
+Each module checks one area and returns findings. Anything that may crash or hang (a driver, an MPI library, a tool of
+the site) runs in a process of its own with a time limit, and the way it ended is the evidence. Nothing is changed or
+removed. Start reading at checks.py, which runs all checks.
 """
+
+from hpccoll.doctor.finding import Finding, Severity
+
+__all__ = ["Finding", "Severity"]

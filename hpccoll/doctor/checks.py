@@ -1,4 +1,4 @@
-"""Looks at everything: on each host once, at the job as a whole on rank 0."""
+"""Run all checks: those of a host on each host, those of the job as a whole on rank 0."""
 
 from __future__ import annotations
 
@@ -8,40 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpccoll.doctor import (
-    clock,
-    cores,
-    environment,
-    gpu,
-    limits,
-    mpi_library,
-    network,
-    numa,
-    rank_info,
-    shared_memory,
-    slurm,
-    torch_backends,
-)
+from hpccoll.doctor import rank_info, slurm
+from hpccoll.doctor.clock import check_clock
+from hpccoll.doctor.cores import check_cores, check_rank_placement, read_cpu_quota
+from hpccoll.doctor.environment import check_environment, report_network_variables
 from hpccoll.doctor.finding import Check, Finding, Severity, merge_findings, run_check
-from hpccoll.doctor.mpi_job import Job
-from hpccoll.errors import UnavailableError
+from hpccoll.doctor.gpu import check_cuda_aware_mpi, check_gpus
+from hpccoll.doctor.limits import check_limits
+from hpccoll.doctor.mpi_job import MpiJob
+from hpccoll.doctor.mpi_library import check_mpi_library, find_own_mpirun, run_mpi_probe
+from hpccoll.doctor.network import check_network
+from hpccoll.doctor.numa import check_topology
+from hpccoll.doctor.shared_memory import check_shared_memory
+from hpccoll.doctor.torch_backends import check_torch, is_torch_installed, run_torch_probe
 
-# What `--require` may ask for: each is shown to work by a finding that provides it.
-REQUIRABLE = (
-    "mpi",
-    "cma",
-    "cuda",
-    "cuda_aware",
-    "cupy",
-    "gloo",
-    "infiniband",
-    "ipc",
-    "nccl",
-    "nvml",
-    "slurm",
-    "torch",
-)
-_ORDER = (
+_AREA_ORDER = (
     "versions",
     "mpi",
     "launcher",
@@ -62,14 +43,14 @@ _ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """What was found on one host.
+class HostReport:
+    """The findings on one host.
 
     Args:
-        name: of the host.
-        findings: all that concerns it alone.
-        quota: cores' time that its control group allows; None where that does not limit.
-        library: the MPI library's name and version; empty where MPI does not start.
+        name: host name.
+        findings: findings that concern this host alone.
+        quota: CPU quota of this host's ranks in cores; None if unlimited.
+        library: the MPI library's name and version; empty if MPI does not start.
     """
 
     name: str
@@ -78,115 +59,71 @@ class Host:
     library: str
 
 
-def this_host(ranks: Sequence[rank_info.Rank], limit_s: float, root: Path = Path("/")) -> Host:
-    """Look at this host. What runs in processes of its own runs side by side.
+def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
+    """Run all checks of this host. Starts processes, several at a time; changes nothing.
 
     Args:
-        ranks: of the job, those on this host, this one first.
+        ranks: the ranks of the job on this host, this rank first.
         limit_s: seconds for each process.
-        root: where /proc, /sys and /dev are.
+        root: directory that contains `proc`, `sys` and `dev`.
     """
-    have_torch = torch_backends.installed()
-    together, own = len({core for each in ranks for core in each.cores}), len(ranks[0].cores)
-    slow: list[tuple[str, Check]] = [
-        ("gpu", lambda: gpu.examine(limit_s)),
-        ("torch", lambda: torch_backends.examine(torch_backends.question(limit_s))),
-        ("limits", lambda: limits.examine(limit_s, root)),
+    threads = len(ranks[0].cores) if is_torch_installed() else 1
+    cores = len({core for rank in ranks for core in rank.cores})
+    in_processes: list[tuple[str, Check]] = [
+        ("gpu", lambda: check_gpus(limit_s)),
+        ("torch", lambda: check_torch(run_torch_probe(limit_s))),
+        ("limits", lambda: check_limits(limit_s, root)),
     ]
-    quick: list[tuple[str, Check]] = [
-        ("clock", lambda: clock.examine(root)),
-        ("cores", lambda: cores.examine(root)),
-        ("shared memory", lambda: shared_memory.examine(root)),
-        ("topology", lambda: numa.examine(root)),
-        ("network", lambda: [*network.examine(root), *environment.check_network_variables(os.environ)]),
-        ("environment", lambda: environment.examine(os.environ, len(ranks), together, own, have_torch)),
+    in_this_process: list[tuple[str, Check]] = [
+        ("clock", lambda: check_clock(root)),
+        ("cores", lambda: check_cores(root)),
+        ("shared memory", lambda: check_shared_memory(root)),
+        ("topology", lambda: check_topology(root)),
+        ("network", lambda: [*check_network(root), report_network_variables(os.environ)]),
+        ("environment", lambda: check_environment(os.environ, len(ranks), cores, threads)),
     ]
-    # The clock is timed before anything else runs beside it.
-    found = [finding for area, check in quick for finding in run_check(area, check)]
-    with ThreadPoolExecutor(len(slow)) as pool:
-        asked = pool.map(lambda pair: run_check(*pair), slow)
-        answer = mpi_library.question(limit_s)
-        found += run_check("mpi", lambda: mpi_library.examine(answer, limit_s))
-        found += [finding for findings in asked for finding in findings]
-    told = answer.data()
-    if told is not None:
-        found.append(_versions(told["versions"]))
-        mpirun = mpi_library.find_own_mpirun(told)
-        if any("cuda" in finding.provides for finding in found):
-            found += run_check("cuda-aware mpi", lambda: gpu.device_memory_in_mpi(mpirun, limit_s))
-    return Host(os.uname().nodename, tuple(found), cores.read_cpu_quota(root)[0], told["library"] if told else "")
+    # The clock is measured before any other process runs beside it.
+    findings = [finding for area, check in in_this_process for finding in run_check(area, check)]
+    with ThreadPoolExecutor(len(in_processes)) as pool:
+        pending = pool.map(lambda check: run_check(*check), in_processes)
+        result = run_mpi_probe(limit_s)
+        findings += run_check("mpi", lambda: check_mpi_library(result, limit_s))
+        findings += [finding for group in pending for finding in group]
+    library = result.parse_json()
+    if library is not None:
+        findings.append(_report_versions(library["versions"]))
+        mpirun = find_own_mpirun(library["files"])
+        if any("cuda" in finding.provides for finding in findings):
+            findings += run_check("cuda-aware mpi", lambda: check_cuda_aware_mpi(mpirun, limit_s))
+    return HostReport(
+        os.uname().nodename, tuple(findings), read_cpu_quota(root)[0], library["library"] if library else ""
+    )
 
 
-def _versions(versions: Mapping[str, str | None]) -> Finding:
-    said = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
-    absent = [name for name in ("torch", "cupy") if not versions.get(name)]
-    without = f"; not installed: {', '.join(absent)}" if absent else ""
-    return Finding(rank_info.AREA, Severity.OK, said + without, "importlib.metadata and MPI.get_vendor")
-
-
-def everything(hosts: Sequence[Host], job: Job, limit_s: float) -> list[Finding]:
-    """Join what the hosts found with what concerns the job as a whole, in the order of areas, the worst first in each.
-
-    Args:
-        hosts: of all ranks, one each.
-        job: the ranks that met.
-        limit_s: seconds for each process.
-    """
-    told = [(host.name, finding) for host in hosts for finding in host.findings]
-    found = merge_findings(told) if len(hosts) > 1 else [finding for _, finding in told]
-    found += job.findings
-    quotas = {host.name: host.quota for host in hosts}
-    size = len(job.ranks)
-    found += run_check("slurm", lambda: slurm.examine(os.environ, size, hosts[0].library, limit_s))
-    found += run_check(rank_info.AREA, lambda: rank_info.check_versions(job.ranks))
-    if size > 1:
-        found += run_check("binding", lambda: cores.check_rank_placement(job.ranks, quotas))
-    return sorted(found, key=lambda finding: (_place(finding.area), -finding.severity))
-
-
-def _place(area: str) -> int:
-    return _ORDER.index(area) if area in _ORDER else len(_ORDER)
-
-
-def require(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
-    """Check that what was asked for is here, on every host.
-
-    Args:
-        names: some of REQUIRABLE.
-        findings: of all hosts.
-        hosts: how many there are.
-
-    Raises:
-        UnavailableError: names all that is missing, with the findings that say why.
-    """
-    missing = []
-    for name in names:
-        where = sum(len(finding.hosts) or hosts for finding in findings if name in finding.provides)
-        if where < hosts:
-            partly = f" on {hosts - where} of {hosts} hosts" if where else ""
-            missing.append(f"--require {name}: not available{partly}: {_why_not(name, findings)}")
+def _report_versions(versions: Mapping[str, str | None]) -> Finding:
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
+    missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:
-        raise UnavailableError("; ".join(missing))
+        found += f"; not installed: {', '.join(missing)}"
+    return Finding(rank_info.AREA, Severity.OK, found, "importlib.metadata and MPI.get_vendor")
 
 
-def _why_not(name: str, findings: Sequence[Finding]) -> str:
-    """Return the reasons from the first area with findings: where there is no device, IPC was not tried."""
-    for area in _AREAS_OF.get(name, (name,)):
-        here = [each for each in findings if each.area == area]
-        bad = [f"{each.found} ({each.evidence})" for each in here if each.severity > Severity.OK]
-        if here:
-            return "; ".join(bad or [each.found for each in here])
-    return "nothing was found that shows it to work"
+def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
+    """Run the checks of the job as a whole and return all findings, sorted by area, the most severe first in each.
 
-
-_AREAS_OF = {
-    "cma": ("limits",),
-    "cuda": ("gpu",),
-    "cupy": ("gpu",),
-    "nvml": ("gpu",),
-    "ipc": ("cuda ipc", "gpu"),
-    "cuda_aware": ("cuda-aware mpi", "gpu"),
-    "gloo": ("torch",),
-    "nccl": ("torch",),
-    "infiniband": ("network",),
-}
+    Args:
+        hosts: the report of every host of the job.
+        job: the ranks.
+        limit_s: seconds for each process that a check starts.
+    """
+    by_host = [(host.name, finding) for host in hosts for finding in host.findings]
+    findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]
+    findings += job.findings
+    quotas = {host.name: host.quota for host in hosts}
+    ranks = len(job.ranks)
+    findings += run_check("slurm", lambda: slurm.check_slurm(os.environ, ranks, hosts[0].library, limit_s))
+    findings += run_check(rank_info.AREA, lambda: rank_info.check_versions(job.ranks))
+    if ranks > 1:
+        findings += run_check("binding", lambda: check_rank_placement(job.ranks, quotas))
+    order = {area: place for place, area in enumerate(_AREA_ORDER)}
+    return sorted(findings, key=lambda finding: (order.get(finding.area, len(order)), -finding.severity))

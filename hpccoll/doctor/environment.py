@@ -1,4 +1,4 @@
-"""Environment variables that are known to hurt. Only those listed here are ever looked at, or shown."""
+"""Check environment variables against a list of known harmful values. Variables that are not listed are never read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 
 AREA = "environment"
-_KNOWN_OURS = ("HPCCOLL_DEBUG", "HPCCOLL_SHARED_DIR")
-_OURS_IN_TESTS = ("HPCCOLL_TEST_", "HPCCOLL_OTHER_MPIRUN", "HPCCOLL_WRITE_GOLDEN")
-_NETWORK = (
+_HPCCOLL_VARIABLES = ("HPCCOLL_DEBUG", "HPCCOLL_SHARED_DIR")
+_TEST_VARIABLES = ("HPCCOLL_TEST_", "HPCCOLL_OTHER_MPIRUN", "HPCCOLL_WRITE_GOLDEN")
+_NETWORK_VARIABLES = (
     "UCX_TLS",
     "UCX_NET_DEVICES",
     "FI_PROVIDER",
@@ -28,156 +28,152 @@ _NETWORK = (
 
 
 @dataclass(frozen=True, slots=True)
-class HarmfulVariable:
-    """A variable, the values of it that hurt, why, and what to do."""
+class HarmfulSetting:
+    """Values of an environment variable that cause a known problem.
+
+    Args:
+        name: the variable.
+        is_harmful: whether a value causes the problem.
+        severity: of the finding.
+        effect: the problem.
+        remedy: the fix; `{name}` stands for the variable.
+    """
 
     name: str
-    hurts: Callable[[str], bool]
+    is_harmful: Callable[[str], bool]
     severity: Severity
-    why: str
-    remedy: str
+    effect: str
+    remedy: str = "unset {name}"
 
 
-def _on(value: str) -> bool:
+def _is_on(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
-def _without_shared_memory(value: str) -> bool:
-    """Whether a list of Open MPI's btl leaves shared memory out: `^sm,tcp` excludes, `tcp,self` includes only those."""
-    names = set(value.lstrip("^").split(","))
-    if value.startswith("^"):
-        return bool(names & {"sm", "vader"})
-    return not names & {"sm", "vader"}
+def _excludes(value: str, names: set[str]) -> bool:
+    """Whether a list such as `tcp,self` omits all of `names`, or a list such as `^sm,tcp` excludes one of them."""
+    listed = set(value.lstrip("^").split(","))
+    return bool(listed & names) if value.startswith("^") else not listed & names
 
 
-def _without_self(value: str) -> bool:
-    names = set(value.lstrip("^").split(","))
-    return "self" in names if value.startswith("^") else "self" not in names
+def _ucx_excludes_shared_memory(value: str) -> bool:
+    shared = {"sm", "shm"}
+    if not value.startswith("^"):
+        shared |= {"all", "posix", "sysv", "xpmem", "cma", "knem"}
+    return _excludes(value, shared)
 
 
-def _ucx_without_shared_memory(value: str) -> bool:
-    names = set(value.lstrip("^").split(","))
-    shared = {"all", "sm", "shm", "posix", "sysv", "xpmem", "cma", "knem"}
-    return bool(names & {"sm", "shm"}) if value.startswith("^") else not names & shared
-
-
-_SLOW_LOCAL = "ranks of one host talk through the network, many times slower"
-_UNSET = "unset {name}"
-HARMFUL_VARIABLES = (
-    HarmfulVariable(
-        "OMPI_MCA_btl", _without_self, Severity.PROBLEM, "a rank cannot send to itself", "add self, or unset {name}"
+_SLOW_LOCAL = "ranks of one host communicate through the network, many times slower"
+_WARNING, _NOTE = Severity.WARNING, Severity.NOTE
+HARMFUL_SETTINGS = (
+    HarmfulSetting(
+        "OMPI_MCA_btl",
+        lambda value: _excludes(value, {"self"}),
+        Severity.PROBLEM,
+        "a rank cannot send to itself",
+        "add self, or unset {name}",
     ),
-    HarmfulVariable(
-        "OMPI_MCA_btl", _without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm (before Open MPI 5: vader)"
-    ),
-    HarmfulVariable("UCX_TLS", _ucx_without_shared_memory, Severity.WARNING, _SLOW_LOCAL, "add sm, or unset {name}"),
-    HarmfulVariable("MPIR_CVAR_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
-    HarmfulVariable("MPIR_CVAR_CH4_NOLOCAL", _on, Severity.WARNING, _SLOW_LOCAL, _UNSET),
-    HarmfulVariable(
-        "I_MPI_FABRICS",
-        lambda value: "shm" not in value,
-        Severity.WARNING,
+    HarmfulSetting(
+        "OMPI_MCA_btl",
+        lambda value: _excludes(value, {"sm", "vader"}),
+        _WARNING,
         _SLOW_LOCAL,
-        "I_MPI_FABRICS=shm:ofi, or unset it",
+        "add sm (before Open MPI 5: vader)",
     ),
-    HarmfulVariable(
+    HarmfulSetting("UCX_TLS", _ucx_excludes_shared_memory, _WARNING, _SLOW_LOCAL, "add sm, or unset {name}"),
+    HarmfulSetting("MPIR_CVAR_NOLOCAL", _is_on, _WARNING, _SLOW_LOCAL),
+    HarmfulSetting("MPIR_CVAR_CH4_NOLOCAL", _is_on, _WARNING, _SLOW_LOCAL),
+    HarmfulSetting(
+        "I_MPI_FABRICS", lambda value: "shm" not in value, _WARNING, _SLOW_LOCAL, "set it to shm:ofi, or unset {name}"
+    ),
+    HarmfulSetting(
         "I_MPI_PMI_LIBRARY",
         bool,
-        Severity.NOTE,
+        _NOTE,
         "meant for srun: under mpirun, every rank becomes a job of its own",
         "unset {name} before mpirun",
     ),
-    HarmfulVariable("I_MPI_DEBUG", _on, Severity.NOTE, "Intel MPI prints among the output", _UNSET),
-    HarmfulVariable(
+    HarmfulSetting("I_MPI_DEBUG", _is_on, _NOTE, "Intel MPI prints into the output"),
+    HarmfulSetting(
         "UCX_LOG_LEVEL",
-        lambda v: v.lower() not in ("warn", "error", "fatal"),
-        Severity.NOTE,
-        "UCX prints, and slows",
-        _UNSET,
+        lambda value: value.lower() not in ("warn", "error", "fatal"),
+        _NOTE,
+        "UCX prints into the output and is slower",
     ),
-    HarmfulVariable(
-        "NCCL_DEBUG", lambda v: v.upper() in ("INFO", "TRACE"), Severity.NOTE, "NCCL prints among the output", _UNSET
+    HarmfulSetting(
+        "NCCL_DEBUG", lambda value: value.upper() in ("INFO", "TRACE"), _NOTE, "NCCL prints into the output"
     ),
-    HarmfulVariable("NCCL_P2P_DISABLE", _on, Severity.WARNING, "GPUs of one host talk through host memory", _UNSET),
-    HarmfulVariable(
-        "NCCL_SHM_DISABLE", _on, Severity.WARNING, "NCCL's ranks of one host talk through the network", _UNSET
-    ),
-    HarmfulVariable("NCCL_IB_DISABLE", _on, Severity.WARNING, "NCCL uses TCP between hosts", _UNSET),
-    HarmfulVariable(
-        "CUDA_LAUNCH_BLOCKING", _on, Severity.WARNING, "every kernel is waited for: nothing overlaps", _UNSET
-    ),
-    HarmfulVariable(
+    HarmfulSetting("NCCL_P2P_DISABLE", _is_on, _WARNING, "GPUs of one host communicate through host memory"),
+    HarmfulSetting("NCCL_SHM_DISABLE", _is_on, _WARNING, "NCCL ranks of one host communicate through the network"),
+    HarmfulSetting("NCCL_IB_DISABLE", _is_on, _WARNING, "NCCL uses TCP between hosts"),
+    HarmfulSetting("CUDA_LAUNCH_BLOCKING", _is_on, _WARNING, "every kernel launch blocks, so that nothing overlaps"),
+    HarmfulSetting(
         "CUDA_VISIBLE_DEVICES",
         lambda value: value.strip() in ("", "-1", "NoDevFiles"),
-        Severity.WARNING,
+        _WARNING,
         "every GPU is hidden",
-        _UNSET,
     ),
-    HarmfulVariable(
+    HarmfulSetting(
         "PYTORCH_CUDA_ALLOC_CONF",
         lambda value: "cudaMallocAsync" in value or "expandable_segments:True" in value,
-        Severity.WARNING,
-        "memory of this allocator cannot be exported by CUDA IPC, as MPI and symmetric memory do within a host",
-        "unset {name}, or at least backend:cudaMallocAsync and expandable_segments:True in it",
+        _WARNING,
+        "this allocator's memory cannot be exported by CUDA IPC, which MPI and symmetric buffers use within a host",
+        "unset {name}, or remove backend:cudaMallocAsync and expandable_segments:True from it",
     ),
-    HarmfulVariable(
-        "HPCCOLL_DEBUG", _on, Severity.NOTE, "every collective first compares its arguments across the ranks", _UNSET
-    ),
-    HarmfulVariable(
-        "LD_PRELOAD", bool, Severity.NOTE, "a library is loaded before all others, perhaps another MPI", _UNSET
-    ),
+    HarmfulSetting("HPCCOLL_DEBUG", _is_on, _NOTE, "every collective first compares its arguments across the ranks"),
+    HarmfulSetting("LD_PRELOAD", bool, _NOTE, "a library is loaded before all others, perhaps another MPI"),
 )
 
 
-def examine(environ: Mapping[str, str], ranks: int, cores: int, own_cores: int, torch: bool) -> list[Finding]:
-    """Return findings on the environment.
+def check_environment(environ: Mapping[str, str], ranks: int, cores: int, default_threads: int) -> list[Finding]:
+    """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables; one OK finding if none.
 
     Args:
-        environ: the variables; those that are not listed in this file are not read.
-        ranks: of this job, on this host.
-        cores: that they have together.
-        own_cores: that this one may run on; more threads than that it does not start by itself.
-        torch: whether torch is installed, whose threads multiply with the ranks.
+        environ: environment variables.
+        ranks: ranks of this job on this host.
+        cores: cores that these ranks have together.
+        default_threads: threads that torch starts in a rank if OMP_NUM_THREADS is unset; 1 without torch.
     """
-    found = []
-    for rule in HARMFUL_VARIABLES:
-        value = environ.get(rule.name)
-        if value is not None and rule.hurts(value):
-            shown = f"{rule.name}={value[:200]}"
-            remedy = rule.remedy.format(name=rule.name)
-            found.append(Finding(AREA, rule.severity, f"{shown}: {rule.why}", f"variable {rule.name}", remedy))
-    found += _threads(environ, ranks, cores, own_cores if torch else 1)
-    strange = [
+    findings = []
+    for setting in HARMFUL_SETTINGS:
+        value = environ.get(setting.name)
+        if value is not None and setting.is_harmful(value):
+            found = f"{setting.name}={value[:200]}: {setting.effect}"
+            remedy = setting.remedy.format(name=setting.name)
+            findings.append(Finding(AREA, setting.severity, found, f"variable {setting.name}", remedy))
+    findings += _check_threads(environ.get("OMP_NUM_THREADS", ""), ranks, cores, default_threads)
+    unknown = [
         name
         for name in sorted(environ)
-        if name.startswith("HPCCOLL_") and name not in _KNOWN_OURS and not name.startswith(_OURS_IN_TESTS)
+        if name.startswith("HPCCOLL_") and name not in _HPCCOLL_VARIABLES and not name.startswith(_TEST_VARIABLES)
     ]
-    if strange:
-        told = f"{format_list(strange)}: hpccoll reads no variable of that name"
-        remedy = f"unset it; hpccoll reads {format_list(_KNOWN_OURS)}"
-        found.append(Finding(AREA, Severity.WARNING, told, "names of variables with HPCCOLL_", remedy))
-    return found or [Finding(AREA, Severity.OK, "no variable that is known to hurt", f"looked at {_looked_at()}")]
+    if unknown:
+        found = f"{format_list(unknown)}: hpccoll reads no variable of that name"
+        remedy = f"unset it; hpccoll reads {format_list(_HPCCOLL_VARIABLES)}"
+        findings.append(Finding(AREA, _WARNING, found, "names of variables with HPCCOLL_", remedy))
+    checked = ", ".join(dict.fromkeys([setting.name for setting in HARMFUL_SETTINGS] + ["OMP_NUM_THREADS"]))
+    return findings or [Finding(AREA, Severity.OK, "no harmful setting of a variable", f"checked {checked}")]
 
 
-def check_network_variables(environ: Mapping[str, str]) -> list[Finding]:
-    """Return which of the variables that choose a network are set."""
-    told = [f"{name}={environ[name][:200]}" for name in _NETWORK if name in environ]
-    found = f"set: {', '.join(told)}" if told else "no variable chooses the network: the libraries do"
-    return [Finding("network", Severity.NOTE if told else Severity.OK, found, f"variables {', '.join(_NETWORK)}")]
+def report_network_variables(environ: Mapping[str, str]) -> Finding:
+    """Return a finding with the variables that select the network and are set."""
+    settings = [f"{name}={environ[name][:200]}" for name in _NETWORK_VARIABLES if name in environ]
+    found = f"set: {', '.join(settings)}" if settings else "no variable selects the network: the libraries do"
+    evidence = f"variables {', '.join(_NETWORK_VARIABLES)}"
+    return Finding("network", _NOTE if settings else Severity.OK, found, evidence)
 
 
-def _threads(environ: Mapping[str, str], ranks: int, cores: int, unasked: int) -> list[Finding]:
-    value = environ.get("OMP_NUM_THREADS", "")
-    per_rank = max(1, cores // max(1, ranks))
-    remedy = f"export OMP_NUM_THREADS={per_rank}"
-    if value.isdecimal() and int(value) * ranks > max(cores, ranks):
-        told = f"OMP_NUM_THREADS={value} on {ranks} ranks makes {int(value) * ranks} threads on {cores} cores"
-        return [Finding(AREA, Severity.WARNING, told, "variable OMP_NUM_THREADS", remedy)]
-    if value or unasked < 2 or ranks * unasked <= cores:
+def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
+    """Return a warning if the ranks' threads, set or by default, together exceed the cores."""
+    remedy = f"export OMP_NUM_THREADS={max(1, cores // max(1, ranks))}"
+    if omp_num_threads.isdecimal() and int(omp_num_threads) * ranks > max(cores, ranks):
+        threads = int(omp_num_threads) * ranks
+        found = f"OMP_NUM_THREADS={omp_num_threads} on {ranks} ranks makes {threads} threads on {cores} cores"
+    elif not omp_num_threads and default_threads > 1 and ranks * default_threads > cores:
+        found = (
+            f"OMP_NUM_THREADS is not set: torch may start {default_threads} threads in each of {ranks} ranks, on "
+            f"{cores} cores"
+        )
+    else:
         return []
-    told = f"OMP_NUM_THREADS is not set: each of {ranks} ranks may start {unasked} threads for torch, on {cores} cores"
-    return [Finding(AREA, Severity.WARNING, told, "variable OMP_NUM_THREADS", remedy)]
-
-
-def _looked_at() -> str:
-    return ", ".join(dict.fromkeys([rule.name for rule in HARMFUL_VARIABLES] + ["OMP_NUM_THREADS"]))
+    return [Finding(AREA, _WARNING, found, "variable OMP_NUM_THREADS", remedy)]

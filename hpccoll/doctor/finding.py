@@ -1,4 +1,4 @@
-"""What was found, how bad it is, the evidence, and the remedy."""
+"""The finding: what a check observed, how severe it is, the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from enum import IntEnum
 from typing import Any
 
 SCHEMA = "hpccoll/1"
-_MOST_TOLD = 4  # hosts whose evidence is shown
+_MAX_EVIDENCE_HOSTS = 4
 
 
 class Severity(IntEnum):
-    """How bad a finding is: in order, so that findings can be sorted by it."""
+    """How severe a finding is; ordered, so that findings can be sorted by it."""
 
     OK = 0  # as it should be
-    NOTE = 1  # worth knowing; nothing to mend
-    WARNING = 2  # costs time, or will fail in some cases
+    NOTE = 1  # worth knowing; nothing to fix
+    WARNING = 2  # costs time, or fails in some cases
     PROBLEM = 3  # something does not work, or results may be wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        area: what it belongs to, such as `mpi` or `shared memory`.
-        severity: how bad it is.
-        found: what is the case, in a sentence.
-        evidence: where that is from: a value, a file, a command and how it ended.
-        remedy: commands and settings that mend it; empty where there is nothing to mend.
-        provides: names of what `--require` may ask for and this finding shows to work.
-        hosts: where it was found; empty for this host, or for the job as a whole.
+        area: the subject, such as `mpi` or `shared memory`.
+        severity: how severe it is.
+        found: the observation, in one sentence.
+        evidence: the source of the observation: a value, a file, or a command and how it ended.
+        remedy: commands and settings that fix it; empty if there is nothing to fix.
+        provides: capabilities that `--require` may name and that this finding proves.
+        hosts: hosts with this finding; empty for this host, or for the job as a whole.
     """
 
     area: str
@@ -43,7 +43,7 @@ class Finding:
     hosts: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record of kind `finding`, as it is written with --json."""
+        """Return the record of kind `finding` that --json writes."""
         return {
             "schema": SCHEMA,
             "kind": "finding",
@@ -61,33 +61,32 @@ Check = Callable[[], Sequence[Finding]]
 
 
 def run_check(area: str, check: Check) -> list[Finding]:
-    """Return what `check` finds; where it fails by itself, that is the finding, and the others go on."""
+    """Call `check` and return its findings; turn an exception into a finding of `area`, so that other checks run."""
     try:
         return list(check())
-    except Exception as error:  # noqa: BLE001 - a doctor who dies of one patient's odd file examines nobody
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        place = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else "?"
+    except Exception as error:  # noqa: BLE001 - one unreadable file must not end the other checks
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "?"
         evidence = f"{type(error).__name__}: {error} ({place})"
-        remedy = "please report it, with this line"
-        return [
-            Finding(area, Severity.WARNING, "this check failed by itself; nothing is known of it", evidence, remedy)
-        ]
+        found = "hpccoll's own check failed, so this was not examined"
+        return [Finding(area, Severity.WARNING, found, evidence, "report it to hpccoll, with this line")]
 
 
 def merge_findings(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
-    """Join findings of several hosts: what is the same on many is said once, with the hosts that it is true of.
+    """Merge equal findings of several hosts into one that names the hosts.
 
     Args:
-        findings: pairs of host and finding. Those that differ in their evidence only (figures) count as the same.
+        findings: pairs of host and finding. Findings are equal if they differ only in their evidence.
     """
-    alike: dict[Finding, dict[str, str]] = {}
+    evidence_by_host: dict[Finding, dict[str, str]] = {}
     for host, finding in findings:
-        alike.setdefault(replace(finding, evidence=""), {})[host] = finding.evidence
-    result = []
-    for finding, told in alike.items():
-        texts = [f"{host}: {evidence}" for host, evidence in told.items()]
-        evidence = next(iter(told.values())) if len(set(told.values())) == 1 else "; ".join(texts[:_MOST_TOLD])
-        result.append(replace(finding, evidence=evidence, hosts=tuple(told)))
-    return result
+        evidence_by_host.setdefault(replace(finding, evidence=""), {})[host] = finding.evidence
+    merged = []
+    for finding, by_host in evidence_by_host.items():
+        texts = [f"{host}: {evidence}" for host, evidence in by_host.items()]
+        same = len(set(by_host.values())) == 1
+        evidence = next(iter(by_host.values())) if same else "; ".join(texts[:_MAX_EVIDENCE_HOSTS])
+        merged.append(replace(finding, evidence=evidence, hosts=tuple(by_host)))
+    return merged

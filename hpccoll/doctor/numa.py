@@ -1,4 +1,4 @@
-"""How the machine is built: sockets and memory, a virtual machine or container around us."""
+"""Check the host's topology: NUMA nodes, and whether this is a virtual machine or a container."""
 
 from __future__ import annotations
 
@@ -6,69 +6,75 @@ import os
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import text
+from hpccoll.doctor.kernel_files import read_text
 
 AREA = "topology"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
-_LOCAL = 10  # the distance of a node to itself, by the ACPI specification
+_LOCAL_DISTANCE = 10  # of a node to itself, by the ACPI specification
 
 
-def examine(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on NUMA nodes and on what stands between us and the machine."""
-    return [*nodes(root), *walls(root)]
+def check_topology(root: Path = Path("/")) -> list[Finding]:
+    """Return findings on NUMA nodes, virtual machines and containers.
+
+    Args:
+        root: directory that contains `proc`, `sys` and `run`.
+    """
+    return [*check_numa_nodes(root), *check_virtualization(root)]
 
 
-def nodes(root: Path) -> list[Finding]:
-    """Return the NUMA nodes with their cores and distances, and whether the kernel moves pages between them."""
-    where = root / "sys/devices/system/node"
-    found = sorted(where.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
-    if not found:
-        return [Finding(AREA, Severity.NOTE, "NUMA nodes are not shown here", f"{where}/node* is missing")]
-    told = [
-        f"{path.name}: cores {text(path / 'cpulist') or 'none'}, distances {text(path / 'distance') or 'unknown'}"
-        for path in found
-    ]
-    far = {distance for path in found for distance in (text(path / "distance") or "").split()} - {str(_LOCAL)}
-    shape = f"{len(found)} NUMA node{'s' * (len(found) > 1)}" + (
-        f", distances up to {max(map(int, far))}" if far else ""
-    )
-    if len(found) == 1:
-        return [Finding(AREA, Severity.OK, shape, f"{where}: {told[0]}")]
+def check_numa_nodes(root: Path) -> list[Finding]:
+    """Return findings on the NUMA nodes, their cores and distances, and the kernel's page migration between them."""
+    directory = root / "sys/devices/system/node"
+    nodes = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
+    if not nodes:
+        return [Finding(AREA, Severity.NOTE, "the kernel does not show NUMA nodes", f"{directory}/node* is missing")]
+    details = []
+    distances: set[int] = set()
+    for node in nodes:
+        distance = read_text(node / "distance") or ""
+        distances |= set(map(int, distance.split())) - {_LOCAL_DISTANCE}
+        details.append(f"{node.name}: cores {read_text(node / 'cpulist') or 'none'}, distances {distance or 'unknown'}")
+    found = f"{len(nodes)} NUMA node{'s' * (len(nodes) > 1)}"
+    if distances:
+        found += f", distances up to {max(distances)}"
+    evidence = f"{directory}: {'; '.join(details)}"
+    if len(nodes) == 1:
+        return [Finding(AREA, Severity.OK, found, evidence)]
     remedy = (
         "spread ranks over the nodes and keep each on one: mpirun --map-by numa --bind-to core (Open MPI), "
         "mpirun -map-by numa -bind-to core (MPICH), srun --cpu-bind=cores --distribution=block:cyclic"
     )
-    result = [Finding(AREA, Severity.NOTE, shape, f"{where}: {'; '.join(told)}", remedy)]
+    findings = [Finding(AREA, Severity.NOTE, found, evidence, remedy)]
     balancing = root / "proc/sys/kernel/numa_balancing"
-    if (text(balancing) or "0") != "0":
-        moves = "the kernel moves pages between NUMA nodes while ranks run"
+    value = read_text(balancing) or "0"
+    if value != "0":
+        found = "the kernel moves pages between NUMA nodes while ranks run"
         remedy = "for measurements, as root: sysctl kernel.numa_balancing=0"
-        result.append(Finding(AREA, Severity.NOTE, moves, f"{balancing}: {text(balancing)}", remedy))
-    return result
+        findings.append(Finding(AREA, Severity.NOTE, found, f"{balancing}: {value}", remedy))
+    return findings
 
 
-def walls(root: Path) -> list[Finding]:
-    """Return whether this is a virtual machine, a container, or a PID namespace of its own."""
-    found = []
-    if " hypervisor" in (text(root / "proc/cpuinfo") or ""):
-        told = "a virtual machine: other guests may take the cores, and times jump"
+def check_virtualization(root: Path) -> list[Finding]:
+    """Return a note if this is a virtual machine, and one if it is a container; one OK finding if it is neither."""
+    findings = []
+    if " hypervisor" in (read_text(root / "proc/cpuinfo") or ""):
+        found = "a virtual machine: other guests may take the cores, so that times vary"
         remedy = "repeat measurements, and compare medians"
-        found.append(Finding(AREA, Severity.NOTE, told, "/proc/cpuinfo: flag hypervisor", remedy))
+        findings.append(Finding(AREA, Severity.NOTE, found, "/proc/cpuinfo: flag hypervisor", remedy))
     signs = [str(path) for path in (root / ".dockerenv", root / "run/.containerenv") if path.exists()]
     signs += [f"{name} is set" for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER") if name in os.environ]
     if is_inside_pid_namespace(root):
         signs.append("/proc/self/ns/pid: not the machine's first PID namespace")
     if signs:
-        told = "inside a container: shared memory works between ranks of one container, or with its namespaces shared"
+        found = "inside a container: shared memory works only between ranks of one container or of shared namespaces"
         remedy = "start all ranks of a host in one container, or with docker run --ipc=host --pid=host --shm-size=8g"
-        found.append(Finding(AREA, Severity.NOTE, told, "; ".join(signs), remedy))
-    return found or [
-        Finding(AREA, Severity.OK, "no virtual machine and no container", "/proc/cpuinfo, /proc/self/ns/pid")
-    ]
+        findings.append(Finding(AREA, Severity.NOTE, found, "; ".join(signs), remedy))
+    sources = "/proc/cpuinfo, /proc/self/ns/pid"
+    return findings or [Finding(AREA, Severity.OK, "no virtual machine and no container", sources)]
 
 
 def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Return whether we see only some of the machine's processes."""
+    """Whether this process is in a PID namespace and so sees only some of the machine's processes."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
     except OSError:

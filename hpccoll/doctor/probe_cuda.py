@@ -1,4 +1,4 @@
-"""Run as a process of its own: what the CUDA driver shows, as a JSON object. `error` says why there is nothing."""
+"""Query the CUDA driver in a process of its own, and print its devices, or `error`, as a JSON object."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpccoll.runtime.cuda.driver import LIBRARY, Driver, DriverError
+from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver, CudaDriverError
 
 
-def look() -> dict[str, Any]:
-    """Return the devices, and which of them can reach each other's memory."""
-    nodes = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    told: dict[str, Any] = {"nodes": nodes, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": []}
+def query_devices() -> dict[str, Any]:
+    """Return the device files, the driver's devices, and which pairs of devices can access each other's memory."""
+    files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    report: dict[str, Any] = {"nodes": files, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": []}
     try:
-        driver = Driver(device=None)
-        version, count = driver.number("cuDriverGetVersion"), driver.number("cuDeviceGetCount")
+        driver = CudaDriver(device=None)
+        version, devices = driver.query_int("cuDriverGetVersion"), range(driver.count_devices())
     except OSError as error:
-        return told | {"error": f"{LIBRARY} cannot be loaded ({error})"}
-    except DriverError as error:
-        return told | {"error": str(error)}
-    peers = {
-        f"{a}-{b}": bool(driver.number("cuDeviceCanAccessPeer", a, b))
-        for a in range(count)
-        for b in range(count)
-        if a != b
+        return report | {"error": f"{LIBRARY} cannot be loaded ({error})"}
+    except CudaDriverError as error:
+        return report | {"error": str(error)}
+    pairs = [(a, b) for a in devices for b in devices if a != b]
+    return report | {
+        "cuda": f"{version // 1000}.{version % 1000 // 10}",
+        "devices": [{"name": driver.query_device_name(i), "mode": driver.query_compute_mode(i)} for i in devices],
+        "peers": {f"{a}-{b}": bool(driver.query_int("cuDeviceCanAccessPeer", a, b)) for a, b in pairs},
     }
-    devices = [{"name": driver.device_name(each), "mode": driver.compute_mode(each)} for each in range(count)]
-    return told | {"cuda": f"{version // 1000}.{version % 1000 // 10}", "devices": devices, "peers": peers}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look()) + "\n")
+    sys.stdout.write(json.dumps(query_devices()) + "\n")

@@ -1,71 +1,65 @@
-"""Run as a process of its own: is device memory shared between two processes? Prints a JSON object.
+"""Try CUDA IPC between two processes, and print the outcome of each step as a JSON object.
 
-The first process allocates memory, writes a pattern and exports it; a second opens it, reads the pattern and writes
-another, which the first then finds. Memory of the stream-ordered allocator is exported too, which CUDA refuses: a
-library that takes its memory from there (torch's cudaMallocAsync backend) cannot share it this way.
+The first process allocates memory, writes a pattern and exports it; the second opens it, reads the pattern and writes
+another, which the first reads back. The first also tries to export memory of the stream-ordered allocator. CUDA refuses
+that, so a library that allocates there (torch's cudaMallocAsync backend) cannot share its memory by CUDA IPC.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
-from hpccoll.runtime.cuda.driver import Driver, DriverError
+from hpccoll.runtime.command import run_python
+from hpccoll.runtime.cuda.driver import CudaDriver, CudaDriverError
 
 _FIRST, _SECOND = b"written by one", b"by the other.."
 _NBYTES = len(_FIRST)
 _LIMIT_S = 60.0
 
 
-def exporter() -> dict[str, str]:
-    """Share memory with another process and return how each step went, up to the first that failed."""
-    told: dict[str, str] = {}
+def share_memory() -> dict[str, str]:
+    """Share memory with a second process, which this function starts; return the outcome of each step tried."""
+    outcomes: dict[str, str] = {}
     try:
-        driver = Driver()
+        driver = CudaDriver()
         address = driver.allocate(1 << 20)
         driver.write(address, _FIRST)
-        handle = driver.export(address).hex()
-        told["export"] = "worked"
-    except DriverError as error:
-        return told | {"export": str(error)}
-    other = subprocess.run(
-        [sys.executable, "-m", "hpccoll.doctor.probe_cuda_ipc", handle],
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    said = (other.stdout.strip().splitlines() or [""])[-1]
-    told["open, read and write"] = said or f"exit status {other.returncode}: {other.stderr.strip()[-200:]}"
-    if said == "worked":
-        back = driver.read(address, _NBYTES)
-        told["read back"] = "worked" if back == _SECOND else f"found {back!r}, and not what the other process wrote"
+        handle = driver.export_memory(address).hex()
+        outcomes["export"] = "worked"
+    except CudaDriverError as error:
+        return outcomes | {"export": str(error)}
+    second = run_python(["-m", "hpccoll.doctor.probe_cuda_ipc", handle], _LIMIT_S)
+    outcome = (second.stdout.strip().splitlines() or [""])[-1]
+    outcomes["open, read and write"] = outcome or second.evidence
+    if outcome == "worked":
+        data = driver.read(address, _NBYTES)
+        outcomes["read back"] = "worked" if data == _SECOND else f"read {data!r} instead of {_SECOND!r}"
     try:
-        driver.export(driver.allocate_async(1 << 20))
-        told["cudaMallocAsync memory"] = "exported"
-    except DriverError as error:
-        told["cudaMallocAsync memory"] = f"cannot be exported: {error}"
-    return told
+        driver.export_memory(driver.allocate_async(1 << 20))
+        outcomes["cudaMallocAsync memory"] = "exported"
+    except CudaDriverError as error:
+        outcomes["cudaMallocAsync memory"] = f"cannot be exported: {error}"
+    return outcomes
 
 
-def opener(handle: bytes) -> str:
-    """Open memory of another process, read what it wrote, and write over it; return how that went."""
+def open_shared_memory(handle: bytes) -> str:
+    """Open another process's memory, check its pattern and overwrite it; return `worked` or the reason for failure."""
     try:
-        driver = Driver()
-        address = driver.open(handle)
-        found = driver.read(address, _NBYTES)
-        if found != _FIRST:
-            return f"read {found!r}, and not what the other process wrote"
+        driver = CudaDriver()
+        address = driver.open_memory(handle)
+        data = driver.read(address, _NBYTES)
+        if data != _FIRST:
+            return f"read {data!r} instead of {_FIRST!r}"
         driver.write(address, _SECOND)
-        driver.close(address)
-    except DriverError as error:
+        driver.close_memory(address)
+    except CudaDriverError as error:
         return str(error)
     return "worked"
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        sys.stdout.write(opener(bytes.fromhex(sys.argv[1])) + "\n")
+        sys.stdout.write(open_shared_memory(bytes.fromhex(sys.argv[1])) + "\n")
     else:
-        sys.stdout.write(json.dumps(exporter()) + "\n")
+        sys.stdout.write(json.dumps(share_memory()) + "\n")

@@ -1,4 +1,4 @@
-"""Run as a process of its own: starts MPI on one rank and prints, as a JSON object, which library it is."""
+"""Start MPI on one rank in a process of its own, and print a description of the MPI library as a JSON object."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 from hpccoll.runtime import job
 
 
-def loaded() -> list[str]:
-    """Return the files of all MPI libraries that this process has mapped, links followed."""
+def list_loaded_libraries() -> list[str]:
+    """Return the paths of all MPI libraries mapped into this process, with links resolved."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     return sorted(set(re.findall(r"\s(/\S*/libmpi(?:ch)?(?:_cray\w*|_abi)?\.so\S*)", maps)))
 
 
 def main() -> None:
-    """Start MPI and say what it is."""
+    """Start MPI and print the description."""
     mpi = job.load_mpi()
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    told = {
+    description = {
         "library": job.get_mpi_library(),
         "version": mpi.Get_library_version().strip("\0\n "),
         "standard": mpi.Get_version(),
         "compiled": (mpi.VERSION, mpi.SUBVERSION),
         "threads": levels[mpi.Query_thread()].lower(),
         "extension": mpi.__file__,
-        "files": loaded(),
+        "files": list_loaded_libraries(),
         "versions": job.collect_versions(),
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(description) + "\n")
 
 
 if __name__ == "__main__":

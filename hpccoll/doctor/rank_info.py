@@ -1,4 +1,4 @@
-"""What one rank of a job says of itself, and whether the ranks agree."""
+"""Host, cores and versions of each rank, and a check that all ranks have the same versions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, ranges
+from hpccoll.doctor.kernel_files import format_list, format_ranges
 
 AREA = "versions"
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Facts of one rank: its place, the cores that it may run on, and the versions that it loaded."""
+class RankInfo:
+    """A rank's number, its host, the cores it may run on, and its package versions (None: not installed)."""
 
     rank: int
     host: str
@@ -23,32 +23,31 @@ class Rank:
     versions: Mapping[str, str | None]
 
 
-def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> Rank:
-    """Return the facts of this process."""
-    return Rank(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
+def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInfo:
+    """Return the RankInfo of this process."""
+    return RankInfo(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
 
 
-def check_versions(ranks: Sequence[Rank]) -> list[Finding]:
-    """Return a finding for each package of which the ranks have different versions."""
-    found = []
+def check_versions(ranks: Sequence[RankInfo]) -> list[Finding]:
+    """Return a problem for each package whose version differs between ranks; one OK finding if none does."""
+    findings = []
     for name in dict.fromkeys(name for rank in ranks for name in rank.versions):
-        owners: dict[str, list[Rank]] = {}
+        by_version: dict[str, list[RankInfo]] = {}
         for rank in ranks:
-            owners.setdefault(rank.versions.get(name) or "not installed", []).append(rank)
-        if len(owners) == 1:
+            by_version.setdefault(rank.versions.get(name) or "not installed", []).append(rank)
+        if len(by_version) == 1:
             continue
-        told = "; ".join(
-            f"{version}: ranks {ranges([rank.rank for rank in those])} on "
-            f"{format_list(list(dict.fromkeys(rank.host for rank in those)))}"
-            for version, those in owners.items()
+        evidence = "; ".join(
+            f"{version}: ranks {format_ranges([rank.rank for rank in group])} on "
+            f"{format_list(list(dict.fromkeys(rank.host for rank in group)))}"
+            for version, group in by_version.items()
         )
-        remedy = (
-            "use one environment on all hosts: on a shared file system, or installed alike and loaded in the script"
-        )
-        found.append(Finding(AREA, Severity.PROBLEM, f"the ranks have different versions of {name}", told, remedy))
-    if not found and len(ranks) > 1:
+        found = f"the ranks have different versions of {name}"
+        remedy = "use one environment on all hosts: put it on a shared file system, or install the same versions"
+        findings.append(Finding(AREA, Severity.PROBLEM, found, evidence, remedy))
+    if not findings and len(ranks) > 1:
         names = [name for name, version in ranks[0].versions.items() if version]
         hosts = len({rank.host for rank in ranks})
-        told = f"{len(ranks)} ranks on {hosts} host{'s' * (hosts > 1)} have the same versions"
-        found.append(Finding(AREA, Severity.OK, told, f"compared: {', '.join(names)}"))
-    return found
+        found = f"{len(ranks)} ranks on {hosts} host{'s' * (hosts > 1)} have the same versions"
+        findings.append(Finding(AREA, Severity.OK, found, f"compared: {', '.join(names)}"))
+    return findings

@@ -1,4 +1,4 @@
-"""SLURM: whether this is a job of it, how its tasks become MPI ranks, and whether they see each other's GPUs."""
+"""Check SLURM: whether this is a SLURM job, how its tasks become MPI ranks, and how GPUs are bound to tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_command
 
 AREA = "slurm"
-SHOWN = (
+VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_JOB_NUM_NODES",
@@ -25,85 +25,86 @@ SHOWN = (
 )
 
 
-def examine(environ: Mapping[str, str], ranks: int, library: str, limit_s: float) -> list[Finding]:
-    """Return findings on SLURM.
+def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: float) -> list[Finding]:
+    """Return findings on SLURM. Runs srun, without starting a job step.
 
     Args:
-        environ: of this process; only the variables of SHOWN are read.
-        ranks: in MPI.COMM_WORLD.
-        library: the MPI library's name and version.
+        environ: environment of this process; only VARIABLES are read.
+        ranks: ranks in MPI.COMM_WORLD.
+        library: the MPI library's name and version; empty if MPI does not start.
         limit_s: seconds for each call of srun.
     """
-    version = run_command(["srun", "--version"], limit_s)
-    mine = {name: environ[name] for name in SHOWN if name in environ}
-    inside = "SLURM_JOB_ID" in mine
-    shown = " ".join(f"{name}={value}" for name, value in mine.items()) or "SLURM_JOB_ID is not set"
-    evidence = f"{version.evidence}; {shown}"
-    if not inside and not version.worked:
-        told = "srun is here, but does not work" if version.here else "no SLURM here"
-        remedy = (
-            "if this host belongs to a cluster: SLURM_CONF=/path/to/slurm.conf, or ask the site" if version.here else ""
-        )
-        return [Finding(AREA, Severity.NOTE, told, evidence, remedy)]
-    told = version.output.strip() if version.worked else "srun does not answer"
-    where = f"{told}, inside job {mine['SLURM_JOB_ID']}" if inside else f"{told}, outside a job"
-    found = [Finding(AREA, Severity.OK, where, evidence, provides=("slurm",))]
-    found += tasks(mine, ranks) + devices(mine)
-    if version.worked:
-        found += plugins(run_command(["srun", "--mpi=list"], limit_s), mine, library)
-    return found
+    srun = run_command(["srun", "--version"], limit_s)
+    variables = {name: environ[name] for name in VARIABLES if name in environ}
+    settings = " ".join(f"{name}={value}" for name, value in variables.items()) or "SLURM_JOB_ID is not set"
+    evidence = f"{srun.evidence}; {settings}"
+    job_id = variables.get("SLURM_JOB_ID")
+    if job_id is None and not srun.succeeded:
+        if not srun.exists:
+            return [Finding(AREA, Severity.NOTE, "no SLURM on this host", evidence)]
+        remedy = "if this host belongs to a cluster: SLURM_CONF=/path/to/slurm.conf, or ask the site"
+        return [Finding(AREA, Severity.NOTE, "srun is installed, but does not work", evidence, remedy)]
+    version = srun.stdout.strip() if srun.succeeded else "srun does not answer"
+    found = f"{version}, inside job {job_id}" if job_id is not None else f"{version}, outside a job"
+    findings = [Finding(AREA, Severity.OK, found, evidence, provides=("slurm",))]
+    findings += [*check_tasks(variables, ranks), *check_gpu_binding(variables)]
+    if srun.succeeded:
+        findings.append(check_mpi_plugins(run_command(["srun", "--mpi=list"], limit_s), variables, library))
+    return findings
 
 
-def tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
-    """Compare SLURM's tasks with MPI's ranks, and say where srun forgets how many cores a task has."""
-    found = []
+def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
+    """Return findings where SLURM's tasks and MPI's ranks differ, and where srun ignores --cpus-per-task."""
+    findings = []
     step, job = (variables.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if step.isdecimal() and int(step) != ranks and int(step) > 1:
-        told = f"this step has {step} tasks, but MPI has {ranks} ranks"
+        found = f"this step has {step} tasks, but MPI has {ranks} ranks"
         remedy = "start ranks by one launcher: srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or mpirun alone"
-        found.append(Finding(AREA, Severity.WARNING, told, f"SLURM_STEP_NUM_TASKS={step}", remedy))
+        findings.append(Finding(AREA, Severity.WARNING, found, f"SLURM_STEP_NUM_TASKS={step}", remedy))
     elif not step and job.isdecimal() and int(job) != ranks:
-        told = f"the allocation has {job} tasks, and this job {ranks} ranks"
+        found = f"the allocation has {job} tasks, and this job {ranks} ranks"
         remedy = f"for all of them: srun hpccoll doctor, or mpirun -n {job} hpccoll doctor"
-        found.append(Finding(AREA, Severity.NOTE, told, f"SLURM_NTASKS={job}", remedy))
+        findings.append(Finding(AREA, Severity.NOTE, found, f"SLURM_NTASKS={job}", remedy))
     if "SLURM_CPUS_PER_TASK" in variables and "SLURM_STEP_ID" not in variables:
-        told = "srun does not take --cpus-per-task over from sbatch (since SLURM 22.05)"
+        found = "srun does not inherit --cpus-per-task from sbatch (since SLURM 22.05)"
         remedy = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
         evidence = f"SLURM_CPUS_PER_TASK={variables['SLURM_CPUS_PER_TASK']}"
-        found.append(Finding(AREA, Severity.NOTE, told, evidence, remedy))
-    return found
+        findings.append(Finding(AREA, Severity.NOTE, found, evidence, remedy))
+    return findings
 
 
-def devices(variables: Mapping[str, str]) -> list[Finding]:
-    """Judge how GPUs are given to tasks: a task that sees only its own cannot open another's memory by CUDA IPC."""
-    per_task = variables.get("SLURM_GPUS_PER_TASK", "")
-    tres = variables.get("SLURM_TRES_PER_TASK", "")
+def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
+    """Return a warning if each task sees only its own GPUs, so that it cannot open another's memory by CUDA IPC."""
+    per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:
         return []
-    told = "GPUs are bound to tasks (--gpus-per-task): a rank sees only its own, and CUDA IPC between ranks fails"
+    found = "GPUs are bound to tasks (--gpus-per-task): a rank sees only its own, and CUDA IPC between ranks fails"
     evidence = f"SLURM_GPUS_PER_TASK={per_task}" if per_task else f"SLURM_TRES_PER_TASK={tres}"
     remedy = (
-        "ask with --gpus-per-node=N (or --gres=gpu:N) and srun --gpu-bind=none; each rank chooses by its local rank"
+        "use --gpus-per-node=N (or --gres=gpu:N) and srun --gpu-bind=none; each rank selects its GPU by its local rank"
     )
-    return [Finding(AREA, Severity.WARNING, told, evidence, remedy)]
+    return [Finding(AREA, Severity.WARNING, found, evidence, remedy)]
 
 
-def plugins(answer: CommandResult, variables: Mapping[str, str], library: str) -> list[Finding]:
-    """Judge whether srun can start ranks of this MPI: what `srun --mpi=list` names, against what the library speaks."""
-    names = {word.strip() for line in (answer.output + answer.errors).splitlines() for word in line.split()[:1]}
-    offered = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))
-    wanted = ("pmix",) if library.startswith("Open MPI") else ("pmi2", "pmix", "cray_shasta")
-    chosen = variables.get("SLURM_MPI_TYPE")
-    evidence = f"`srun --mpi=list`: {', '.join(offered) or answer.how}" + (
-        f"; SLURM_MPI_TYPE={chosen}" if chosen else ""
-    )
-    usable = [name for name in offered if name.startswith(wanted)]
+def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
+    """Return a finding on whether srun has a plugin that can start ranks of this MPI library.
+
+    Args:
+        result: the result of `srun --mpi=list`.
+        variables: the set ones of VARIABLES.
+        library: the MPI library's name and version; empty if MPI does not start.
+    """
+    names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
+    plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))
+    suitable = ("pmix",) if library.startswith("Open MPI") else ("pmi2", "pmix", "cray_shasta")
+    evidence = f"`srun --mpi=list`: {', '.join(plugins) or result.outcome}"
+    if "SLURM_MPI_TYPE" in variables:
+        evidence += f"; SLURM_MPI_TYPE={variables['SLURM_MPI_TYPE']}"
     if not library:
-        return [Finding(AREA, Severity.NOTE, f"srun offers {', '.join(offered)}", evidence)]
+        return Finding(AREA, Severity.NOTE, f"srun offers {', '.join(plugins)}", evidence)
+    usable = [name for name in plugins if name.startswith(suitable)]
     if not usable:
-        told = f"srun has no plugin that {library} understands: each task would be a job of one rank"
-        remedy = (
-            f"ask the site for {' or '.join(wanted)}, or start with the mpirun of {library} inside salloc or sbatch"
-        )
-        return [Finding(AREA, Severity.WARNING, told, evidence, remedy)]
-    return [Finding(AREA, Severity.OK, f"srun --mpi={usable[0]} starts ranks of {library}", evidence)]
+        found = f"srun has no plugin for {library}: each task would be a job of one rank"
+        remedy = f"ask the site for {' or '.join(suitable)}, or use the mpirun of {library} inside salloc or sbatch"
+        return Finding(AREA, Severity.WARNING, found, evidence, remedy)
+    return Finding(AREA, Severity.OK, f"srun --mpi={usable[0]} starts ranks of {library}", evidence)

@@ -1,4 +1,4 @@
-"""Shared memory that jobs left behind: named with its owner, age and size, and never removed from here.
+"""Find shared memory that ended jobs left behind, and report owner, age and size. Never removes anything.
 
 MPICH leaves its segments when a rank is killed or aborts; Open MPI also when a process starts MPI without mpirun.
 """
@@ -10,19 +10,18 @@ import pwd
 import shlex
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import text
+from hpccoll.doctor.kernel_files import read_text
 from hpccoll.doctor.numa import is_inside_pid_namespace
 from hpccoll.units import format_size
 
 AREA = "shared memory"
-# Who makes files of that name in /dev/shm.
-_MAKERS = {
+_LIBRARY_BY_PATTERN = {
     "mpich_shm_*": "MPICH",
     "mpich_shar_tmp*": "MPICH",
     "vader_segment.*": "Open MPI",
@@ -37,66 +36,87 @@ _MAKERS = {
     "torch_*": "torch",
     "cuda.shm.*": "CUDA",
 }
-_MOST_NAMED = 1000  # a command line takes many times as many
+_MAX_NAMED = 1000  # well below the length limit of a command line
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFile:
-    """A file in /dev/shm that looks like a library's; `held` where a process has it mapped or open."""
+    """A file in /dev/shm whose name is that of a library's shared memory.
+
+    Args:
+        path: its path.
+        library: the library that uses such names.
+        owner: its owner's user name.
+        is_inspectable: whether this process can see if the owner's processes use it.
+        nbytes: its size.
+        age_s: seconds since its last modification.
+        in_use: whether a visible process has it mapped or open.
+    """
 
     path: Path
-    maker: str
+    library: str
     owner: str
-    mine: bool
+    is_inspectable: bool
     nbytes: int
     age_s: float
-    held: bool
+    in_use: bool
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the files that MPI, UCX, NCCL and torch make in `directory` and nobody uses any more."""
-    seen = list(list_library_files(directory, root))
-    held = [each for each in seen if each.held]
-    idle = [each for each in seen if not each.held]
-    mine, others = [each for each in idle if each.mine], [each for each in idle if not each.mine]
-    found = [_idle(mine, directory)] if mine else []
-    if others:
-        owners = ", ".join(sorted({each.owner for each in others}))
-        size = format_size(sum(each.nbytes for each in others))
-        told = (
-            f"{len(others)} files ({size}) in {directory} are of {owners}; whether they are in use is not shown to us"
+    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no process uses any more.
+
+    Args:
+        directory: where shared-memory files are.
+        root: directory that contains `proc`.
+    """
+    files = list(list_library_files(directory, root))
+    unused = [file for file in files if not file.in_use]
+    stale = [file for file in unused if file.is_inspectable]
+    unknown = [file for file in unused if not file.is_inspectable]
+    findings = [_report_stale(stale, directory)] if stale else []
+    if unknown:
+        owners = ", ".join(sorted({file.owner for file in unknown}))
+        found = (
+            f"{len(unknown)} files ({_total_size(unknown)}) in {directory} belong to {owners}; whether a process uses "
+            "them is not visible"
         )
         remedy = f"ask {owners} to run hpccoll doctor, or run it as root"
-        found.append(Finding(AREA, Severity.NOTE, told, _named(others), remedy))
-    if not found:
-        used = f"{len(held)} in use by running processes" if held else "none of theirs is there"
-        evidence = f"{directory}/{{{','.join(_MAKERS)}}}: {used}"
-        found.append(Finding(AREA, Severity.OK, f"no leftovers of jobs that are gone in {directory}", evidence))
-    return found
+        findings.append(Finding(AREA, Severity.NOTE, found, _format_files(unknown), remedy))
+    if not findings:
+        use = ", all in use by running processes" if files else ""
+        evidence = f"{directory}/{{{','.join(_LIBRARY_BY_PATTERN)}}}: {len(files)} files{use}"
+        findings.append(Finding(AREA, Severity.OK, f"no stale files of ended jobs in {directory}", evidence))
+    return findings
 
 
-def _idle(mine: list[SharedMemoryFile], directory: Path) -> Finding:
-    size = format_size(sum(each.nbytes for each in mine))
-    makers = ", ".join(sorted({each.maker for each in mine}))
-    files = "1 file" if len(mine) == 1 else f"{len(mine)} files"
-    found = f"{files} ({size}) left in {directory} by jobs that are gone ({makers}): no process has them mapped or open"
-    remedy = "rm -- " + " ".join(shlex.quote(str(each.path)) for each in mine[:_MOST_NAMED])
-    if len(mine) > _MOST_NAMED:
-        remedy += f"  (and {len(mine) - _MOST_NAMED} more: run hpccoll doctor again)"
+def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding:
+    """Return the warning on stale files, with the command that removes them."""
+    libraries = ", ".join(sorted({file.library for file in stale}))
+    count = "1 file" if len(stale) == 1 else f"{len(stale)} files"
+    found = (
+        f"{count} ({_total_size(stale)}) left in {directory} by ended jobs ({libraries}): no process has them mapped "
+        "or open"
+    )
+    remedy = "rm -- " + " ".join(shlex.quote(str(file.path)) for file in stale[:_MAX_NAMED])
+    if len(stale) > _MAX_NAMED:
+        remedy += f"  (and {len(stale) - _MAX_NAMED} more: run hpccoll doctor again)"
     if is_inside_pid_namespace():
-        remedy += "  (first see that no job in another container shares this /dev/shm: its processes are not seen here)"
-    return Finding(AREA, Severity.WARNING, found, _named(mine), remedy)
+        remedy += "  (first check that no other container uses this /dev/shm: its processes are not visible here)"
+    return Finding(AREA, Severity.WARNING, found, _format_files(stale), remedy)
 
 
-def _named(files: list[SharedMemoryFile]) -> str:
-    told = [
-        f"{each.path} ({each.owner}, {format_size(each.nbytes)}, {_age(each.age_s)} old)"
-        for each in files[:_MOST_NAMED]
-    ]
-    return "; ".join(told)
+def _total_size(files: Sequence[SharedMemoryFile]) -> str:
+    return format_size(sum(file.nbytes for file in files))
 
 
-def _age(seconds: float) -> str:
+def _format_files(files: Sequence[SharedMemoryFile]) -> str:
+    return "; ".join(
+        f"{file.path} ({file.owner}, {format_size(file.nbytes)}, {_format_age(file.age_s)} old)"
+        for file in files[:_MAX_NAMED]
+    )
+
+
+def _format_age(seconds: float) -> str:
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -104,73 +124,85 @@ def _age(seconds: float) -> str:
 
 
 def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
-    """Yield the files in `directory` with the names that MPI libraries and their like give.
+    """Yield the files in `directory` whose names are those of a communication library's shared memory.
 
-    The names are taken first and the processes read after: a file that a starting job makes in between is not listed,
-    and one that it removes is gone when it is looked at again.
+    Lists the names before it reads which files are in use. A file that a starting job creates in between is thus not
+    listed, and one that it removes is skipped.
+
+    Args:
+        directory: where shared-memory files are.
+        root: directory that contains `proc`.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
     except OSError:
         return
-    makers = {name: maker for name in names for pattern, maker in _MAKERS.items() if fnmatch(name, pattern)}
-    used = list_files_in_use(root) if makers else set()
-    for name, maker in makers.items():
+    patterns = _LIBRARY_BY_PATTERN.items()
+    libraries = {name: library for name in names for pattern, library in patterns if fnmatch(name, pattern)}
+    used = list_files_in_use(root) if libraries else set()
+    for name, library in libraries.items():
         path = directory / name
         try:
-            told = path.lstat()
+            status = path.lstat()
         except FileNotFoundError:
             continue
-        if not stat.S_ISREG(told.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             continue
-        seen = told.st_uid == os.getuid() or os.getuid() == 0  # of other people's processes the maps are closed to us
-        held = (os.major(told.st_dev), os.minor(told.st_dev), told.st_ino) in used
-        yield SharedMemoryFile(path, maker, _user(told.st_uid), seen, told.st_size, time.time() - told.st_mtime, held)
+        # The memory maps of other users' processes are readable by root only.
+        is_inspectable = status.st_uid == os.getuid() or os.getuid() == 0
+        in_use = _file_id(status) in used
+        age_s = time.time() - status.st_mtime
+        yield SharedMemoryFile(path, library, _user_name(status.st_uid), is_inspectable, status.st_size, age_s, in_use)
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return device (major, minor) and inode of each file that a process has mapped or open, as far as we may look."""
-    found: set[tuple[int, int, int]] = set()
+    """Return device (major, minor) and inode of each file that a process has mapped or open.
+
+    Skips processes that this one may not inspect.
+    """
+    used: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
-        for line in (text(process / "maps") or "").splitlines():
+        for line in (read_text(process / "maps") or "").splitlines():
             words = line.split(maxsplit=5)
             if len(words) > 5 and words[4] != "0":
                 major, minor = words[3].split(":")
-                found.add((int(major, 16), int(minor, 16), int(words[4])))
+                used.add((int(major, 16), int(minor, 16), int(words[4])))
         try:
-            opened = list(os.scandir(process / "fd"))
+            descriptors = list(os.scandir(process / "fd"))
         except OSError:
             continue
-        for entry in opened:
+        for descriptor in descriptors:
             try:
-                told = entry.stat()
+                used.add(_file_id(descriptor.stat()))
             except OSError:
                 continue
-            found.add((os.major(told.st_dev), os.minor(told.st_dev), told.st_ino))
-    return found
+    return used
+
+
+def _file_id(status: os.stat_result) -> tuple[int, int, int]:
+    return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a finding on our System V segments that no process has attached: UCX and others make such, too."""
-    rows = [line.split() for line in (text(root / "proc/sysvipc/shm") or "").splitlines()]
-    if len(rows) < 2:
+    """Return a note on this user's System V segments that no process has attached; UCX and others create them.
+
+    Args:
+        root: directory that contains `proc`.
+    """
+    rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
+    segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
+    stale = [row for row in segments if row["nattch"] == "0" and int(row["uid"]) == os.getuid()]
+    if not stale:
         return []
-    columns = {name: at for at, name in enumerate(rows[0])}
-    idle = [row for row in rows[1:] if row[columns["nattch"]] == "0" and int(row[columns["uid"]]) == os.getuid()]
-    if not idle:
-        return []
-    size = format_size(sum(int(row[columns["size"]]) for row in idle))
-    found = f"{len(idle)} System V segments of yours ({size}) that no process has attached"
-    told = "; ".join(
-        f"shmid {row[columns['shmid']]}, made by process {row[columns['cpid']]}" for row in idle[:_MOST_NAMED]
-    )
-    remedy = "if no program of yours is to come back for them: ipcrm" + "".join(
-        f" -m {row[columns['shmid']]}" for row in idle[:_MOST_NAMED]
-    )
-    return [Finding(AREA, Severity.NOTE, found, f"/proc/sysvipc/shm: {told}", remedy)]
+    size = format_size(sum(int(row["size"]) for row in stale))
+    found = f"{len(stale)} System V segments of this user ({size}) that no process has attached"
+    named = stale[:_MAX_NAMED]
+    evidence = "; ".join(f"shmid {row['shmid']}, created by process {row['cpid']}" for row in named)
+    remedy = "if no program is going to attach them again: ipcrm" + "".join(f" -m {row['shmid']}" for row in named)
+    return [Finding(AREA, Severity.NOTE, found, f"/proc/sysvipc/shm: {evidence}", remedy)]
 
 
-def _user(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

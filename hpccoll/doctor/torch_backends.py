@@ -1,4 +1,4 @@
-"""torch: its version, the backends of torch.distributed that it was built with, and whether it sees a GPU."""
+"""Check torch: its version, the backends of torch.distributed it was built with, and whether it finds a GPU."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_python
 
 AREA = "torch"
-# Words for a Python of its own: importing torch takes seconds, may hang in a driver, and would stay loaded here.
-_ASK = """
+# Run in a process of its own, because importing torch takes seconds, may hang in a driver, and keeps torch loaded.
+_SCRIPT = """
 import json, torch
 d = torch.distributed
 has = d.is_available()
-told = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": torch.cuda.device_count(),
+info = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": torch.cuda.device_count(),
         "gloo": has and d.is_gloo_available(), "nccl": has and d.is_nccl_available(),
         "mpi": has and d.is_mpi_available()}
-if told["nccl"] and torch.cuda.is_available():
-    told["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
-if told["devices"]:
-    told["sum"] = float(torch.arange(4, device="cuda").sum())
-print(json.dumps(told))
+if info["nccl"] and torch.cuda.is_available():
+    info["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
+if info["devices"]:
+    info["sum"] = float(torch.arange(4, device="cuda").sum())
+print(json.dumps(info))
 """
 _SHOWN = "python -c 'import torch; torch.distributed.is_gloo_available(); ...'"
 
 
-def installed() -> bool:
-    """Return whether torch is here, without importing it."""
+def is_torch_installed() -> bool:
+    """Whether torch is installed; does not import it."""
     return find_spec("torch") is not None
 
 
-def question(limit_s: float) -> CommandResult | None:
-    """Ask torch in a process of its own; None where it is not installed."""
-    return run_python(["-c", _ASK], limit_s, shown=_SHOWN) if installed() else None
+def run_torch_probe(limit_s: float) -> CommandResult | None:
+    """Query torch in a process of its own, for at most `limit_s` seconds; None if torch is not installed."""
+    return run_python(["-c", _SCRIPT], limit_s, shown=_SHOWN) if is_torch_installed() else None
 
 
-def examine(answer: CommandResult | None) -> list[Finding]:
-    """Return findings on torch from what `question` returned."""
-    if answer is None:
+def check_torch(result: CommandResult | None) -> list[Finding]:
+    """Return findings on torch from the result of `run_torch_probe`."""
+    if result is None:
         remedy = 'pip install "hpccoll[torch]" for the gloo and nccl engines and torch buffers'
         return [Finding(AREA, Severity.NOTE, "torch is not installed", "importlib: no module torch", remedy)]
-    told = answer.data()
-    if told is None:
-        slow = "gave no answer" in answer.how
-        remedy = (
-            "--limit SECONDS gives it more time (a cold file system)"
-            if slow
-            else 'pip install --force-reinstall "hpccoll[torch]"'
-        )
-        return [Finding(AREA, Severity.WARNING, "torch does not load", answer.evidence, remedy)]
-    backends = [name for name in ("gloo", "nccl", "mpi") if told[name]]
-    built = f"CUDA {told['cuda']}" if told["cuda"] else "no CUDA"
-    found = f"torch {told['version']}, built with {built}; torch.distributed has {', '.join(backends) or 'no backend'}"
-    usable = ["gloo"] if told["gloo"] else []
-    if told.get("nccl_version"):
-        found += f"; NCCL {told['nccl_version']}, {told['devices']} devices"
+    info = result.parse_json()
+    if info is None:
+        if "gave no answer" in result.outcome:
+            remedy = "--limit SECONDS allows more time, which a cold file system may need"
+        else:
+            remedy = 'pip install --force-reinstall "hpccoll[torch]"'
+        return [Finding(AREA, Severity.WARNING, "torch cannot be imported", result.evidence, remedy)]
+    backends = [name for name in ("gloo", "nccl", "mpi") if info[name]]
+    build = f"CUDA {info['cuda']}" if info["cuda"] else "no CUDA"
+    found = f"torch {info['version']}, built with {build}; torch.distributed has {', '.join(backends) or 'no backend'}"
+    usable = ["gloo"] if info["gloo"] else []
+    if info.get("nccl_version"):
+        found += f"; NCCL {info['nccl_version']}, {info['devices']} devices"
         usable.append("nccl")
-    result = [Finding(AREA, Severity.OK, found, answer.evidence, provides=("torch", *usable))]
-    if told["cuda"] and not told["devices"]:
-        said = "torch was built with CUDA but sees no device"
-        remedy = "where there should be one: nvidia-smi, CUDA_VISIBLE_DEVICES, and a driver not older than torch's CUDA"
-        result.append(Finding(AREA, Severity.NOTE, said, "torch.cuda.device_count(): 0", remedy))
-    return result
+    findings = [Finding(AREA, Severity.OK, found, result.evidence, provides=("torch", *usable))]
+    if info["cuda"] and not info["devices"]:
+        found = "torch was built with CUDA but finds no device"
+        remedy = (
+            "if there should be one: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver supports this CUDA"
+        )
+        findings.append(Finding(AREA, Severity.NOTE, found, "torch.cuda.device_count(): 0", remedy))
+    return findings

@@ -178,7 +178,7 @@ def _require(backend: str, ranks_per_node: int) -> None:
     """Raise UnavailableError where `backend` cannot run on this rank. Cheap questions come first."""
     if find_spec("torch") is None:
         raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
-    gpus = len(cuda_probe.devices()) if backend == "nccl" else ranks_per_node
+    gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node
     if gpus == 0:
         raise UnavailableError(
             "no CUDA device is here (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"

@@ -18,7 +18,7 @@ from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.mpi.cases import bits, sprinkled
 
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not cuda_probe.devices(), reason="no CUDA device is here")]
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not cuda_probe.list_device_names(), reason="no CUDA device is here")]
 
 COUNTS = (1, 1023, 200_003)
 ALGORITHMS = ("shared_one_shot", "shared_two_shot")

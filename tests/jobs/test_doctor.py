@@ -75,7 +75,7 @@ def test_ranks_say_one_thing_once(tmp_path: Path) -> None:
     run, findings = read(out)
     assert run["ranks"] == 2
     assert done.stdout.count("perf_counter") == 1
-    assert any("2 ranks met" in each["found"] for each in of(findings, "launcher", "ok"))
+    assert any("MPI connected 2 ranks" in each["found"] for each in of(findings, "launcher", "ok"))
     assert any("have the same versions" in each["found"] for each in of(findings, "versions", "ok"))
     assert [each for each in findings if each["area"] == "binding"]
 
@@ -147,7 +147,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_it_leaves_nothing_behind() -> None:
     before = {path.name for path in SHM.iterdir()}
     assert alone().returncode == 0
-    left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.held]
+    left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.in_use]
     assert not left
 
 

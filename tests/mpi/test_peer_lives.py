@@ -94,7 +94,7 @@ def test_read_only_sources_are_read_and_read_only_results_refused(peer, comm):
 def test_what_is_not_here_is_given_as_a_reason(comm):
     found = start_available_engines(comm)
     assert isinstance(found["mpi"], MpiEngine)
-    if not cuda_probe.devices():
+    if not cuda_probe.list_device_names():
         assert "no CUDA device" in str(found["nccl"]) or "torch is not installed" in str(found["nccl"])
     if find_spec("torch") is None:
         assert 'pip install "hpccoll[torch]"' in str(found["gloo"])
@@ -133,7 +133,7 @@ def test_a_start_that_fails_on_one_rank_fails_on_all_and_names_it(comm, monkeypa
 
 
 def test_without_a_gpu_nccl_is_unavailable(comm):
-    if cuda_probe.devices():
+    if cuda_probe.list_device_names():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError, match=r"nccl.*(CUDA|torch)") as caught:
         start_engine("nccl", comm)

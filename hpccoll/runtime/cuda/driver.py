@@ -1,6 +1,6 @@
-"""The few calls of the CUDA driver that the probes need, by ctypes: no torch and no CuPy stands between.
+"""The CUDA driver calls that the probes need, through ctypes; needs neither torch nor CuPy.
 
-Names and numbers are those of NVIDIA's CUDA Driver API (cuda.h).
+Function names and constants are those of NVIDIA's CUDA Driver API (cuda.h).
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there
 HANDLE_NBYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
-class DriverError(Exception):
-    """A call of the driver failed: which, and with what code."""
+class CudaDriverError(Exception):
+    """A driver call failed; the message has its name and error code."""
 
 
-class _Handle(ctypes.Structure):
-    """`CUipcMemHandle`: passed by value, so that it must be a structure."""
+class _IpcHandle(ctypes.Structure):
+    """`CUipcMemHandle`, a structure because the driver takes it by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_NBYTES),)
 
 
-class Driver:
-    """The driver with one device's primary context current, which MPI, torch and CuPy share.
+class CudaDriver:
+    """The initialised driver, with the primary context of one device current in this thread.
+
+    MPI, torch and CuPy use the primary context as well.
 
     Args:
-        device: number of the device, or None to leave every device alone.
+        device: number of the device, or None to create no context.
 
     Raises:
-        OSError: there is no driver library.
-        DriverError: it does not start, or the device does not.
+        OSError: the driver library cannot be loaded.
+        CudaDriverError: the driver or the device cannot be initialised.
     """
 
     def __init__(self, device: int | None = 0) -> None:
@@ -44,71 +46,75 @@ class Driver:
             self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver.
+        """Call a driver function by name.
 
         Raises:
-            DriverError: it returned something else than success.
+            CudaDriverError: it returned an error code.
         """
         status = getattr(self._library, name)(*arguments)
         if status != 0:
-            words = ctypes.c_char_p()
-            self._library.cuGetErrorName(status, ctypes.byref(words))
-            raise DriverError(f"{name} returned {status} ({(words.value or b'unknown').decode()})")
+            error_name = ctypes.c_char_p()
+            self._library.cuGetErrorName(status, ctypes.byref(error_name))
+            raise CudaDriverError(f"{name} returned {status} ({(error_name.value or b'unknown').decode()})")
 
-    def number(self, name: str, *arguments: object) -> int:
-        """Return the whole number that a function writes to its first argument."""
+    def query_int(self, name: str, *arguments: object) -> int:
+        """Return the integer that a driver function writes to its first argument."""
         result = ctypes.c_int(0)
         self.call(name, ctypes.byref(result), *arguments)
         return result.value
 
-    def device_name(self, device: int) -> str:
-        """Return the device's name."""
+    def count_devices(self) -> int:
+        """Return the number of devices that this process may use."""
+        return self.query_int("cuDeviceGetCount")
+
+    def query_device_name(self, device: int) -> str:
+        """Return the product name of a device."""
         name = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", name, len(name), device)
         return name.value.decode()
 
-    def compute_mode(self, device: int) -> str:
-        """Return who may use the device: `default`, `exclusive_process` or `prohibited`."""
-        mode = self.number("cuDeviceGetAttribute", _COMPUTE_MODE, device)
+    def query_compute_mode(self, device: int) -> str:
+        """Return the device's compute mode: `default`, `exclusive_process` or `prohibited`."""
+        mode = self.query_int("cuDeviceGetAttribute", _COMPUTE_MODE, device)
         return _MODES.get(mode, str(mode))
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of new device memory."""
+        """Allocate device memory (cuMemAlloc) and return its address."""
         address = ctypes.c_uint64(0)
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         return address.value
 
     def allocate_async(self, nbytes: int) -> int:
-        """Return the address of memory of the stream-ordered allocator (cudaMallocAsync), ready to use."""
+        """Allocate from the stream-ordered allocator (cudaMallocAsync), synchronise, and return the address."""
         address = ctypes.c_uint64(0)
         self.call("cuMemAllocAsync", ctypes.byref(address), ctypes.c_size_t(nbytes), None)
         self.call("cuStreamSynchronize", None)
         return address.value
 
     def write(self, address: int, data: bytes) -> None:
-        """Copy `data` to device memory, and wait until it is there."""
+        """Copy `data` to device memory and synchronise the context."""
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
         self.call("cuCtxSynchronize")
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Return `nbytes` of device memory, after all that was queued before."""
+        """Synchronise the context and return a copy of `nbytes` of device memory."""
         self.call("cuCtxSynchronize")
-        landing = ctypes.create_string_buffer(nbytes)
-        self.call("cuMemcpyDtoH_v2", landing, ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
-        return landing.raw
+        copy = ctypes.create_string_buffer(nbytes)
+        self.call("cuMemcpyDtoH_v2", copy, ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
+        return copy.raw
 
-    def export(self, address: int) -> bytes:
-        """Return the handle by which another process may open this memory."""
-        handle = _Handle()
+    def export_memory(self, address: int) -> bytes:
+        """Return the CUDA IPC handle of an allocation."""
+        handle = _IpcHandle()
         self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return ctypes.string_at(ctypes.addressof(handle), HANDLE_NBYTES)
 
-    def open(self, exported: bytes) -> int:
-        """Return the address, in this process, of memory that another one exported."""
-        handle, address = _Handle.from_buffer_copy(exported), ctypes.c_uint64(0)
+    def open_memory(self, exported: bytes) -> int:
+        """Map another process's allocation, given its IPC handle, and return its address in this process."""
+        handle, address = _IpcHandle.from_buffer_copy(exported), ctypes.c_uint64(0)
         self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value
 
-    def close(self, address: int) -> None:
-        """Give back memory that `open` returned."""
+    def close_memory(self, address: int) -> None:
+        """Unmap memory that `open_memory` returned."""
         self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))

@@ -1,151 +1,218 @@
-"""Is CUDA here, and may device memory be handed to this MPI? Found out by doing it, one operation at a time.
+"""Test whether the MPI library accepts device memory, one operation at a time.
 
-What an MPI library says about itself has been wrong in both directions, and a library without CUDA crashes when it is
-given a device pointer. So each operation runs in a process of its own, a job of one rank that sends device memory to
-itself: it may crash, or hang until its time is up, and is read as evidence. What one process proves about itself it
-does not prove about the wire between two nodes; the text says what was tried.
+What an MPI library reports about its own CUDA support has been wrong in both directions, and a library without CUDA
+support crashes on a device pointer. Each operation therefore runs in a separate MPI job,
+
+    python -m hpccoll.runtime.cuda.probe OPERATION device|host
+
+which may crash or hang. With `host`, the same code runs without a GPU. Device buffers are cuMemAlloc allocations that
+MPI gets by address, so neither torch nor CuPy is needed. A job of one rank proves nothing about the network.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
-import signal
-import subprocess
 import sys
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from hpccoll.runtime import job, launcher
-from hpccoll.runtime.arrays import as_buffer
+from hpccoll.runtime import job
+from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
+from hpccoll.runtime.cuda.driver import CudaDriver, CudaDriverError
 
-OPERATIONS = ("send_recv", "all_reduce")
-_MODULES = ("cupy", "torch")
-_COUNTS = (16, 2**20)  # elements of 4 bytes: MPIs send short and long messages by different paths
-_WORKED = "worked"
+COUNTS = (16, 2**18)  # elements of 4 bytes: MPI libraries send short and long messages by different protocols
+REQUIRED_OPERATIONS = ("send_recv", "all_reduce")
+LIMIT_S = 60.0  # creating a CUDA context takes seconds, more on a node with eight GPUs
+_FLOAT_NBYTES = 4
+_PASSED = "worked on"
 
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What came of handing device memory to one MPI operation."""
-
-    operation: str
-    works: bool
-    text: str
+Buffer: TypeAlias = list[Any]  # an mpi4py buffer specification: memory and datatype
+CallOperation: TypeAlias = Callable[[Any, Any, Buffer, Buffer], object]
+ExpectResult: TypeAlias = Callable[[int, int, int], list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class CudaProbe:
-    """What is here: device names, the array module that was used, evidence per operation, and a sentence for people."""
+def list_device_names() -> tuple[str, ...]:
+    """Return the names of the CUDA devices that this process may use; empty without a driver or device.
 
-    devices: tuple[str, ...]
-    module: str | None
-    evidence: tuple[Evidence, ...]
-    text: str
-
-    @property
-    def mpi_takes_device_memory(self) -> bool:
-        """Whether every operation that was tried worked."""
-        return bool(self.evidence) and all(one.works for one in self.evidence)
-
-
-def devices() -> tuple[str, ...]:
-    """Return the names of the CUDA devices that the driver shows this process; empty without driver or device.
-
-    Asks the driver itself, so neither torch nor CuPy is imported.
+    Calls the CUDA driver in this process, without creating a context.
     """
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+        driver = CudaDriver(device=None)
+        return tuple(driver.query_device_name(device) for device in range(driver.count_devices()))
+    except (OSError, CudaDriverError):
         return ()
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return ()
-    return tuple(_device_name(driver, number) for number in range(count.value))
-
-
-def _device_name(driver: ctypes.CDLL, number: int) -> str:
-    device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
-    if driver.cuDeviceGet(ctypes.byref(device), number) != 0:
-        return f"device {number}"
-    return name.value.decode() if driver.cuDeviceGetName(name, len(name), device) == 0 else f"device {number}"
-
-
-def probe(limit_s: float = 60.0) -> CudaProbe:
-    """Find out what is here. One rank a node asks and tells the others.
-
-    Args:
-        limit_s: seconds that each operation's process may take.
-
-    Cost: nothing without a GPU; otherwise one process per operation, a few seconds each.
-    """
-    found = devices()
-    if not found:
-        return CudaProbe((), None, (), "no CUDA device is here (no NVIDIA driver, or no GPU visible)")
-    module = next((name for name in _MODULES if find_spec(name) is not None), None)
-    if module is None:
-        text = (
-            f'{len(found)} CUDA devices, but neither CuPy nor torch; pip install "hpccoll[cuda12]" or "hpccoll[cuda13]"'
-        )
-        return CudaProbe(found, None, (), text)
-    evidence = tuple(_ask(operation, module, limit_s) for operation in OPERATIONS)
-    said = "; ".join(f"{one.operation}: {one.text}" for one in evidence)
-    return CudaProbe(
-        found, module, evidence, f"{len(found)} CUDA devices; device memory of {module} given to MPI: {said}"
-    )
 
 
 @cache
-def takes_device_memory() -> bool:
-    """Return whether MPI may be given device memory here; probed once a process."""
-    return probe().mpi_takes_device_memory
+def is_mpi_cuda_aware() -> bool:
+    """Whether MPI accepts device memory in all REQUIRED_OPERATIONS; probed once per process.
+
+    Cost: nothing without a GPU; otherwise one process per operation, a few seconds each.
+    """
+    return bool(list_device_names()) and all(has_passed(probe_operation(name)) for name in REQUIRED_OPERATIONS)
 
 
-def _ask(operation: str, module: str, limit_s: float) -> Evidence:
-    command = [sys.executable, "-m", "hpccoll.runtime.cuda.probe", operation, module]
-    environ = launcher.without_launcher(os.environ)
-    try:
-        # S603: the command is this module under this interpreter, and both words come from constants above.
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return Evidence(operation, False, f"no answer within {limit_s:g} s")
-    return verdict(operation, done.returncode, done.stdout, done.stderr)
+def probe_operation(
+    operation: str,
+    memory: Literal["device", "host"] = "device",
+    mpirun: Path | None = None,
+    limit_s: float = LIMIT_S,
+) -> CommandResult:
+    """Run one MPI operation on device or host memory in a separate MPI job, and return how the job ended.
+
+    Args:
+        operation: a key of OPERATIONS.
+        memory: where the buffers are.
+        mpirun: starts a job of two ranks; None starts one process, a job of one rank.
+        limit_s: seconds after which the job is killed.
+    """
+    arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory]
+    with standalone_mpi_environment() as environ:
+        if mpirun is None:
+            return run_python(arguments, limit_s, environ)
+        return run_command([str(mpirun), "-n", "2", sys.executable, *arguments], limit_s, environ | _allow_any_slots())
 
 
-def verdict(operation: str, status: int, output: str, errors: str) -> Evidence:
-    """Read how a probing process ended: its exit status (negative: the signal that killed it) and its last words."""
-    last = (output.strip().splitlines() or [""])[-1]
-    if status == 0 and last.startswith(_WORKED):
-        return Evidence(operation, True, last)
-    if status < 0:
-        return Evidence(operation, False, f"crashed by {signal.Signals(-status).name}")
-    words = (errors.strip().splitlines() or [last])[-1] or "no word"
-    return Evidence(operation, False, f"failed with exit status {status}: {words}")
+def has_passed(result: CommandResult) -> bool:
+    """Whether the job of `probe_operation` ran the operation and received the right values."""
+    return result.succeeded and _PASSED in result.stdout
 
 
-def _try(operation: str, module: str) -> str:
-    """Hand device memory to one operation of MPI.COMM_SELF and look at what arrived; return what was tried."""
-    mpi = job.load_mpi()
-    arrays: Any = importlib.import_module(module)
-    where = {"device": "cuda"} if module == "torch" else {}
-    for count in _COUNTS:
-        source, result = (arrays.full((count,), value, dtype=arrays.float32, **where) for value in (3, 0))
-        given, taken = as_buffer(source, "source", False), as_buffer(result, "result", True)
-        specs = [(side.module.as_bytes(side.flat), count, mpi.FLOAT) for side in (given, taken)]
-        # Both arrays are filled by kernels on the current stream, of which MPI knows nothing: wait for them first.
-        given.module.synchronize()
-        if operation == "send_recv":
-            mpi.COMM_SELF.Sendrecv(specs[0], 0, 0, specs[1], 0, 0)
-        else:
-            mpi.COMM_SELF.Allreduce(specs[0], specs[1], mpi.SUM)
-        if not bool((result == source).all()):
-            raise SystemExit(f"{count} elements did not arrive")
-    counts = " and ".join(map(str, _COUNTS))
-    return f"{_WORKED} within one process, {counts} elements of float32, {job.get_mpi_library()}"
+def _allow_any_slots() -> dict[str, str]:
+    """Return the settings with which Open MPI's mpirun starts two ranks on any machine; MPICH ignores them."""
+    settings = {
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
+    if os.getuid() == 0:  # a user who is root has already decided to run MPI as root
+        settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMemory:
+    """Functions that allocate, write and read device or host memory by address."""
+
+    allocate: Callable[[int], int]
+    write: Callable[[int, bytes], None]
+    read: Callable[[int, int], bytes]
+
+
+def _device_memory(rank: int) -> ProbeMemory:
+    """Return the memory of GPU `rank` modulo the number of GPUs."""
+    driver = CudaDriver(rank % max(1, CudaDriver(device=None).count_devices()))
+    return ProbeMemory(driver.allocate, driver.write, driver.read)
+
+
+def _host_memory() -> ProbeMemory:
+    """Return host memory; allocations live as long as the returned object."""
+    blocks: dict[int, Any] = {}
+
+    def allocate(nbytes: int) -> int:
+        block = ctypes.create_string_buffer(nbytes)
+        blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def write(address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    return ProbeMemory(allocate, write, ctypes.string_at)
+
+
+def _send_to_next(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    comm.Sendrecv(send, (comm.rank + 1) % comm.size, 0, recv, (comm.rank - 1) % comm.size, 0)
+
+
+def _send_persistent(mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    requests = [
+        comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0),
+        comm.Send_init(send, (comm.rank + 1) % comm.size, 0),
+    ]
+    mpi.Prequest.Startall(requests)
+    mpi.Request.Waitall(requests)
+    for request in requests:
+        request.Free()
+
+
+def _broadcast(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    comm.Bcast(send if comm.rank == 0 else recv, 0)
+
+
+def _block(buffer: Buffer, ranks: int) -> Buffer:
+    """Return the first of `ranks` equal blocks of a buffer."""
+    memory, datatype = buffer
+    return [memory[: len(memory) // ranks], datatype]
+
+
+# Per operation: the MPI call, and the expected start of rank's receive buffer as a function of (rank, ranks, count).
+# Every rank contributes `count` elements of value rank + 1; all_gather, all_to_all and reduce_scatter use blocks of
+# count / ranks elements.
+OPERATIONS: dict[str, tuple[CallOperation, ExpectResult]] = {
+    "send_recv": (_send_to_next, lambda rank, n, count: [float((rank - 1) % n + 1)] * count),
+    "persistent": (_send_persistent, lambda rank, n, count: [float((rank - 1) % n + 1)] * count),
+    "broadcast": (_broadcast, lambda rank, n, count: [1.0] * count if rank else []),
+    "reduce": (
+        lambda mpi, comm, send, recv: comm.Reduce(send, recv, mpi.SUM, 0),
+        lambda rank, n, count: [] if rank else [n * (n + 1) / 2] * count,
+    ),
+    "all_reduce": (
+        lambda mpi, comm, send, recv: comm.Allreduce(send, recv, mpi.SUM),
+        lambda rank, n, count: [n * (n + 1) / 2] * count,
+    ),
+    "all_gather": (
+        lambda mpi, comm, send, recv: comm.Allgather(_block(send, comm.size), recv),
+        lambda rank, n, count: [float(source + 1) for source in range(n) for _ in range(count // n)],
+    ),
+    "all_to_all": (
+        lambda mpi, comm, send, recv: comm.Alltoall(send, recv),
+        lambda rank, n, count: [float(source + 1) for source in range(n) for _ in range(count // n)],
+    ),
+    "reduce_scatter": (
+        lambda mpi, comm, send, recv: comm.Reduce_scatter_block(send, _block(recv, comm.size), mpi.SUM),
+        lambda rank, n, count: [n * (n + 1) / 2] * (count // n),
+    ),
+}
+
+
+def run_operation(operation: str, where: str) -> str:
+    """Run one operation on all ranks of this process's job and return a sentence about it. Collective; starts MPI.
+
+    Args:
+        operation: a key of OPERATIONS.
+        where: `device` or `host` memory.
+
+    Raises:
+        SystemExit: this rank received wrong values.
+    """
+    mpi, comm = job.load_mpi(), job.get_world()
+    memory = _device_memory(comm.rank) if where == "device" else _host_memory()
+    call, expect = OPERATIONS[operation]
+    for minimum in COUNTS:
+        count = minimum - minimum % comm.size
+        nbytes = count * _FLOAT_NBYTES
+        source, result = memory.allocate(nbytes), memory.allocate(nbytes)
+        # write() synchronises: MPI knows of no stream and must find both buffers filled.
+        memory.write(source, _to_float32([comm.rank + 1.0] * count))
+        memory.write(result, _to_float32([-1.0] * count))
+        send, recv = ([mpi.memory.fromaddress(address, nbytes), mpi.FLOAT] for address in (source, result))
+        call(mpi, comm, send, recv)
+        expected = _to_float32(expect(comm.rank, comm.size, count))
+        if memory.read(result, len(expected)) != expected:
+            raise SystemExit(f"{operation} of {count} elements: wrong values arrived on rank {comm.rank}")
+    comm.Barrier()
+    return f"{_PASSED} {comm.size} rank{'s' * (comm.size > 1)}, {' and '.join(map(str, COUNTS))} elements of float32"
+
+
+def _to_float32(values: list[float]) -> bytes:
+    return array("f", values).tobytes()
 
 
 if __name__ == "__main__":
-    sys.stdout.write(_try(sys.argv[1], sys.argv[2]) + "\n")
+    sentence = run_operation(sys.argv[1], sys.argv[2])
+    if job.get_world().rank == 0:
+        sys.stdout.write(sentence + "\n")

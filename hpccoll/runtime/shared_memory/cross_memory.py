@@ -11,11 +11,13 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING
 
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.arrays import BoundCall
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class _Vector(ctypes.Structure):

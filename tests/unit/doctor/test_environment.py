@@ -38,7 +38,7 @@ def worst(findings: list[Finding]) -> Severity:
     ],
 )
 def test_variables_that_hurt(name, value, severity):
-    found = environment.examine({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4, torch=True)
+    found = environment.check_environment({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4)
     assert worst(found) is severity
     if severity > Severity.NOTE:
         assert name in found[0].found
@@ -46,35 +46,35 @@ def test_variables_that_hurt(name, value, severity):
 
 
 def test_threads_are_asked_for_only_where_they_multiply():
-    def told(ranks_: int, cores_: int, own: int, *, torch: bool) -> Severity:
-        return worst(environment.examine({}, ranks_, cores_, own, torch))
+    def check(ranks: int, cores: int, default_threads: int) -> Severity:
+        return worst(environment.check_environment({}, ranks, cores, default_threads))
 
-    assert told(4, 8, 8, torch=True) is Severity.WARNING
-    assert told(4, 8, 2, torch=True) is Severity.OK  # each is bound to cores of its own
-    assert told(4, 8, 8, torch=False) is Severity.OK
-    assert told(1, 8, 8, torch=True) is Severity.OK
+    assert check(4, 8, 8) is Severity.WARNING
+    assert check(4, 8, 2) is Severity.OK  # each is bound to cores of its own
+    assert check(4, 8, 1) is Severity.OK  # without torch
+    assert check(1, 8, 8) is Severity.OK
 
 
 def test_no_other_variable_is_shown():
     environ = {"AWS_SECRET_ACCESS_KEY": "hidden", "OMPI_MCA_secret": "hidden", "UCX_TLS": "tcp"}
-    told = [*environment.examine(environ, 2, 4, 4, torch=True), *environment.check_network_variables(environ)]
-    told += slurm.examine(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
+    told = [*environment.check_environment(environ, 2, 4, 4), environment.report_network_variables(environ)]
+    told += slurm.check_slurm(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
     assert "tcp" in str(told)
     assert "hidden" not in str(told)
     assert "SECRET" not in str(told)
 
 
 def test_slurm_tasks_devices_and_plugins():
-    (step,) = slurm.tasks({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, 1)
+    (step,) = slurm.check_tasks({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, 1)
     assert step.severity is Severity.WARNING
-    assert slurm.tasks({"SLURM_STEP_NUM_TASKS": "8"}, 8) == []
-    (allocation,) = slurm.tasks({"SLURM_NTASKS": "8"}, 1)
+    assert slurm.check_tasks({"SLURM_STEP_NUM_TASKS": "8"}, 8) == []
+    (allocation,) = slurm.check_tasks({"SLURM_NTASKS": "8"}, 1)
     assert allocation.severity is Severity.NOTE
     for hidden in ({"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}):
-        (found,) = slurm.devices(hidden)
+        (found,) = slurm.check_gpu_binding(hidden)
         assert "CUDA IPC" in found.found
         assert "--gpu-bind=none" in found.remedy
-    assert slurm.devices({"SLURM_TRES_PER_TASK": "cpu:4"}) == []
+    assert slurm.check_gpu_binding({"SLURM_TRES_PER_TASK": "cpu:4"}) == []
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_slurm_tasks_devices_and_plugins():
 )
 def test_srun_without_a_plugin_of_this_mpi_is_a_warning(offered, library, severity):
     answer = CommandResult("srun --mpi=list", True, True, "worked", offered)
-    (found,) = slurm.plugins(answer, {}, library)
+    found = slurm.check_mpi_plugins(answer, {}, library)
     assert found.severity == severity

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from multiprocessing import shared_memory as python_shared_memory
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpccoll.doctor import checks, gpu, limits, mpi_job, mpi_library, probe_cma, stale_shared_memory, torch_backends
+from hpccoll.doctor import gpu, limits, mpi_job, mpi_library, probe_cma, stale_shared_memory, torch_backends
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.probe_mpi_memory import OPERATIONS
+from hpccoll.doctor.requirements import require_capabilities
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.command import CommandResult, run_command, run_python
+from hpccoll.runtime.command import CommandResult, run_python
 
 SHM = Path("/dev/shm")
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -34,49 +34,17 @@ def left():
     path.unlink(missing_ok=True)
 
 
-def test_a_crash_is_named_by_its_signal():
-    answer = run_python(["-c", CRASH], 30)
-    assert (answer.worked, answer.here, answer.how) == (False, True, "crashed by SIGSEGV")
-    assert answer.data() is None
-
-
-def test_a_hang_is_ended_with_its_children(tmp_path):
-    sleeper = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    answer = run_python(["-c", sleeper], 1.5)
-    assert "no answer within 1.5 s" in answer.how
-    child = Path("/proc") / answer.output.strip()
-    deadline = time.monotonic() + 30
-    while child.exists() and "Z" not in (child / "stat").read_text().split()[2] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
-
-
-def test_last_words_status_and_absence_are_told():
-    failed = run_python(["-c", "import sys; print('fine'); sys.exit('the reason')"], 30)
-    assert failed.evidence.endswith("failed with exit status 1: the reason")
-    absent = run_command(["no-such-command-here"], 30)
-    assert (absent.here, absent.how) == (False, "is not here")
-    worked = run_python(["-c", "print('noise'); print('{\"a\": 1}')"], 30)
-    assert worked.data() == {"a": 1}
-    assert run_python(["-c", "print('[1]')"], 30).data() is None
-
-
-def test_probes_do_not_inherit_the_launcher(monkeypatch):
-    monkeypatch.setenv("PMI_SIZE", "64")
-    assert run_python(["-c", "import os; print(os.environ.get('PMI_SIZE'))"], 30).output == "None\n"
-
-
 def test_crashed_probes_become_findings():
     crashed = run_python(["-c", CRASH], 30)
-    (problem, *_) = mpi_library.examine(crashed, 10)
+    (problem, *_) = mpi_library.check_mpi_library(crashed, 10)
     assert (problem.severity, problem.found) == (Severity.PROBLEM, "MPI does not start")
     assert "SIGSEGV" in problem.evidence
-    assert torch_backends.examine(crashed)[0].severity is Severity.WARNING
-    assert gpu.ipc(crashed).severity is Severity.PROBLEM
+    assert torch_backends.check_torch(crashed)[0].severity is Severity.WARNING
+    assert gpu.check_cuda_ipc(crashed).severity is Severity.PROBLEM
     hung = run_python(["-c", "import time; time.sleep(600)"], 0.5)
-    (slow,) = torch_backends.examine(hung)
+    (slow,) = torch_backends.check_torch(hung)
     assert "--limit" in slow.remedy
-    aware = gpu.aware(
+    aware = gpu.judge_operations(
         [("send_recv", crashed), ("broadcast", CommandResult("x", True, True, "worked", "worked on 2 ranks\n"))]
     )
     assert [each.severity for each in aware] == [Severity.WARNING, Severity.OK]
@@ -120,12 +88,12 @@ def test_a_file_in_use_is_no_leftover(left, hold):
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
         (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
-        assert mine.held
+        assert mine.in_use
         assert not any(str(left) in each.evidence for each in stale_shared_memory.check_stale_files(SHM))
     finally:
         holder.communicate()
     (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
-    assert not mine.held
+    assert not mine.in_use
 
 
 def test_files_of_other_names_are_nobody_s_business():
@@ -152,12 +120,18 @@ def test_segments_that_nobody_attached_are_named(tmp_path):
 
 
 def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
-    assert limits.cross_memory(30).provides in (("cma",), ())
-    assert probe_cma.said((b"", 1), b"text").startswith("refused (EPERM")
-    assert probe_cma.said((b"else", 0), b"text") == "read something else"
-    data, number = probe_cma.read(2**22 + 1, 0, 8)  # above the most processes that Linux allows
-    assert number != 0
-    assert data == bytes(8)
+    assert limits.check_cross_memory_attach(30).provides in (("cma",), ())
+    text = ctypes.create_string_buffer(b"text")
+    address = ctypes.addressof(text)
+    assert probe_cma.read_process(os.getpid(), address, b"text") == "worked"
+    assert probe_cma.read_process(os.getpid(), address, b"else") == "read something else"
+    no_process = 2**22 + 1  # above the highest process id that Linux gives
+    assert probe_cma.read_process(no_process, address, b"text").startswith("refused (ESRCH")
+
+
+def test_the_probe_of_cross_memory_attach_does_not_load_mpi():
+    script = "import sys, hpccoll.doctor.probe_cma; print('mpi4py.MPI' in sys.modules)"
+    assert run_python(["-c", script], 30).stdout == "False\n"
 
 
 def test_a_rank_that_waits_for_others_forever_is_ended():
@@ -170,26 +144,10 @@ def test_a_rank_that_waits_for_others_forever_is_ended():
         pass
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_probe_of_mpi_memory_finds_what_is_wrong(operation, monkeypatch):
-    """Host memory takes the path of device memory. An operation that does nothing must not pass."""
-    told = gpu.memory(operation, "host", None, 60)[1]
-    assert "worked on 1 rank," in told.output, told
-    broken = f"""
-        from hpccoll.doctor import probe_mpi_memory as probe
-        call, wanted = probe.OPERATIONS["{operation}"]
-        probe.OPERATIONS["{operation}"] = (lambda *_: None, lambda rank, n, count: wanted(rank, n, count) or [1.0])
-        probe.attempt("{operation}", "host")
-    """
-    answer = run_python(["-c", textwrap.dedent(broken)], 60)
-    assert not answer.worked
-    assert "something else arrived" in answer.evidence
-
-
 def test_no_device_has_one_finding_with_its_evidence():
     told: dict[str, Any] = {"nodes": [], "visible": None, "devices": [], "error": "libcuda.so.1 cannot be loaded"}
-    assert gpu.absent(told).severity is Severity.NOTE
-    hidden = gpu.absent(told | {"nodes": ["/dev/nvidia0"], "visible": ""})
+    assert gpu.report_no_device(told).severity is Severity.NOTE
+    hidden = gpu.report_no_device(told | {"nodes": ["/dev/nvidia0"], "visible": ""})
     assert hidden.severity is Severity.PROBLEM
     assert "--gpus all" in hidden.remedy
 
@@ -197,15 +155,15 @@ def test_no_device_has_one_finding_with_its_evidence():
 def test_what_nvidia_smi_prints_is_judged():
     row = "0, NVIDIA A100, 550.54.15, {mig}, Default, {persistence}, 40960 MiB"
     calm = CommandResult("nvidia-smi", True, True, "worked", row.format(mig="Disabled", persistence="Enabled"))
-    assert [each.severity for each in gpu.devices(calm)] == [Severity.OK]
+    assert [each.severity for each in gpu.parse_smi_query(calm)] == [Severity.OK]
     text = row.format(mig="Enabled", persistence="Disabled")
-    _, mig, persistence = gpu.devices(CommandResult("nvidia-smi", True, True, "worked", text))
+    _, mig, persistence = gpu.parse_smi_query(CommandResult("nvidia-smi", True, True, "worked", text))
     assert "nvidia-smi -mig 0" in mig.remedy
     assert "nvidia-smi -pm 1" in persistence.remedy
     matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \t{0}\tPXB\t0-31\nGPU1\t{0}\t X \tSYS\t0-31\n\nLegend:\n  X = Self\n"
-    (fast,) = gpu.links(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
-    assert (fast.severity, fast.found) == (Severity.OK, "GPUs are wired by NV12")
-    (slow,) = gpu.links(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("SYS")))
+    (fast,) = gpu.parse_smi_topology(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
+    assert (fast.severity, fast.found) == (Severity.OK, "links between GPUs: NV12")
+    (slow,) = gpu.parse_smi_topology(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("SYS")))
     assert slow.severity is Severity.NOTE
 
 
@@ -215,10 +173,12 @@ def test_devices_that_are_exclusive_or_apart_are_told():
         "visible": None,
         "devices": [{"name": "A", "mode": "default"}, {"name": "A", "mode": "default"}],
     }
-    assert [each.severity for each in gpu.present(told | {"peers": {"0-1": True, "1-0": True}})] == [Severity.OK] * 2
+    assert [each.severity for each in gpu.check_devices(told | {"peers": {"0-1": True, "1-0": True}})] == [
+        Severity.OK
+    ] * 2
     strict = told | {"devices": [{"name": "A", "mode": "exclusive_process"}], "peers": {}}
-    assert "nvidia-smi -c DEFAULT" in gpu.present(strict)[1].remedy
-    apart = gpu.present(told | {"peers": {"0-1": False, "1-0": True}})[1]
+    assert "nvidia-smi -c DEFAULT" in gpu.check_devices(strict)[1].remedy
+    apart = gpu.check_devices(told | {"peers": {"0-1": False, "1-0": True}})[1]
     assert "1 of 2 pairs" in apart.found
 
 
@@ -251,30 +211,33 @@ def test_another_s_mpirun_on_the_path_is_a_problem(tmp_path, monkeypatch):
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
     mpirun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = mpi_library.launcher(TOLD, 10)
+    found = mpi_library.check_mpirun(TOLD, 10)
     assert found.severity is Severity.PROBLEM
     assert "N jobs of one rank each" in found.found
-    assert mpi_library.launcher(TOLD | {"library": "Open MPI 5.0.11"}, 10).severity is Severity.OK
+    assert mpi_library.check_mpirun(TOLD | {"library": "Open MPI 5.0.11"}, 10).severity is Severity.OK
     mpirun.write_text("#!/bin/sh\nexec sleep 600\n")
-    assert mpi_library.launcher(TOLD, 0.5).severity is Severity.NOTE
+    assert mpi_library.check_mpirun(TOLD, 0.5).severity is Severity.NOTE
 
 
 def test_the_library_s_build_and_a_second_library_are_judged():
-    assert mpi_library.build(TOLD)[0].severity is Severity.OK
-    assert mpi_library.build(TOLD | {"version": "MPICH Device:   ch3:nemesis"})[0].severity is Severity.WARNING
-    assert mpi_library.several(TOLD) == []
-    (two,) = mpi_library.several(TOLD | {"files": ["/env/lib/libmpi.so.12", "/opt/lib/libmpi.so.40"]})
+    assert mpi_library.check_mpich_device(TOLD)[0].severity is Severity.OK
+    assert (
+        mpi_library.check_mpich_device(TOLD | {"version": "MPICH Device:   ch3:nemesis"})[0].severity
+        is Severity.WARNING
+    )
+    assert mpi_library.check_duplicates(TOLD) == []
+    (two,) = mpi_library.check_duplicates(TOLD | {"files": ["/env/lib/libmpi.so.12", "/opt/lib/libmpi.so.40"]})
     assert two.severity is Severity.PROBLEM
-    assert mpi_library.binding(TOLD | {"compiled": [5, 0]})[0].severity is Severity.NOTE
+    assert mpi_library.check_mpi4py_build(TOLD | {"compiled": [5, 0]}).severity is Severity.NOTE
 
 
 def test_what_is_required_must_be_shown_on_every_host():
     here = Finding("torch", Severity.OK, "torch 2", "", provides=("torch",), hosts=("a",))
     slow = Finding("torch", Severity.WARNING, "torch does not load", "no answer", hosts=("b",))
-    checks.require(["torch"], [here], 1)
+    require_capabilities(["torch"], [here], 1)
     with pytest.raises(UnavailableError, match=r"--require torch: not available on 1 of 2 hosts: torch does not load"):
-        checks.require(["torch"], [here, slow], 2)
+        require_capabilities(["torch"], [here, slow], 2)
     none = Finding("gpu", Severity.NOTE, "no CUDA device", "libcuda.so.1 cannot be loaded")
     with pytest.raises(UnavailableError, match=r"--require ipc: .*no CUDA device.*; --require nccl: ") as caught:
-        checks.require(["ipc", "nccl"], [none], 1)
+        require_capabilities(["ipc", "nccl"], [none], 1)
     assert caught.value.exit_status == 3

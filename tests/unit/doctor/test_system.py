@@ -9,7 +9,7 @@ import pytest
 
 from hpccoll.doctor import clock, cores, kernel_files, network, numa, rank_info, shared_memory
 from hpccoll.doctor.finding import Finding, Severity, merge_findings, run_check
-from hpccoll.doctor.rank_info import Rank
+from hpccoll.doctor.rank_info import RankInfo
 
 CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 STEADY = "flags\t\t: fpu tsc constant_tsc nonstop_tsc"
@@ -42,7 +42,7 @@ def worst(findings: list[Finding]) -> Severity:
 def test_clock_source_is_judged(tmp_path, current, flags, severity):
     here = f"{CLOCKSOURCE}/current_clocksource", f"{CLOCKSOURCE}/available_clocksource"
     written(tmp_path, {here[0]: current, here[1]: f"tsc {current}", "proc/cpuinfo": flags})
-    found = clock.source(tmp_path)
+    found = clock.check_clock_source(tmp_path)
     assert found.severity is severity
     assert current in found.evidence
     assert bool(found.remedy) == (severity is Severity.WARNING)
@@ -51,12 +51,12 @@ def test_clock_source_is_judged(tmp_path, current, flags, severity):
 def test_governor_and_turbo_are_noted(tmp_path):
     cpu = "sys/devices/system/cpu"
     written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave", f"{cpu}/intel_pstate/no_turbo": "0"})
-    governor, turbo = clock.frequency(tmp_path)
+    governor, turbo = clock.check_frequency(tmp_path)
     assert "frequency-set -g performance" in governor.remedy
     assert turbo.remedy.endswith("no_turbo")
     assert "echo 1" in turbo.remedy
     written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "performance", f"{cpu}/intel_pstate/no_turbo": "1"})
-    (calm,) = clock.frequency(tmp_path)
+    (calm,) = clock.check_frequency(tmp_path)
     assert calm.severity is Severity.OK
 
 
@@ -101,7 +101,7 @@ def test_cpu_quota_is_the_least_of_all_groups_above(tmp_path, contents, quota):
 
 def test_quota_below_the_cores_shown_is_a_warning(tmp_path):
     written(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"})
-    quota = cores.examine(tmp_path)[-1]
+    quota = cores.check_cores(tmp_path)[-1]
     assert quota.severity is Severity.WARNING
     assert "0.1 cores" in quota.found
     assert "at most 1 ranks" in quota.remedy
@@ -114,8 +114,8 @@ def test_hyperthreads_are_counted_once(tmp_path):
     assert cores.count_physical_cores([0, 2], tmp_path) == 1
 
 
-def ranks(*sets: tuple[int, ...], host: str = "a") -> list[Rank]:
-    return [Rank(number, host, cores_, {}) for number, cores_ in enumerate(sets)]
+def ranks(*sets: tuple[int, ...], host: str = "a") -> list[RankInfo]:
+    return [RankInfo(number, host, cores_, {}) for number, cores_ in enumerate(sets)]
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,18 @@ def test_more_ranks_than_cores_or_quota_is_a_warning():
     assert worst(cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": None})) is Severity.NOTE
     crowded = cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": 1.0})[0]
     assert crowded.severity is Severity.WARNING
-    assert "2 ranks on 1 core (of 2 shown)" in crowded.found
+    assert "2 ranks on 1 core (of 2 visible)" in crowded.found
     assert "OMPI_MCA_mpi_yield_when_idle=1" in crowded.remedy
-    two_hosts = [Rank(0, "a", (0,), {}), Rank(1, "b", (0,), {})]
+    two_hosts = [RankInfo(0, "a", (0,), {}), RankInfo(1, "b", (0,), {})]
     assert worst(cores.check_rank_placement(two_hosts, {})) is Severity.OK
 
 
 def test_versions_that_differ_between_hosts_are_a_problem():
-    told = [Rank(0, "a", (0,), {"numpy": "2.4.6"}), Rank(1, "b", (0,), {"numpy": "2.1.0"}), Rank(2, "b", (0,), {})]
+    told = [
+        RankInfo(0, "a", (0,), {"numpy": "2.4.6"}),
+        RankInfo(1, "b", (0,), {"numpy": "2.1.0"}),
+        RankInfo(2, "b", (0,), {}),
+    ]
     (found,) = rank_info.check_versions(told)
     assert found.severity is Severity.PROBLEM
     assert "2.4.6: ranks 0 on a; 2.1.0: ranks 1 on b; not installed: ranks 2 on b" in found.evidence
@@ -159,20 +163,20 @@ def test_numa_nodes_with_distances(tmp_path):
         where = f"sys/devices/system/node/node{node}"
         written(tmp_path, {f"{where}/cpulist": f"{node * 4}-{node * 4 + 3}", f"{where}/distance": distance})
     written(tmp_path, {"proc/sys/kernel/numa_balancing": "1"})
-    shape, moves = numa.nodes(tmp_path)
+    shape, moves = numa.check_numa_nodes(tmp_path)
     assert "2 NUMA nodes, distances up to 21" in shape.found
     assert "node1: cores 4-7" in shape.evidence
     assert "kernel.numa_balancing=0" in moves.remedy
 
 
 def test_containers_and_virtual_machines_are_named(tmp_path):
-    assert worst(numa.walls(tmp_path)) is Severity.OK
+    assert worst(numa.check_virtualization(tmp_path)) is Severity.OK
     written(tmp_path, {"proc/cpuinfo": "flags : fpu hypervisor"})
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.containerenv").touch()
     (tmp_path / "proc/self/ns").mkdir(parents=True)
     (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532001]")
-    machine, container = numa.walls(tmp_path)
+    machine, container = numa.check_virtualization(tmp_path)
     assert "virtual machine" in machine.found
     assert "containerenv" in container.evidence
     assert "PID namespace" in container.evidence
@@ -183,23 +187,23 @@ def test_interfaces_and_infiniband(tmp_path):
         here = f"sys/class/net/{name}"
         told = {"operstate": state, "type": str(kind), "speed": str(speed), "mtu": "1500"}
         written(tmp_path, {f"{here}/{file}": text for file, text in told.items()})
-    (found,) = network.interfaces(tmp_path)
+    found = network.check_interfaces(tmp_path)
     assert found.found == "up: eth0 (25000 Mbit/s, MTU 1500)"
     assert not found.remedy
-    assert "no InfiniBand" in network.infiniband(tmp_path)[0].found
+    assert "no InfiniBand" in network.check_infiniband(tmp_path)[0].found
     for port, state in ((1, "4: ACTIVE"), (2, "1: DOWN")):
         here = f"sys/class/infiniband/mlx5_0/ports/{port}"
         written(tmp_path, {f"{here}/state": state, f"{here}/rate": "400 Gb/sec", f"{here}/link_layer": "InfiniBand"})
-    up, down = network.infiniband(tmp_path)
+    up, down = network.check_infiniband(tmp_path)
     assert "mlx5_0 port 1: 4: ACTIVE, 400 Gb/sec" in up.found
     assert up.provides == ("infiniband",)
     assert "port 2" in down.found
     written(tmp_path, {"sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN"})
-    assert worst(network.infiniband(tmp_path)) is Severity.WARNING
+    assert worst(network.check_infiniband(tmp_path)) is Severity.WARNING
 
 
 def test_shared_memory_that_is_missing_is_a_problem(tmp_path):
-    found = shared_memory.room(tmp_path / "dev/shm")
+    found = shared_memory.check_shm_space(tmp_path / "dev/shm")
     assert found.severity is Severity.PROBLEM
     assert "mount -t tmpfs" in found.remedy
 
@@ -225,12 +229,17 @@ def test_findings_of_many_hosts_are_said_once():
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", ()), ("0-3", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7))])
-def test_sets_of_cores_are_read_and_written_as_the_kernel_does(text, numbers):
-    assert kernel_files.numbers(text) == numbers
-    assert kernel_files.ranges(numbers) == text
+def test_sets_of_cores_are_written_as_the_kernel_does(text, numbers):
+    assert kernel_files.format_ranges(numbers) == text
 
 
 def test_this_host_s_real_files_are_read():
-    found = [*clock.examine(), *cores.examine(), *numa.examine(), *network.examine(), *shared_memory.examine()]
+    found = [
+        *clock.check_clock(),
+        *cores.check_cores(),
+        *numa.check_topology(),
+        *network.check_network(),
+        *shared_memory.check_shared_memory(),
+    ]
     assert all(each.found and each.evidence for each in found)
     assert any(f"{len(os.sched_getaffinity(0))} of" in each.found for each in found)

@@ -11,7 +11,6 @@ import pytest
 
 from hpccoll.errors import LauncherError
 from hpccoll.runtime import launcher
-from hpccoll.runtime.cuda import probe as cuda_probe
 
 MPICH, OPEN_MPI = "MPICH 5.0.2", "Open MPI 5.0.11"
 REFUSED = [
@@ -132,40 +131,3 @@ def test_without_mpi_the_error_says_what_to_install(hidden, says):
     assert (done.returncode, done.stdout) == (3, "")
     assert says in done.stderr
     assert 'pip install "hpccoll[mpi]"' in done.stderr
-
-
-def test_the_cuda_probe_without_a_gpu_says_so_at_once_and_starts_nothing(monkeypatch):
-    monkeypatch.setattr(cuda_probe, "devices", tuple)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
-    found = cuda_probe.probe()
-    assert "no CUDA device" in found.text
-    assert (found.devices, found.module, found.evidence, found.mpi_takes_device_memory) == ((), None, (), False)
-
-
-@pytest.mark.parametrize(
-    ("status", "output", "errors", "works", "text"),
-    [
-        (0, "noise\nworked within one process\n", "", True, "worked within one process"),
-        (0, "", "", False, "failed with exit status 0: no word"),
-        (-11, "", "", False, "crashed by SIGSEGV"),
-        (1, "", "Traceback\nRuntimeError: no CUDA in this torch\n", False, "exit status 1: RuntimeError: no CUDA in"),
-    ],
-)
-def test_how_a_probing_process_ended_is_read_as_evidence(status, output, errors, works, text):
-    found = cuda_probe.verdict("send_recv", status, output, errors)
-    assert (found.operation, found.works) == ("send_recv", works)
-    assert text in found.text
-
-
-def test_one_failed_operation_is_enough_not_to_hand_over_device_memory():
-    worked, failed = (cuda_probe.Evidence("x", works, "") for works in (True, False))
-    assert cuda_probe.CudaProbe(("GPU",), "cupy", (worked, worked), "").mpi_takes_device_memory
-    assert not cuda_probe.CudaProbe(("GPU",), "cupy", (worked, failed), "").mpi_takes_device_memory
-
-
-def test_a_probing_process_that_hangs_is_evidence_too(monkeypatch):
-    monkeypatch.setattr(cuda_probe, "devices", lambda: ("imagined",))
-    monkeypatch.setattr(cuda_probe, "_MODULES", ("math",))
-    found = cuda_probe.probe(limit_s=0.01)
-    assert [one.text for one in found.evidence] == ["no answer within 0.01 s"] * 2
-    assert not found.mpi_takes_device_memory

@@ -10,7 +10,7 @@ import pytest
 
 from hpccoll.errors import BufferError, UnavailableError
 from hpccoll.runtime.arrays import DTYPES, NUMPY, Buffer, ScratchPool, as_buffer, get_array_module, get_dtype
-from hpccoll.runtime.cuda.probe import devices
+from hpccoll.runtime.cuda.probe import list_device_names
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -163,7 +163,7 @@ def test_host_memory_stages_nothing():
 
 
 def test_device_memory_without_a_device_is_unavailable():
-    if devices():
+    if list_device_names():
         pytest.skip("there is a GPU")
     with pytest.raises(UnavailableError, match="--buffer host") as caught:
         get_array_module("cuda")

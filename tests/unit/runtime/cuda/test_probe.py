@@ -1,0 +1,62 @@
+"""The probe of MPI on device memory: what it runs without a GPU, and which outcomes count as a failure."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from hpccoll.runtime.command import CommandResult, run_python
+from hpccoll.runtime.cuda import probe
+
+
+@pytest.fixture(autouse=True)
+def _probe_again():
+    probe.is_mpi_cuda_aware.cache_clear()
+    yield
+    probe.is_mpi_cuda_aware.cache_clear()
+
+
+def test_without_a_gpu_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(probe, "list_device_names", tuple)
+    monkeypatch.setattr(probe, "run_python", lambda *_: pytest.fail("a process was started"))
+    assert not probe.is_mpi_cuda_aware()
+
+
+@pytest.mark.parametrize("failing", [None, *probe.REQUIRED_OPERATIONS])
+def test_one_failed_operation_makes_mpi_unaware_of_cuda(failing, monkeypatch):
+    def run(arguments, *_):
+        succeeded = arguments[2] != failing
+        return CommandResult("probe", succeeded, True, "", "worked on 1 rank, 16 elements\n" if succeeded else "")
+
+    monkeypatch.setattr(probe, "list_device_names", lambda: ("GPU",))
+    monkeypatch.setattr(probe, "run_python", run)
+    assert probe.is_mpi_cuda_aware() == (failing is None)
+
+
+@pytest.mark.parametrize("stdout", ["", "usage: mpirun\n"])
+def test_a_job_that_says_nothing_has_not_passed(stdout):
+    assert not probe.has_passed(CommandResult("probe", True, True, "worked", stdout))
+
+
+def test_a_job_that_hangs_is_killed_and_has_not_passed():
+    result = probe.probe_operation("send_recv", "host", limit_s=0.01)
+    assert result.outcome == "gave no answer within 0.01 s and was killed"
+    assert not probe.has_passed(result)
+
+
+@pytest.mark.parametrize("operation", probe.OPERATIONS)
+def test_an_operation_that_does_nothing_does_not_pass(operation):
+    """Host memory takes the same path as device memory."""
+    result = probe.probe_operation(operation, "host")
+    assert probe.has_passed(result), result
+    assert "worked on 1 rank," in result.stdout
+    idle = f"""
+        from hpccoll.runtime.cuda import probe
+        call, expect = probe.OPERATIONS["{operation}"]
+        probe.OPERATIONS["{operation}"] = (lambda *_: None, lambda rank, n, count: expect(rank, n, count) or [1.0])
+        probe.run_operation("{operation}", "host")
+    """
+    result = run_python(["-c", textwrap.dedent(idle)], 60)
+    assert not result.succeeded
+    assert "wrong values arrived" in result.evidence
