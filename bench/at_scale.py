@@ -17,11 +17,7 @@ from typing import Any
 
 from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
 from hpccoll.algorithms.hierarchical import hierarchical
-from hpccoll.plan.groups import Groups, run_across_groups, run_in_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import Groups, IntArray, Link, Machine, Operation, Rounds, run_across_groups, run_in_groups
 from hpccoll.predict.forecast import forecast
 from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
 from hpccoll.predict.machine_catalogue import load_machine

@@ -27,7 +27,7 @@ from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.units import format_size
 

@@ -23,7 +23,7 @@ from mpi4py import MPI
 from script import Result, main
 
 from hpccoll.communicator import Communicator
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import Reduction, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import SIGHTINGS

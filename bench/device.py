@@ -21,7 +21,7 @@ from script import Result, main
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import MpiEngine, TorchEngine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.units import MiB, format_size

@@ -24,9 +24,7 @@ from script import Result, main
 from hpccoll.algorithms.registry import get_algorithm, make_algorithm
 from hpccoll.algorithms.ring import all_gather
 from hpccoll.measure.record import SCHEMA
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import IntArray, Operation, Rounds
 from hpccoll.runtime.lowering import lower_plan
 from hpccoll.units import KiB, MiB, format_size
 

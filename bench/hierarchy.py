@@ -24,7 +24,7 @@ from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.runtime.job import detect_layout
 from hpccoll.units import KiB, MiB, format_size

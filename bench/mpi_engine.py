@@ -23,7 +23,7 @@ from hpccoll.measure.interleaved import InterleavedBenchmark, TimingOptions
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiEngine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 ENGINE = "mpi engine of hpccoll bench"

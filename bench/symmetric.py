@@ -22,7 +22,7 @@ from script import Result, main
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import TorchEngine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.units import MiB, format_size
 
 LIBRARY, GLOO, FLOOR = "MPI library", "gloo", "memory alone, in the same windows"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hpccoll.algorithms.registry import Algorithm, get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import agreement, job
 from hpccoll.runtime.arguments import CheckedArguments, check_arguments
 from hpccoll.runtime.arrays import ArrayModule, Buffer, Reduction

@@ -18,9 +18,7 @@ import numpy as np
 from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.butterfly import rabenseifner_cost
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.rounds import Rounds, fold_ranks
-from hpccoll.plan.step import IntArray, Move, Op, Span
+from hpccoll.plan import IntArray, Move, Op, Operation, Rounds, Span, fold_ranks
 
 
 def partner(rank: IntArray, digits: int, n: int) -> IntArray:

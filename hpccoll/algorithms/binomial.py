@@ -16,10 +16,7 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, relabel_ranks
-from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move, Op, Region, Span
+from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, Region, Rounds, Span, relabel_ranks
 
 WHOLE = Span(0, 1, 1)
 

@@ -14,10 +14,7 @@ from fractions import Fraction
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Op, Span
+from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def cost(n: int) -> Cost:

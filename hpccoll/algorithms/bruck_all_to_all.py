@@ -17,10 +17,7 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Picks, Span
+from hpccoll.plan import Cost, IntArray, Move, Operation, Picks, Rounds, Span
 
 
 def _hops(n: int, t: int) -> int:

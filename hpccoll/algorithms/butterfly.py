@@ -18,10 +18,7 @@ import numpy as np
 
 from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, fold_ranks
-from hpccoll.plan.step import IntArray, Move, Op, Span
+from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span, fold_ranks
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:

@@ -16,10 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds, overlay
-from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Region, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Region, Rounds, Span, empty_rounds, overlay
 
 
 def cost(n: int, chunks: int) -> Cost:

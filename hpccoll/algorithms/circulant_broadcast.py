@@ -21,10 +21,7 @@ import numpy as np
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.circulant import skips
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds
-from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rounds, Span, empty_rounds
 
 _NEVER = -(2**40)  # a chunk so far below the first that no cycle reaches it
 

@@ -21,11 +21,23 @@ import numpy as np
 from hpccoll.algorithms import pairwise
 from hpccoll.algorithms.hierarchical_shared import acting, around, fences
 from hpccoll.algorithms.registry import algorithm, get_algorithm
-from hpccoll.plan.groups import Groups, run_across_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, IntArray, Load, Move, Op, Picks, Region, Span, Step, Store
+from hpccoll.plan import (
+    NO_PEER,
+    Cost,
+    Groups,
+    IntArray,
+    Load,
+    Move,
+    Op,
+    Operation,
+    Picks,
+    Region,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    run_across_groups,
+)
 
 
 def even(n: int, nodes: Groups | None) -> Groups:

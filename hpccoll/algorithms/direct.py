@@ -18,10 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def one_shot_cost(n: int) -> Cost:

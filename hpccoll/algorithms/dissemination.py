@@ -10,10 +10,7 @@ from fractions import Fraction
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import SIGNAL, IntArray, Move
+from hpccoll.plan import SIGNAL, Cost, IntArray, Move, Operation, Rounds
 
 
 def cost(n: int) -> Cost:

@@ -19,10 +19,20 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2, floor_power
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds, overlay, relabel_ranks
-from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Region, Span
+from hpccoll.plan import (
+    NO_PEER,
+    Cost,
+    IntArray,
+    Move,
+    Op,
+    Operation,
+    Region,
+    Rounds,
+    Span,
+    empty_rounds,
+    overlay,
+    relabel_ranks,
+)
 
 
 def parent_of(rank: IntArray, n: int) -> IntArray:

@@ -20,10 +20,7 @@ import numpy as np
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.double_tree import climb, descend
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds, overlay, relabel_ranks
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import Cost, IntArray, Operation, Rounds, empty_rounds, overlay, relabel_ranks
 
 
 def cost(n: int, chunks: int) -> Cost:

@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds
-from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span, empty_rounds
 
 PARENT, LEFT, RIGHT = 0, 1, 2  # how many rounds before a rank meets its parent it meets this one
 

@@ -23,11 +23,22 @@ from hpccoll.algorithms import binomial, dissemination
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import Algorithm, algorithm, get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.groups import Groups, run_across_groups, run_in_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, keep_ranks, reduce_into_core
-from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Span
+from hpccoll.plan import (
+    SIGNAL,
+    Cost,
+    Fence,
+    Groups,
+    IntArray,
+    Load,
+    Move,
+    Operation,
+    Rounds,
+    Span,
+    keep_ranks,
+    reduce_into_core,
+    run_across_groups,
+    run_in_groups,
+)
 
 
 def _two_levels(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:

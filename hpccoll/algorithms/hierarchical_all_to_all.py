@@ -17,11 +17,7 @@ from math import gcd
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.groups import Groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Picks, Span
+from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds, Span
 
 
 def _even(n: int, nodes: Groups | None) -> Groups:

@@ -22,11 +22,23 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm, get_algorithm
-from hpccoll.plan.groups import Groups, run_across_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
+from hpccoll.plan import (
+    NO_PEER,
+    SIGNAL,
+    Cost,
+    Fence,
+    Groups,
+    IntArray,
+    Load,
+    Move,
+    Op,
+    Operation,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    run_across_groups,
+)
 
 
 def fences(groups: Groups, rank: IntArray, chunks: int) -> Rounds:

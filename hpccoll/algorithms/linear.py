@@ -14,10 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move
+from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Operation, Rounds
 
 
 def cost(n: int) -> Cost:

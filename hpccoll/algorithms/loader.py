@@ -22,12 +22,23 @@ import numpy as np
 
 from hpccoll.algorithms.registry import Algorithm, algorithm, list_algorithms
 from hpccoll.errors import HpccollError, PlanError, UsageError
-from hpccoll.plan.groups import Nodes
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import Proof, check
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, Ints, Load, Move, Region, Step, Store
+from hpccoll.plan import (
+    NO_CHUNK,
+    NO_PEER,
+    Fence,
+    Ints,
+    Load,
+    Move,
+    Nodes,
+    Operation,
+    Plan,
+    Proof,
+    Region,
+    Rounds,
+    Step,
+    Store,
+    check,
+)
 
 _CHUNKS = (1, 2, 8)  # in which a pipelined algorithm is tried
 _PREFIX = "hpccoll own "  # of the names of loaded modules: a space keeps them apart from any that can be imported

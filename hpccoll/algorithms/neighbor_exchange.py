@@ -17,10 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, empty_rounds, keep_ranks
-from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rounds, Span, empty_rounds, keep_ranks
 
 
 def _steps(n: int) -> int:

@@ -10,10 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Span
+from hpccoll.plan import Cost, IntArray, Move, Operation, Rounds, Span
 
 
 def cost(n: int) -> Cost:

@@ -21,10 +21,7 @@ import numpy as np
 
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Op, Picks
+from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds
 
 
 def cost(n: int) -> Cost:

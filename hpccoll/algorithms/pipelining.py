@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray, Move
+from hpccoll.plan import IntArray, Move, Plan
 
 MESSAGE_BYTES: Final = 64 * 2**10  # between nodes; tried at 400 Mbit/s: 32 KiB to 256 KiB, 5 to 16 parts at once
 MOST_PARTS: Final = 256

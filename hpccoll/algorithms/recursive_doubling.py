@@ -18,10 +18,7 @@ import numpy as np
 
 from hpccoll.algorithms.bits import floor_power
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds, keep_ranks
-from hpccoll.plan.step import NO_PEER, SIGNAL, IntArray, Move, Op, Span
+from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, Rounds, Span, keep_ranks
 
 
 def _steps(n: int) -> int:

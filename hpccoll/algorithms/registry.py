@@ -9,10 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.groups import Groups, Nodes
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.rounds import Rounds
+from hpccoll.plan import Cost, Groups, Nodes, Operation, Plan, Rounds
 
 Make = Callable[..., Rounds]
 Stated = TypeVar("Stated")
@@ -127,7 +124,7 @@ def make_algorithm(
     operation: Operation,
     name: str,
     make: Make,
-    cost: Callable[..., Cost] | None,
+    cost: Callable[..., Cost] | None = None,
     period: Period = None,
     *,
     uses_shared_memory: bool = False,

@@ -13,10 +13,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Op, Span
+from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def one_way_cost(n: int) -> Cost:

@@ -19,10 +19,7 @@ import numpy as np
 from hpccoll.algorithms.binomial import scatter
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, IntArray, Move, Op, Span
+from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def broadcast_cost(n: int) -> Cost:

@@ -21,10 +21,7 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Span, Step, Store
+from hpccoll.plan import NO_PEER, Cost, Fence, IntArray, Load, Op, Operation, Rounds, Span, Step, Store
 
 Work = Callable[[], Sequence[Step]]
 

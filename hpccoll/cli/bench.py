@@ -13,7 +13,7 @@ import click
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:

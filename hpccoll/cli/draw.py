@@ -16,9 +16,8 @@ from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
+    from hpccoll.plan import Machine, Plan
     from hpccoll.plan.drawing.history import PlanHistory
-    from hpccoll.plan.plan import Plan
-    from hpccoll.plan.simulation.machine import Machine
 
 MOST_CHUNKS = 64
 RANKS = 5
@@ -78,7 +77,7 @@ def _gif(subject: DrawingRequest) -> bytes:
 
 def _trace(subject: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.trace import format_trace_json
-    from hpccoll.plan.simulation.timeline import build_round_timeline, build_simulated_timeline
+    from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
     plan, machine = subject.plan, subject.machine
     if machine is None:

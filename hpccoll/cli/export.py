@@ -9,9 +9,7 @@ import click
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
+from hpccoll.plan import Operation, Plan, check
 from hpccoll.units import parse_size
 
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan import Machine
 from hpccoll.predict.machine_catalogue import load_machine
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm
-    from hpccoll.plan.operation import Operation
+    from hpccoll.plan import Operation
     from hpccoll.predict.fit import MeasuredRow
     from hpccoll.selection import choose_chunk_count
 

@@ -23,13 +23,13 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
-from hpccoll.plan.simulation.bounds import compute_bounds
-from hpccoll.plan.simulation.simulate import Simulation
+from hpccoll.plan import Simulation
+from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.plan.simulation.critical_path import CriticalPath, MessageWait
+    from hpccoll.plan.simulation import CriticalPath, MessageWait
 
 MAX_RANKS = 2**17
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path

@@ -14,7 +14,7 @@ from hpccoll.cli.output import is_printing_rank, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:

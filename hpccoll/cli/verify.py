@@ -26,9 +26,7 @@ from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
-from hpccoll.plan.groups import Nodes
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.proof.check import Proof
+from hpccoll.plan import Nodes, Operation, Proof
 from hpccoll.units import parse_range
 
 CHUNKS, FEW_CHUNKS = (1, 2, 3, 8), (1, 3)

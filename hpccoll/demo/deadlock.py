@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, DeadlockError
-from hpccoll.plan.proof.free_programs import Action, RecvAction, SendAction, check_program
+from hpccoll.plan.proof import Action, RecvAction, SendAction, check_program
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 Values = Sequence[Any] | float | None
 Array = NDArray[np.float32]

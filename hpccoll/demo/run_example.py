@@ -12,7 +12,7 @@ import numpy as np
 from hpccoll.algorithms import Algorithm
 from hpccoll.demo import in_hpccoll
 from hpccoll.demo.examples import Example
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator

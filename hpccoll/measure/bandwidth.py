@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.units import GB
 
 SEND_RECV: Final = "send_recv"
@@ -51,7 +51,7 @@ def busbw_factor(op: TimedOperation, n: int) -> float:
 
 def message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
     """Return S in bytes for `count` elements a rank of `itemsize` bytes, over n ranks."""
-    return 0 if op is Operation.BARRIER else count * itemsize * _blocks(op, n)
+    return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
 
 def count_for_bytes(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:

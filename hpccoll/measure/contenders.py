@@ -13,9 +13,7 @@ from hpccoll.measure.data import Array, reduction_function
 from hpccoll.measure.interleaved import Contender
 from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Operation, Plan, replay
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator

@@ -22,7 +22,7 @@ from hpccoll.measure.schema_parts import whole as _whole
 from hpccoll.measure.schema_train import kinds_of_training
 from hpccoll.measure.statistics import FEWEST_FOR_P99, TimeSummary
 from hpccoll.measure.stopping import StopReason
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 
 def schema() -> Schema:

@@ -13,7 +13,7 @@ from hpccoll.measure.contenders import prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.record import CaseKey, CollectiveRecord, Row
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
 
 if TYPE_CHECKING:

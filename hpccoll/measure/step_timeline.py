@@ -17,8 +17,8 @@ import numpy as np
 from hpccoll.algorithms import Algorithm
 from hpccoll.communicator import Communicator
 from hpccoll.measure.workload import Workload, WorkloadSpec
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.timeline import Slice, Timeline
+from hpccoll.plan import Operation
+from hpccoll.plan.simulation import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import detect_layout
 from hpccoll.runtime.messages.mpi_collectives import LibraryExecutable

@@ -23,7 +23,7 @@ from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
 from hpccoll.measure.stopping import StoppingRule, StopReason
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiEngine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 

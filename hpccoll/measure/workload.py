@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.measure.data import ExpectedResult, expected_result, make_input
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
 _POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpccoll.peers.library_engine import Call, CheckedBuffers, check_buffers, unsupported_error
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
 

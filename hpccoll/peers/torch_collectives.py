@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 Tensor = Any
 Launch = Callable[[], Any]  # returns torch's Work

@@ -22,7 +22,7 @@ import numpy as np
 from hpccoll.errors import CommunicationError, UnavailableError
 from hpccoll.peers.library_engine import Call, check_buffers, unsupported_error
 from hpccoll.peers.torch_collectives import TorchCollectives
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe

@@ -1,1 +1,81 @@
-"""What happens in a collective: plans, their proof and their serial execution; no MPI, torch, clock or I/O."""
+"""Plans: the language that collectives are written in, and everything that reads a plan without running it.
+
+A plan is a number of rounds; a round is a list of steps (`Move`, `Load`, `Store`, `Fence`), each an array over ranks.
+Start with `step`, `rounds` and `plan`; docs/write-your-own.md is an introduction. `check` proves a plan, `replay`
+executes it in one process, `simulate` predicts its time. Pure Python and NumPy: no MPI, torch, clock or I/O.
+"""
+
+from hpccoll.plan.groups import Groups, Nodes, run_across_groups, run_in_groups
+from hpccoll.plan.moves import MoveRounds, TransferKind, to_moves, transfer_kind
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Cost, Plan
+from hpccoll.plan.proof import Proof, check
+from hpccoll.plan.rounds import (
+    Rounds,
+    empty_rounds,
+    fold_ranks,
+    keep_ranks,
+    overlay,
+    reduce_into_core,
+    relabel_ranks,
+)
+from hpccoll.plan.serial_replay import replay
+from hpccoll.plan.simulation import Link, Machine, Simulation, simulate
+from hpccoll.plan.step import (
+    NO_CHUNK,
+    NO_PEER,
+    SIGNAL,
+    Fence,
+    IntArray,
+    Ints,
+    Load,
+    Move,
+    Op,
+    Picks,
+    Region,
+    Span,
+    Step,
+    Store,
+)
+
+__all__ = [
+    "NO_CHUNK",
+    "NO_PEER",
+    "SIGNAL",
+    "Cost",
+    "Fence",
+    "Groups",
+    "IntArray",
+    "Ints",
+    "Link",
+    "Load",
+    "Machine",
+    "Move",
+    "MoveRounds",
+    "Nodes",
+    "Op",
+    "Operation",
+    "Picks",
+    "Plan",
+    "Proof",
+    "Region",
+    "Rounds",
+    "Simulation",
+    "Span",
+    "Step",
+    "Store",
+    "TransferKind",
+    "check",
+    "empty_rounds",
+    "fold_ranks",
+    "keep_ranks",
+    "overlay",
+    "reduce_into_core",
+    "relabel_ranks",
+    "replay",
+    "run_across_groups",
+    "run_in_groups",
+    "simulate",
+    "to_moves",
+    "transfer_kind",
+]

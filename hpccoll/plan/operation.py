@@ -63,6 +63,16 @@ class Operation(Enum):
         """Chunks that make up the message of S bytes (nccl-tests' S); the others are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
+    def message_bytes(self, count: int, itemsize: int, n: int) -> int:
+        """Return the message size S in bytes, as nccl-tests defines it.
+
+        Args:
+            count: elements per rank: of its vector, or of one block where the operation has blocks.
+            itemsize: bytes per element.
+            n: number of ranks.
+        """
+        return 0 if self is Operation.BARRIER else count * itemsize * (n if self.has_blocks else 1)
+
     def validate_chunks(self, n: int, chunks: int) -> None:
         """Raise PlanError where `chunks` chunks cannot carry this operation over n ranks."""
         if self is Operation.ALL_TO_ALL:

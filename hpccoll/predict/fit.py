@@ -25,9 +25,7 @@ from scipy.optimize import least_squares
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.simulation.simulate import simulate
+from hpccoll.plan import Link, Machine, Plan, simulate
 from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.units import KiB, MiB
 

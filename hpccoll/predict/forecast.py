@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from hpccoll.algorithms.registry import Algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.simulate import Simulation, simulate
+from hpccoll.plan import Machine, Operation, Simulation, simulate
 from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.selection import choose_chunk_count
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.algorithms.registry import Algorithm
-from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan import Machine
 from hpccoll.predict.forecast import can_run_on, forecast
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -7,7 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.simulation.machine import Machine, MachineError, build_machine
+from hpccoll.plan import Machine
+from hpccoll.plan.simulation import MachineError, build_machine
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MOST_BYTES = 2**20

@@ -11,9 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.simulate import Simulation, message_bytes, simulate
+from hpccoll.plan import Machine, Plan, Simulation, simulate
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
@@ -35,6 +33,6 @@ def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, 
     busiest = float(np.bincount(nodes, first.between).max()) / machine.nics_per_node
     message = np.array([float(MESSAGE_BYTES)])  # of which parts are made
     later = (parts - 1) * busiest * float(machine.between.transfer_s(message)[0]) / MESSAGE_BYTES
-    whole = message_bytes(plan.operation, count, itemsize, plan.ranks)
+    whole = plan.operation.message_bytes(count, itemsize, plan.ranks)
     within, between = first.within * parts, first.between * parts
     return replace(first, nbytes=whole, clocks_s=first.clocks_s + later, within=within, between=between)

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from hpccoll.errors import HpccollError
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.bounds import compute_bounds
-from hpccoll.plan.simulation.machine import Link, Machine
+from hpccoll.plan import Link, Machine, Operation
+from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.fit import MeasuredRow, fit_machine
 from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
 from hpccoll.report.curves import CurveGroup

@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, MismatchError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 
 def wanted() -> bool:

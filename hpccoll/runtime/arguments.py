@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.errors import BufferError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import Buffer, as_buffer, is_torch_tensor
 
 

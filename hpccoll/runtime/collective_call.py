@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import BufferError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.job import RankLayout, get_mpi_library
 from hpccoll.runtime.messages.mpi_collectives import Library

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from hpccoll.algorithms.registry import Algorithm, get_algorithm
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.units import KiB
 
 MAX_CHUNKS = 16  # measured with as many ranks as cores: more chunks add more waiting than they hide

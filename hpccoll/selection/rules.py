@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind
 from hpccoll.units import KiB, MiB
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.selection.cost_model import choose_chunk_count, find_fastest_algorithm
 from hpccoll.selection.rules import find_rule_candidates
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, MeasuredWinner, TuningTable

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 SCHEMA_FAMILY = "hpccoll-tuning/"
 SCHEMA = SCHEMA_FAMILY + "1"

@@ -11,8 +11,7 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.measure.data import make_input, reduction_function
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda import probe as cuda_probe

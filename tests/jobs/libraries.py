@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hpccoll.demo import in_mpi4py, in_torch
 from hpccoll.demo.examples import EXAMPLES
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 
 def plain(value: Any) -> Any:

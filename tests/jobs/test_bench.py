@@ -15,7 +15,7 @@ import pytest
 
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.measure.schema import schema
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from tests.jobs.launch import command, environment, hpccoll
 
 QUICK = ("-n", "3", "-b", "8", "-e", "512", "-f", "64")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.algorithms import list_algorithm_names
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_own_algorithm_runs(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     check = "comm = hpccoll.Communicator()\nrows = comm.all_gather(np.full(3, comm.rank), algorithm=mine)\n"
     right = "assert (rows == np.arange(comm.size)[:, None]).all(), rows\n"
-    script.write_text(blocks("python")[1] + "import hpccoll\n" + check + right)
+    script.write_text(blocks("python")[1] + "import hpccoll, numpy as np\n" + check + right)
     words = [str(BIN / "mpirun"), "-n", "3", sys.executable, str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.measure.schema import schema
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.selection import tuning_files
 from hpccoll.selection.tuning_table import TuningTable
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll

@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from hpccoll import Communicator, Reduction
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import DType, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from hpccoll import Reduction
 from hpccoll.algorithms import Algorithm, list_algorithms, make_algorithm
 from hpccoll.measure.data import expected_result, make_input, reduction_function
-from hpccoll.plan.groups import Nodes
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Nodes, Operation, replay
 from hpccoll.runtime.arrays import DTYPES, DType, get_dtype
 
 Array = NDArray[Any]

@@ -11,7 +11,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import CommunicationError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import engine
 
 

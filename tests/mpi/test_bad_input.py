@@ -8,7 +8,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import BufferError, HpccollError, ReductionError, UnknownNameError, UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import DTYPES
 
 

@@ -13,7 +13,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import engine
 from hpccoll.runtime.messages import executable as execute
 

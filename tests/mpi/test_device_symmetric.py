@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import Device, StreamFences

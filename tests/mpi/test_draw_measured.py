@@ -7,8 +7,8 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.measure.step_timeline import measure_steps
+from hpccoll.plan import Operation
 from hpccoll.plan.drawing.trace import make_trace
-from hpccoll.plan.operation import Operation
 
 pytestmark = pytest.mark.mpi
 

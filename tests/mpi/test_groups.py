@@ -10,7 +10,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 
 @pytest.fixture

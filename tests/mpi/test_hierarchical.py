@@ -14,7 +14,7 @@ import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
-from hpccoll.plan.replay import replay
+from hpccoll.plan import replay
 from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.hierarchical import parts
 from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout

@@ -15,7 +15,7 @@ from mpi4py import MPI
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_arguments
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
 from hpccoll.runtime.collective_call import CollectiveCall

@@ -13,7 +13,7 @@ import pytest
 
 from hpccoll.errors import BufferError, CommunicationError, UnavailableError, UnknownNameError, UsageError
 from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine, start_available_engines, start_engine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import launcher
 from hpccoll.runtime.cuda import probe as cuda_probe
 

@@ -16,7 +16,7 @@ from hpccoll.errors import (
     UsageError,
 )
 from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime import job
 
 Array = NDArray[Any]

@@ -18,8 +18,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.measure.data import make_input, reduction_function
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine

@@ -236,7 +236,7 @@ from .ring import all_reduce
     assert violations("hpccoll/measure/a.py", typed) == []
 
 
-@pytest.mark.parametrize("module", ["hpccoll.plan.proof.check", "hpccoll.plan.replay", "hpccoll.algorithms"])
+@pytest.mark.parametrize("module", ["hpccoll.plan.proof.checker", "hpccoll.plan.serial_replay", "hpccoll.algorithms"])
 def test_plans_load_without_mpi_or_devices(module):
     code = f"import sys, {module}; print(*sorted({DEVICES!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -1,1 +1,20 @@
-"""..."""
+"""Proofs of plans and of free programs; no rank runs anything.
+
+Start with `check` in checker.py, which proves a plan. `symbolic_state` tracks which contributions each chunk holds,
+`postcondition` states which it must hold in the end, and `races` proves that loads and stores are free of data races.
+`check_program` proves free programs: lists of sends and receives without rounds.
+"""
+
+from hpccoll.plan.proof.checker import Proof, check
+from hpccoll.plan.proof.free_programs import Action, FreeProgram, RecvAction, SendAction, check_program, flatten_plan
+
+__all__ = [
+    "Action",
+    "FreeProgram",
+    "Proof",
+    "RecvAction",
+    "SendAction",
+    "check",
+    "check_program",
+    "flatten_plan",
+]

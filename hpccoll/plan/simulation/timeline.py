@@ -16,7 +16,7 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundPricer
-from hpccoll.plan.simulation.simulate import ClockState, advance_clocks
+from hpccoll.plan.simulation.simulator import ClockState, advance_clocks
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Move, Op
 
 Clocks = NDArray[np.float64]  # microseconds, shape (n,)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.cuda.device import Device
 from hpccoll.runtime.cuda.fuse import Extent, Launch, launches, places_of

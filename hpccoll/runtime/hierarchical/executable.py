@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 
 from mpi4py import MPI
 
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.hierarchical.lanes import Lane
 from hpccoll.runtime.hierarchical.parts import PartGround, bounce_count, parts_of

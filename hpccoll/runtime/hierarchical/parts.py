@@ -14,7 +14,7 @@ import numpy as np
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
 from hpccoll.errors import UnavailableError
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import IntArray
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, Lane
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import IntArray, Plan
 from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 

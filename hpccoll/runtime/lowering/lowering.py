@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray, Load, Move, Step
+from hpccoll.plan import IntArray, Load, Move, Operation, Plan, Step
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations
 from hpccoll.runtime.lowering.message_lowering import MessageLowering, get_own_chunks, get_own_move, get_own_value
 from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, Program

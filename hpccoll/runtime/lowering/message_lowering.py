@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpccoll.plan.step import NO_CHUNK, IntArray, Ints, Move, Op, Region
+from hpccoll.plan import NO_CHUNK, IntArray, Ints, Move, Op, Region
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 
 OWN = -1  # the owner of a place of this rank
 

@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Region, Step, Store
+from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Plan, Region, Step, Store
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import BoundCall, Buffer, DType, FlatArray, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.messages.executable import freed

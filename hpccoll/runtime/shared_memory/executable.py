@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.lowering import MemoryKind
 from hpccoll.runtime.messages.executable import freed

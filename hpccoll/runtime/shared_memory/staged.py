@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import IntArray
 from hpccoll.runtime.arrays import BoundCall, FlatArray
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.bind import Ground, bound

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import IntArray
+from hpccoll.plan import IntArray, Plan
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, DType, FlatArray
 from hpccoll.runtime.lowering import LocalInstruction, Program
 

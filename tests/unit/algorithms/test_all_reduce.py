@@ -13,13 +13,8 @@ import pytest
 
 from hpccoll.algorithms import bine, direct, dual_root, get_algorithm, hierarchical, make_algorithm, swing
 from hpccoll.errors import PlanError, UnknownNameError, UsageError
+from hpccoll.plan import Cost, Groups, Move, Op, Operation, Plan, Rounds, Span, check, empty_rounds, run_in_groups
 from hpccoll.plan import groups as grouping
-from hpccoll.plan.groups import Groups, run_in_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds, empty_rounds
-from hpccoll.plan.step import Move, Op, Span
 from hpccoll.selection.cost_model import find_fastest_algorithm
 from tests.unit.plan.test_replay import expressions
 

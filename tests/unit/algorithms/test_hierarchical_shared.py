@@ -9,13 +9,7 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.algorithms.pipelining import wanted_parts
-from hpccoll.plan.groups import Groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.replay import replay
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.step import Load, Move, Store
+from hpccoll.plan import Groups, Link, Load, Machine, Move, Operation, Store, check, replay, simulate
 from hpccoll.predict.forecast import forecast
 from hpccoll.predict.pipelined import simulate_pipelined
 from tests.unit.plan.shared_referee import fault_in_some_order

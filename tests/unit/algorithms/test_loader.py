@@ -10,7 +10,7 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.algorithms.loader import is_file_reference, is_user_defined, load_algorithm, prove_algorithm
 from hpccoll.cli.main import main
 from hpccoll.errors import HpccollError, PlanError, UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 RING = """
 from hpccoll.plan.rounds import Rounds

@@ -30,11 +30,7 @@ from hpccoll.algorithms import (
 )
 from hpccoll.algorithms.binomial import scatter
 from hpccoll.algorithms.bits import ceil_log2
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import empty_rounds
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, SIGNAL, Move, Span
+from hpccoll.plan import NO_CHUNK, NO_PEER, SIGNAL, Cost, Move, Operation, Plan, Span, check, empty_rounds
 
 SOME = (1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 31, 33)
 NAMES = {

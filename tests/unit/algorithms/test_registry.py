@@ -10,9 +10,7 @@ import pytest
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names, list_algorithms, make_algorithm
 from hpccoll.algorithms.double_tree import children_of, height_of, parent_of
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.proof.check import check
+from hpccoll.plan import Cost, Operation, check
 
 REQUIRED = {
     "all_reduce/ring",

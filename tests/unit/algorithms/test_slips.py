@@ -13,11 +13,7 @@ import pytest
 from hpccoll.algorithms import circulant, circulant_broadcast, get_algorithm, make_algorithm, pat
 from hpccoll.algorithms.bits import ceil_log2
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import Op, Picks
+from hpccoll.plan import Op, Operation, Picks, Plan, Rounds, check
 
 
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:

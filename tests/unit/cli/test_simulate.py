@@ -16,7 +16,7 @@ from hpccoll.cli.machine_options import parse_seconds, parse_seconds_per_byte
 from hpccoll.cli.simulate import simulate as command
 from hpccoll.errors import UsageError
 from hpccoll.measure.schema import schema
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 
 @pytest.fixture(autouse=True)

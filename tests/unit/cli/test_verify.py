@@ -23,9 +23,7 @@ from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
 from hpccoll.measure.schema import schema
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost
-from hpccoll.plan.rounds import empty_rounds
+from hpccoll.plan import Cost, Operation, empty_rounds
 
 ROOT = Path(__file__).parents[3]
 # What a process must not have loaded when a proof is done.

@@ -18,7 +18,7 @@ from hpccoll.measure.bandwidth import (
     find_timed_operation,
     message_bytes,
 )
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 
 # operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
 TABLE = {

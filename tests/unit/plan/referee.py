@@ -1,4 +1,4 @@
-"""Plans written out rank by rank, and a referee of them that shares nothing with hpccoll.plan.proof.check.
+"""Plans written out rank by rank, and a referee of them that shares nothing with hpccoll.plan.proof.checker.
 
 The referee runs a script on symbolic expressions in plain Python: no weights, no hashes, no NumPy, no masks. What each
 operation brings and wants is said here once more.
@@ -13,10 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray, Move, Op, Region
+from hpccoll.plan import IntArray, Move, Op, Operation, Plan, Region, Rounds
 
 Script = list[list["Ends"]]  # rounds of moves, written out
 Place = tuple[int, int]  # rank, chunk

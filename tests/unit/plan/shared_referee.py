@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import Fence, Load, Move, Op, Region, Store
+from hpccoll.plan import Fence, Load, Move, Op, Operation, Plan, Region, Store
 from tests.unit.plan.referee import Place, brought, required, unfulfilled
 
 Arrived = tuple[int, int, int]  # round, step, leader

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Operation, Plan, replay
 
 COUNTS = (0, 1, 2, 7, 13)
 Arrays = list[NDArray[Any]]

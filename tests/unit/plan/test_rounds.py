@@ -11,11 +11,28 @@ from hypothesis import strategies as st
 
 from hpccoll.algorithms import binomial, bruck, butterfly, get_algorithm, list_algorithms, ring
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds, empty_rounds, fold_ranks, keep_ranks, memoize_peer_map, overlay, relabel_ranks
-from hpccoll.plan.step import SIGNAL, Fence, Load, Move, Op, Picks, Region, Span, Step, Store
+from hpccoll.plan import (
+    SIGNAL,
+    Fence,
+    Load,
+    Move,
+    Op,
+    Operation,
+    Picks,
+    Plan,
+    Region,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    check,
+    empty_rounds,
+    fold_ranks,
+    keep_ranks,
+    overlay,
+    relabel_ranks,
+)
+from hpccoll.plan.rounds import memoize_peer_map
 
 Message = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 

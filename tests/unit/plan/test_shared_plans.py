@@ -13,14 +13,27 @@ from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
-from hpccoll.plan.groups import Groups, run_in_groups
+from hpccoll.plan import (
+    SIGNAL,
+    Cost,
+    Fence,
+    Groups,
+    IntArray,
+    Load,
+    Move,
+    Op,
+    Operation,
+    Plan,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    check,
+    relabel_ranks,
+    replay,
+    run_in_groups,
+)
 from hpccoll.plan.interchange.json_plans import from_json, to_json
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.replay import replay
-from hpccoll.plan.rounds import Rounds, relabel_ranks
-from hpccoll.plan.step import SIGNAL, Fence, IntArray, Load, Move, Op, Span, Step, Store
 from tests.unit.plan.shared_referee import fault_in_some_order
 
 SHARED = [algorithm for algorithm in list_algorithms() if algorithm.uses_shared_memory]

@@ -9,9 +9,7 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.simulation.simulate import simulate
+from hpccoll.plan import Link, Machine, Operation, simulate
 from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
 from hpccoll.predict.forecast import choose_forecast_chunks, count_elements, fill_nodes, forecast
 from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce, lower_plan
 from tests.unit.runtime.simulated import JUNK
 

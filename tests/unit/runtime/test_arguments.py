@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_arguments, like
 
 N, RANK, ROOT = 4, 2, 1

@@ -10,7 +10,7 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.selection.cost_model import (
     MIN_CHUNK_BYTES,
     MODELLED_ALGORITHMS,

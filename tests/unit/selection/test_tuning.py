@@ -12,7 +12,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.interleaved import Contender, TimingOptions
 from hpccoll.measure.stopping import StoppingRule, StopReason
 from hpccoll.measure.tuning import PruningBenchmark
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.selection import tuning_files
 from hpccoll.selection.selector import LOG_VARIABLE, SelectionQuery, Selector, open_selection_log
 from hpccoll.selection.tuning_files import (

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.plan import Operation, Plan, Rounds, replay
 from hpccoll.plan.drawing.history import PlanHistory, record_history
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.replay import replay
-from hpccoll.plan.rounds import Rounds
 
 RANKS = (1, 3, 5, 8, 16)
 EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in RANKS]

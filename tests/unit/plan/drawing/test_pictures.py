@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.plan import Operation
 from hpccoll.plan.drawing.history import PlanHistory, record_history
 from hpccoll.plan.drawing.palette import COLOURS, has_cut_corner, rank_colour, text_colour_on
 from hpccoll.plan.drawing.scene import (
@@ -26,8 +27,7 @@ from hpccoll.plan.drawing.storyboard import lay_out_animation, lay_out_page
 from hpccoll.plan.drawing.svg import render_svg
 from hpccoll.plan.drawing.text_grid import format_ranges, format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.simulation.timeline import build_round_timeline
+from hpccoll.plan.simulation import build_round_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.plan import Machine, Operation, Plan, check, simulate
 from hpccoll.plan.drawing.trace import format_trace_json, make_trace
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.simulation.timeline import Timeline, build_round_timeline, build_simulated_timeline
+from hpccoll.plan.simulation import Timeline, build_round_timeline, build_simulated_timeline
 
 MACHINE = Machine.flat(2e-6, 1e-9, 1e-10)
 EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 8)]

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.cli.main import hpccoll, main
 from hpccoll.errors import PlanError, UsageError
+from hpccoll.plan import Operation, Plan, check, replay
 from hpccoll.plan.interchange.goal import to_goal
 from hpccoll.plan.interchange.json_plans import from_json, to_json
 from hpccoll.plan.interchange.msccl import COLLECTIVES, to_msccl
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.replay import replay
 from tests.unit.plan.interchange.outsiders import read_goal, read_msccl, run_goal, run_msccl
 
 ALL = pytest.mark.parametrize("algorithm", list_algorithms(), ids=lambda algorithm: algorithm.full_name)

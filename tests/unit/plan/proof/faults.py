@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
-from hpccoll.plan.step import Op
+from hpccoll.plan import Op
 from tests.unit.plan.referee import Ends, Script
 
 

@@ -10,11 +10,8 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import _BRINGS, Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import SIGNAL, Move, Op, Picks, Span
+from hpccoll.plan import SIGNAL, Cost, Move, Op, Operation, Picks, Plan, Rounds, Span, check
+from hpccoll.plan.operation import _BRINGS
 
 ONE = Span(0, 1, 1)
 

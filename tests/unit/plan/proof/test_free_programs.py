@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.errors import DeadlockError, PlanError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.free_programs import (
-    NO_DATA,
-    Action,
-    FreeProgram,
-    RecvAction,
-    SendAction,
-    check_program,
-    flatten_plan,
-)
-from hpccoll.plan.step import Op
+from hpccoll.plan import Op, Operation, Plan
+from hpccoll.plan.proof import Action, FreeProgram, RecvAction, SendAction, check_program, flatten_plan
+from hpccoll.plan.proof.free_programs import NO_DATA
 
 
 def proven(program: Any, *arguments, **options) -> int:

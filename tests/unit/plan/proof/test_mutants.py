@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.replay import replay
+from hpccoll.plan import Operation, Plan, check, replay
 from tests.unit.plan.proof.faults import FAULTS, NoRoom, site
 from tests.unit.plan.referee import acted, fault_of, written
 

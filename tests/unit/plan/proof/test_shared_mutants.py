@@ -18,9 +18,8 @@ import pytest
 
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import PlanError, UsageError
+from hpccoll.plan import Plan, check
 from hpccoll.plan.interchange.json_plans import from_json, to_json
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
 from tests.unit.plan.shared_referee import fault_in_some_order
 
 RANKS = (2, 3, 4)

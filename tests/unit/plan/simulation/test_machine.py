@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan.simulation.machine import Machine, MachineError, build_machine
+from hpccoll.plan import Machine
+from hpccoll.plan.simulation import MachineError, build_machine
 from hpccoll.predict.machine_catalogue import list_machines, load_machine, parse_machine
 
 GOOD = """

@@ -12,15 +12,23 @@ from hpccoll.algorithms import get_algorithm, make_algorithm
 from hpccoll.algorithms import shared as family
 from hpccoll.algorithms.hierarchical import hierarchical
 from hpccoll.errors import PlanError, UsageError
-from hpccoll.plan.groups import Groups, run_in_groups
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.simulation.timeline import build_simulated_timeline
-from hpccoll.plan.step import Fence, Load, Span, Step
+from hpccoll.plan import (
+    Cost,
+    Fence,
+    Groups,
+    Link,
+    Load,
+    Machine,
+    Operation,
+    Plan,
+    Rounds,
+    Span,
+    Step,
+    check,
+    run_in_groups,
+    simulate,
+)
+from hpccoll.plan.simulation import build_simulated_timeline
 from hpccoll.predict.forecast import can_run_on, fill_nodes
 from hpccoll.predict.forecast_grid import forecast_grid
 

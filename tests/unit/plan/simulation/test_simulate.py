@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 
 from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
 from hpccoll.errors import PlanError, UsageError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.simulation.bounds import compute_bounds, compute_broadcast_bound
-from hpccoll.plan.simulation.machine import Link, Machine
-from hpccoll.plan.simulation.simulate import simulate
-from hpccoll.plan.step import Move, Op, Span
+from hpccoll.plan import Link, Machine, Move, Op, Operation, Rounds, Span, check, simulate
+from hpccoll.plan.simulation import compute_bounds
+from hpccoll.plan.simulation.bounds import compute_broadcast_bound
 from hpccoll.predict.forecast import fill_nodes
 
 ALPHA, BETA, GAMMA = 1e-6, 1e-9, 1e-10
@@ -131,7 +127,7 @@ def test_the_critical_path_names_who_waited_for_whom():
 def test_a_path_that_is_traced_in_spells_is_the_same(monkeypatch):
     machine, plan = nodes_of(3, gamma=GAMMA), RING.plan(12)
     whole = simulate(plan, machine, 7, full=True)
-    monkeypatch.setattr("hpccoll.plan.simulation.simulate._TRACED", 12 * 5)
+    monkeypatch.setattr("hpccoll.plan.simulation.simulator._TRACED", 12 * 5)
     spells = simulate(plan, machine, 7, full=True)
     assert whole.path is not None
     assert spells.path is not None

@@ -12,11 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, make_algorithm
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.replay import replay
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import Move, Op, Span
+from hpccoll.plan import Move, Op, Operation, Plan, Rounds, Span, replay
 from hpccoll.runtime.lowering import Copy, MemoryKind, MemoryRange, Program, Receive, Reduce, Send, Wait, lower_plan
 from hpccoll.runtime.lowering import message_lowering as lowering
 from hpccoll.runtime.lowering.chunk_locations import align_ranges

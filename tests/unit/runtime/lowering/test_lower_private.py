@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from hpccoll.algorithms import get_algorithm
-from hpccoll.plan.operation import Operation
+from hpccoll.plan import Operation
 from hpccoll.runtime.lowering import Copy, MemoryKind, Program, Reduce, Send, Wait, lower_plan
 from hpccoll.runtime.lowering import message_lowering as lowering
 from hpccoll.runtime.lowering.message_lowering import PRIVATE

@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import Operation
-from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.check import check
-from hpccoll.plan.replay import replay
-from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Picks, Region, Step, Store
+from hpccoll.plan import (
+    NO_PEER,
+    Fence,
+    IntArray,
+    Load,
+    Op,
+    Operation,
+    Picks,
+    Plan,
+    Region,
+    Rounds,
+    Step,
+    Store,
+    check,
+    replay,
+)
 from hpccoll.runtime.lowering import OWN, MemoryKind, NodeFence, lower_plan
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, leg, mixed, simulate, users

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpccoll.plan.plan import Plan
+from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall, FlatArray, NumPyModule, as_buffer, get_dtype
 from hpccoll.runtime.lowering import lower_plan
 from hpccoll.runtime.shared_memory import bind, staged

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
@@ -64,11 +63,6 @@ class Simulation:
         return len(self.clocks_s)
 
 
-def message_bytes(operation: Operation, count: int, itemsize: int, n: int) -> int:
-    """Return nccl-tests' S in bytes for `count` elements a rank (of its vector, or of one block)."""
-    return 0 if operation is Operation.BARRIER else count * itemsize * (n if operation.has_blocks else 1)
-
-
 def simulate(
     plan: Plan, machine: Machine, count: int, itemsize: int = 4, *, full: bool = False, trace: bool = True
 ) -> Simulation:
@@ -98,7 +92,7 @@ def simulate(
     return Simulation(
         plan=plan,
         machine=machine,
-        nbytes=message_bytes(plan.operation, count, itemsize, plan.ranks),
+        nbytes=plan.operation.message_bytes(count, itemsize, plan.ranks),
         rounds=len(rounds),
         steps=run.steps,
         messages=run.pricer.messages * (plan.ranks // represented),
