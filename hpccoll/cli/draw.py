@@ -55,21 +55,21 @@ def _text(subject: DrawingRequest) -> bytes:
 
 
 def _svg(subject: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.storyboard import lay_out_page
+    from hpccoll.plan.drawing.pages import lay_out_page
     from hpccoll.plan.drawing.svg import render_svg
 
     return render_svg(lay_out_page(subject.history())).encode()
 
 
 def _png(subject: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.storyboard import lay_out_page
+    from hpccoll.plan.drawing.pages import lay_out_page
     from hpccoll.raster import render_png
 
     return render_png(lay_out_page(subject.history()))
 
 
 def _gif(subject: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.storyboard import lay_out_animation
+    from hpccoll.plan.drawing.pages import lay_out_animation
     from hpccoll.raster import render_gif
 
     return render_gif(lay_out_animation(subject.history()))

@@ -13,9 +13,9 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.plan.drawing.history import PlanHistory, record_history
+from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
 from hpccoll.plan.drawing.palette import COLOURS, EMPTY, INK
 from hpccoll.plan.drawing.scene import FilledBoxes
-from hpccoll.plan.drawing.storyboard import lay_out_animation, lay_out_page
 from hpccoll.raster import render_gif, render_image, render_png
 
 

@@ -1,1 +1,25 @@
-"""Pictures of plans: a history of frames, told as a text grid, as a scene of shapes (SVG, PNG, GIF), or as a trace."""
+"""Drawings of plans: `record_history` follows a plan round by round; the writers draw its frames.
+
+`format_text_grid` writes text. `lay_out_page` and `lay_out_animation` make scenes, which `render_svg` and
+`hpccoll.raster` (PNG, GIF) write. `format_trace_json` writes the timeline of a simulated or measured run.
+"""
+
+from hpccoll.plan.drawing.history import Frame, PlanHistory, record_history
+from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
+from hpccoll.plan.drawing.scene import Scene
+from hpccoll.plan.drawing.svg import render_svg
+from hpccoll.plan.drawing.text_grid import format_text_grid
+from hpccoll.plan.drawing.trace import format_trace_json, make_trace
+
+__all__ = [
+    "Frame",
+    "PlanHistory",
+    "Scene",
+    "format_text_grid",
+    "format_trace_json",
+    "lay_out_animation",
+    "lay_out_page",
+    "make_trace",
+    "record_history",
+    "render_svg",
+]

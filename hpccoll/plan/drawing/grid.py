@@ -1,8 +1,8 @@
-"""What the ranks hold, as a grid: a column a rank, a cell a chunk.
+"""The contents of all ranks after a round, as a grid with a column per rank and a cell per chunk.
 
-Where contributions are summed (and at a barrier), a cell has a place for each rank's contribution, always the same
-one, and fills up. Where blocks are only moved, a cell is a tile that says whose block it is. A cell that has just
-changed has a grey rim; one that is wanted here and complete has a black frame.
+In reductions and barriers a cell has a fixed place (a piece) for each rank's contribution and fills up. Where blocks
+are only moved, a cell is a tile that names its block. A cell that changed in the round has a grey rim; a cell that is
+required in the end and complete has a black frame.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from hpccoll.plan.drawing.scene import (
     estimate_text_width,
 )
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.step import NO_PEER
+from hpccoll.plan.step import NO_CHUNK
 
 PER_LINE = 8  # contributions side by side; more ranks take a second line
 MOST_LINES = 16  # chunks below each other; more stand in further columns
-ROOM_FOR_NUMBERS = 1100  # pieces a frame up to which each bears its rank's number
-COLUMNS = ("in", "out", "work")  # of an all-to-all: n chunks each, and what is passed on
+MOST_NUMBERED = 1100  # pieces per frame up to which each piece shows its rank's number
+COLUMNS = ("in", "out", "work")  # of an all-to-all: input and output (n chunks each), and blocks in transit
 GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """Sizes in pixels: `cell` and `piece` are (width, height); chunk c stands in line c mod `lines`."""
+    """The sizes of a grid in pixels: `cell` and `piece` are (width, height); chunk c stands in line c mod `lines`.
+
+    `numbered` says whether pieces show their rank's number.
+    """
 
     history: PlanHistory
     piece: XY
@@ -48,41 +51,41 @@ class GridLayout:
 
     @property
     def width(self) -> float:
-        """Of one rank's cells."""
+        """The width of one rank's cells."""
         return self.columns * (self.cell[0] + GAP) - GAP
 
     @property
     def pitch(self) -> float:
-        """From one rank to the next."""
+        """The distance from one rank to the next."""
         return max(self.width + BETWEEN, LEAST_PITCH)
 
     @property
     def height(self) -> float:
-        """Of all lines."""
+        """The height of all lines."""
         return self.lines * (self.cell[1] + GAP) - GAP
 
     def corner(self, rank: int, chunk: int) -> XY:
-        """Return the upper left corner of a cell, from that of the grid."""
+        """Return the upper left corner of a cell, relative to that of the grid."""
         left = self.middle(rank) - self.width / 2
         return left + chunk // self.lines * (self.cell[0] + GAP), chunk % self.lines * (self.cell[1] + GAP)
 
     def middle(self, rank: int) -> float:
-        """Return where the middle of a rank's column is."""
+        """Return the x of the middle of a rank's column, relative to the grid's left edge."""
         return (rank + 0.5) * self.pitch + self.node_of(rank) * NODE_GAP
 
     @property
-    def across(self) -> float:
-        """How wide the grid of all ranks is."""
+    def full_width(self) -> float:
+        """The width of the grid of all ranks."""
         return self.history.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
 
     def node_of(self, rank: int) -> int:
-        """Return on which node a rank is."""
+        """Return the node of a rank, from 0; 0 for all ranks where no nodes are shown."""
         ends = list(accumulate(self.history.nodes))
         return sum(end <= rank for end in ends[:-1])
 
 
 def lay_out_grid(history: PlanHistory) -> GridLayout:
-    """Return the grid in which `history` is legible."""
+    """Return the layout in which the frames of `history` are legible."""
     n, chunks = history.ranks, history.frames[0].counts.shape[1]
     lines = n if history.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
@@ -90,76 +93,76 @@ def lay_out_grid(history: PlanHistory) -> GridLayout:
         widest = max((len(format_tile_label(history, r, c)) for r in range(n) for c in range(chunks)), default=1)
         cell = max(24.0, round(estimate_text_width("0" * widest, 10)) + 6.0), 17.0
         return GridLayout(history, cell, cell, lines, columns, numbered=True)
-    numbered = n * n * chunks <= ROOM_FOR_NUMBERS
+    numbered = n * n * chunks <= MOST_NUMBERED
     piece = numbered_piece_size(n) if numbered else (6.0, 8.0)
     return GridLayout(history, piece, cell_size(piece, n), lines, columns, numbered)
 
 
 def numbered_piece_size(n: int) -> XY:
-    """Return the size of a piece on which the number of any of n ranks can be read."""
+    """Return the size of a piece that has room for the number of any of n ranks."""
     return (15.0 if n > 10 else 12.0), 14.0
 
 
 def cell_size(piece: XY, n: int) -> XY:
-    """Return the size of a cell of n pieces with a hair between them."""
+    """Return the size of a cell of n pieces, one pixel apart."""
     across, down = min(n, PER_LINE), -(-n // PER_LINE)
     return across * (piece[0] + 1) + 1, down * (piece[1] + 1) + 1
 
 
 def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
-    """Return what stands on the tile of a block that started as chunk `chunk` of rank `rank`."""
+    """Return the label of the block that started as chunk `chunk` of rank `rank`."""
     if history.operation is Operation.ALL_TO_ALL:
         return f"{rank}\u2192{chunk % history.ranks}"
     return str(chunk * history.ranks // history.chunks if history.operation is Operation.SCATTER else rank)
 
 
 def get_column_name(chunk: int, lines: int) -> str:
-    """Return in which of an all-to-all's columns a chunk stands."""
+    """Return the name of the all-to-all column that a chunk stands in: in, out or work."""
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
 
 def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of what all ranks hold after `frame`, the grid's corner at `at`."""
-    brush = CellPainter(layout)
+    """Return the shapes of the grid after `frame`, with its upper left corner at `at`."""
+    painter = CellPainter(layout)
     n, chunks = frame.done.shape
     for rank in range(n):
         for chunk in range(chunks):
             x, y = layout.corner(rank, chunk)
             box = at[0] + x, at[1] + y, *layout.cell
-            brush.cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
-            if frame.origin[rank, chunk] == NO_PEER:
+            painter.cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
+            if frame.origin[rank, chunk] == NO_CHUNK:
                 continue
             owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
             if layout.history.accumulates:
-                brush.pieces(box, owners)
+                painter.pieces(box, owners)
             else:
-                brush.tile(box, owners[0], int(frame.origin[rank, chunk]))
-    return list(brush.shapes())
+                painter.tile(box, owners[0], int(frame.origin[rank, chunk]))
+    return list(painter.shapes())
 
 
 class CellPainter:
-    """Collects the shapes of many cells, so that each colour is written once a frame."""
+    """Collects the shapes of many cells, so that each colour is written once per frame."""
 
     def __init__(self, layout: GridLayout) -> None:
         self._layout = layout
         self._rims: list[SceneShape] = []
-        self._ground: list[Box] = []
+        self._backgrounds: list[Box] = []
         self._filled: dict[str, list[Box]] = {}
         self._cuts: list[tuple[XY, ...]] = []
         self._frames: list[SceneShape] = []
         self._words: dict[str, list[SceneShape]] = {}
 
     def cell(self, box: Box, *, changed: bool, done: bool) -> None:
-        """Paint the ground of a cell, its rim where it has changed, its frame where it is done."""
+        """Add a cell's background, a rim if it changed and a frame if it is done."""
         x, y, w, h = box
         if changed:
             self._rims.append(OutlinedBox((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
-        self._ground.append(box)
+        self._backgrounds.append(box)
         if done:
             self._frames.append(OutlinedBox((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
 
     def pieces(self, box: Box, owners: list[int]) -> None:
-        """Paint the contributions of `owners`, each at its place."""
+        """Add the contributions of `owners`, each at its place in the cell."""
         (w, h), numbered = self._layout.piece, self._layout.numbered
         for owner in owners:
             x = box[0] + 1 + owner % PER_LINE * (w + 1)
@@ -167,13 +170,14 @@ class CellPainter:
             self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, 9.5))
 
     def tile(self, box: Box, owner: int, chunk: int) -> None:
-        """Paint the block that started as `chunk` of `owner`."""
+        """Add the tile of the block that started as `chunk` of `owner`."""
         label = format_tile_label(self._layout.history, owner, chunk)
         scattered = self._layout.history.operation is Operation.SCATTER
         x, y, w, h = box
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 
     def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
+        """Add a box in the owner's colour with its cut corner and label."""
         x, y, w, h = box
         fill = rank_colour(owner)
         self._filled.setdefault(fill, []).append(box)
@@ -186,9 +190,9 @@ class CellPainter:
             self._words.setdefault(ink, []).append(text)
 
     def shapes(self) -> Iterator[SceneShape]:
-        """Yield everything from back to front."""
+        """Yield the collected shapes from back to front."""
         yield from self._rims
-        yield FilledBoxes(EMPTY, tuple(self._ground))
+        yield FilledBoxes(EMPTY, tuple(self._backgrounds))
         for fill in sorted(self._filled):
             yield FilledBoxes(fill, tuple(self._filled[fill]))
         if self._cuts:

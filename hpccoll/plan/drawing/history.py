@@ -1,9 +1,10 @@
-"""The history of a plan: in each round who sends which chunks to whom, and what every rank holds afterwards.
+"""The history of a plan: the messages of each round, and what every rank holds after it.
 
-Shapes: n ranks, C chunks a rank (a barrier has none and is told as one chunk: the news of who has arrived).
+Shapes: n ranks, C chunks per rank. A barrier has no chunks; it is shown as one chunk, whose contributions are the ranks
+that are known to have arrived.
 
-Every kind of picture is drawn from this one history, so that text, SVG, PNG and GIF cannot differ in what they say.
-A plan is told as it is; `check` is what proves it.
+Text, SVG, PNG and GIF are all drawn from this one history, so they cannot contradict each other. The history does not
+check the plan: a wrong plan is shown as it is.
 """
 
 from __future__ import annotations
@@ -14,49 +15,43 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.drawing.phases import phases
-from hpccoll.plan.moves import TransferKind, share_at_fences, to_moves, transfer_kind
+from hpccoll.plan.messages import PlanMessage, list_fence_groups, list_step_messages
+from hpccoll.plan.moves import share_at_fences
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NO_PEER, Fence, IntArray, Op, Step
+from hpccoll.plan.step import NO_CHUNK, Fence, IntArray, Step
 
 ContributionCounts = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """`frm` sends its chunks `out`, which arrive at `to` as its chunks `into` (none of them: a mere signal)."""
-
-    source: int
-    dest: int
-    out: tuple[int, ...]
-    into: tuple[int, ...]
-    reduces: bool
-    via: TransferKind = TransferKind.MESSAGE
-
-
-@dataclass(frozen=True, slots=True)
 class Frame:
-    """One round and what it leaves behind; frame 0 is the start.
+    """One round and the state after it; frame 0 is the start.
 
-    `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r, `source[r, c]` the chunk from which
-    its content was copied first (-1: nothing there yet), `changed` what arrived in this round, `done` what is wanted
-    there and complete.
+    Attributes:
+        number: the round, from 1; 0 for the start.
+        phase: the phase's name, such as "reduce-scatter"; empty where there is only one.
+        messages: the messages of the round.
+        counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
+        origin: `origin[r, c]` is the chunk in which the content of chunk c of rank r started; -1 for an empty chunk.
+        changed: the chunks that messages of this round wrote.
+        done: the chunks that are required in the end and are complete.
+        fences: the groups of ranks that wait for each other in this round.
     """
 
     number: int
     phase: str
-    messages: tuple[Message, ...]
+    messages: tuple[PlanMessage, ...]
     counts: ContributionCounts  # (n, C, n)
     origin: IntArray  # (n, C)
     changed: Mask  # (n, C)
     done: Mask  # (n, C)
-    fences: tuple[tuple[int, ...], ...] = ()  # groups of ranks that wait for each other in this round
+    fences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """A plan's frames, one more than it has rounds."""
+    """The frames of a plan, one more than it has rounds; `nodes` holds the ranks per node, empty if not shown."""
 
     operation: Operation
     algorithm: str
@@ -64,85 +59,59 @@ class PlanHistory:
     root: int
     chunks: int
     frames: tuple[Frame, ...]
-    nodes: tuple[int, ...] = ()  # ranks on each node, in rank order; empty where nothing is said of nodes
+    nodes: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """`operation/algorithm`, as the command line writes it."""
+        """`operation/algorithm`, as on the command line."""
         return f"{self.operation.value}/{self.algorithm}"
 
     @property
     def accumulates(self) -> bool:
-        """Whether a chunk gathers the contributions of several ranks (a barrier: their news)."""
+        """Whether a chunk collects the contributions of several ranks (in a barrier: their arrivals)."""
         return self.operation.reduces or self.operation is Operation.BARRIER
 
     @property
     def subtitle(self) -> str:
-        """Ranks, rounds and chunks, as a subtitle."""
-        parts = [_many(self.ranks, "rank"), _many(len(self.frames) - 1, "round")]
-        parts += [] if self.operation is Operation.BARRIER else [f"{_many(self.chunks, 'chunk')} a rank"]
+        """The numbers of ranks, rounds, chunks and nodes, and the root."""
+        parts = [_format_count(self.ranks, "rank"), _format_count(len(self.frames) - 1, "round")]
+        parts += [] if self.operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} a rank"]
         parts += [f"root {self.root}"] if self.operation.has_root else []
-        parts += [f"{_many(len(self.nodes), 'node')}"] if self.nodes else []
+        parts += [f"{_format_count(len(self.nodes), 'node')}"] if self.nodes else []
         return ", ".join(parts)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
-    """Return the history of `plan`.
+    """Return the history of `plan`, computed without running it.
 
     Args:
-        plan: what to tell.
-        nodes: how many ranks each node has, in rank order, where nodes are to be shown.
+        plan: the plan to follow.
+        nodes: the number of ranks on each node, in rank order, if the drawing shall show nodes.
 
     Cost: O(rounds * n * C * n) time and memory: for pictures, not for 24,576 ranks.
     """
     rounds, state = plan.rounds(), _State(plan)
-    frames = [state.frame(0, (), ())]
+    frames = [state.advance(0, (), ())]
     for number in range(1, rounds.count + 1):
         steps = rounds.at(number - 1)
-        messages = tuple(message for step in steps for message in _messages(step, plan.ranks))
-        frames.append(state.frame(number, messages, steps))
-    names = phases(plan.operation, [_kinds(f.messages) for f in frames], [f.done for f in frames])
-    named = zip(frames, names, strict=True)
+        messages = tuple(message for step in steps for message in list_step_messages(step, plan.ranks))
+        frames.append(state.advance(number, messages, steps))
+    named = zip(frames, _name_phases(plan.operation, frames), strict=True)
     in_phases = tuple(replace(frame, phase=name or "fence" * bool(frame.fences)) for frame, name in named)
     return PlanHistory(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, in_phases, tuple(nodes))
 
 
-def _kinds(messages: tuple[Message, ...]) -> tuple[bool, bool]:
-    """Whether some of the messages reduce, and whether some copy."""
-    return any(m.reduces for m in messages), any(not m.reduces for m in messages)
-
-
-def _messages(step: Step, n: int) -> list[Message]:
-    found = []
-    for move in to_moves(step, n):
-        out, into = move.send.ids(n), move.recv.ids(n)
-        ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.source != NO_PEER)[0].tolist():
-            frm = int(move.source[to])
-            sent, taken = (tuple(ids[ids >= 0].tolist()) for ids in (out[frm], into[to]))
-            found.append(Message(frm, to, sent, taken, bool(ops[to] != Op.COPY), transfer_kind(step)))
-    return found
-
-
-def _groups(steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each fence, group by group."""
-    leaders = [step.leader for step in steps if isinstance(step, Fence)]
-    return tuple(
-        tuple(np.nonzero(leader == first)[0].tolist()) for leader in leaders for first in np.unique(leader[leader >= 0])
-    )
-
-
 class _State:
-    """What every rank holds, as the rounds go by."""
+    """The contents of all ranks, advanced round by round."""
 
     def __init__(self, plan: Plan) -> None:
         n, chunks, ranks = plan.ranks, plan.moves().chunks, np.arange(plan.ranks)
-        self.barrier = plan.operation is Operation.BARRIER
-        if self.barrier:
+        self.is_barrier = plan.operation is Operation.BARRIER
+        if self.is_barrier:
             held, self.wanted = np.ones((n, 1), np.bool_), np.ones((n, 1), np.bool_)
         else:
             held, self.wanted = (
@@ -150,30 +119,52 @@ class _State:
                 for mask in (plan.operation.input_mask, plan.operation.output_mask)
             )
         self.counts = np.eye(n, dtype=np.int16)[:, None, :] * held[..., None]
-        self.source = np.where(held, np.arange(held.shape[1]), NO_PEER)
-        if self.barrier:
+        self.origin = np.where(held, np.arange(held.shape[1]), NO_CHUNK)
+        if self.is_barrier:
             self.expected = np.ones_like(self.counts)
         else:
             self.expected = plan.operation.expected_weights(self.counts.astype(np.uint64), n).astype(np.int16)
 
-    def frame(self, number: int, messages: tuple[Message, ...], steps: Sequence[Step]) -> Frame:
-        """Let the messages of a round arrive, all of them read before any of them lands."""
+    def advance(self, number: int, messages: tuple[PlanMessage, ...], steps: Sequence[Step]) -> Frame:
+        """Apply one round and return its frame; all messages read the state before the round."""
         changed = np.zeros_like(self.wanted)
-        counts, source = self.counts.copy(), self.source.copy()
+        counts, origin = self.counts.copy(), self.origin.copy()
         for message in messages:
-            out, into = (0, 0) if self.barrier else (list(message.out), list(message.into))
-            place, origin = (message.dest, into), (message.source, out)
-            if self.barrier:
-                counts[place] |= self.counts[origin]
+            send, recv = (0, 0) if self.is_barrier else (list(message.send), list(message.recv))
+            target, source = (message.dest, recv), (message.source, send)
+            if self.is_barrier:
+                counts[target] |= self.counts[source]
             elif message.reduces:
-                counts[place] += self.counts[origin]
+                counts[target] += self.counts[source]
             else:
-                counts[place], source[place] = self.counts[origin], self.source[origin]
-            changed[place] = True
-        if self.barrier:
+                counts[target], origin[target] = self.counts[source], self.origin[source]
+            changed[target] = True
+        if self.is_barrier:
             before = counts[:, 0] > 0
             counts[:, 0] = share_at_fences(before, steps)
             changed[:, 0] |= (counts[:, 0] != before).any(axis=-1)
-        self.counts, self.source = counts, source
-        done = self.wanted & (source != NO_PEER) & (counts == self.expected).all(axis=-1)
-        return Frame(number, "", messages, counts, source, changed, done, _groups(steps))
+        self.counts, self.origin = counts, origin
+        done = self.wanted & (origin != NO_CHUNK) & (counts == self.expected).all(axis=-1)
+        fences = tuple(tuple(g) for step in steps if isinstance(step, Fence) for g in list_fence_groups(step))
+        return Frame(number, "", messages, counts, origin, changed, done, fences)
+
+
+def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
+    """Return the phase of each frame: only an all-reduce of several phases has names; empty for the start."""
+    kinds = [frozenset(message.reduces for message in frame.messages) for frame in frames]
+    if operation is not Operation.ALL_REDUCE or len(frozenset[bool]().union(*kinds)) < 2:
+        return [""] * len(frames)
+    first, second = _name_two_phases(kinds, [frame.done for frame in frames])
+    names = {frozenset({True}): first, frozenset({False}): second, frozenset({True, False}): f"{first} and {second}"}
+    return [names.get(kind, "") for kind in kinds]
+
+
+def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
+    """Return the names of the reducing and the copying phase, from where each chunk is complete first."""
+    n, chunks = done[0].shape
+    firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]
+    if any(first.sum() != 1 for first in firsts):
+        return "reduce", "copy"
+    owners = {int(np.argmax(first)) for first in firsts}
+    scattered = 2 * len(owners) > n and len(owners) > 1 and not any({True, False} == kind for kind in kinds)
+    return ("reduce-scatter", "all-gather") if scattered else ("reduce", "broadcast")

@@ -1,7 +1,7 @@
-"""Colours that colour-blind readers can tell apart, and the marks that say the same without any colour.
+"""Colours that colour-blind readers can tell apart, and marks that carry the same information without colour.
 
-Eight colours serve sixteen ranks: those from 8 on have a corner cut off. Besides, a rank's piece always stands at the
-same place of a cell, and bears its number where there is room. Source of the colours: Okabe and Ito, "Color universal
+Eight colours serve sixteen ranks: ranks from 8 on have a cut corner. A rank's piece also always stands at the same
+place of a cell, and shows its number where there is room. Source of the colours: Okabe and Ito, "Color universal
 design", 2008.
 """
 
@@ -13,17 +13,17 @@ MOST_RANKS = 2 * len(COLOURS)
 
 
 def rank_colour(rank: int) -> str:
-    """Return the colour of a rank."""
+    """Return a rank's fill colour as #rrggbb; ranks 8 apart share one."""
     return COLOURS[rank % len(COLOURS)]
 
 
 def has_cut_corner(rank: int) -> bool:
-    """Whether a rank's pieces have a corner cut off."""
+    """Whether a rank's pieces have a cut corner."""
     return rank // len(COLOURS) % 2 == 1
 
 
 def text_colour_on(fill: str) -> str:
-    """Return black or white, whichever can be read on `fill` (relative luminance of WCAG 2)."""
+    """Return black or white, whichever is legible on `fill` (relative luminance of WCAG 2)."""
     channels = [int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -31,6 +31,6 @@ def text_colour_on(fill: str) -> str:
 
 
 def rank_line_colour(rank: int) -> str:
-    """Return the colour of a rank for thin lines on paper: a little darker, so that the light ones can be seen."""
+    """Return the colour of a rank's thin lines: its fill colour, a little darker to be visible on white."""
     fill = rank_colour(rank)
     return "#" + "".join(f"{int(fill[at : at + 2], 16) * 4 // 5:02x}" for at in (1, 3, 5))

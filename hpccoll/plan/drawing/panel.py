@@ -1,4 +1,4 @@
-"""One frame as a panel: the ranks as senders above, arrows with the chunks they carry, and below what each holds."""
+"""One frame as a panel: the ranks as discs above, arrows with the chunks they carry, and the grid of contents below."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from hpccoll.plan.drawing.palette import INK, QUIET
 from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel
 from hpccoll.plan.operation import Operation
 
-MARGIN = 104.0  # left of the grid: the round's name, and the chunks'
-QUIET_ABOVE = 2 * RADIUS + 10  # from the panel's top to its grid where nothing is sent
+MARGIN = 104.0  # left of the grid: the round's name and the chunks' names
+DISCS_HEIGHT = 2 * RADIUS + 10  # from the panel's top to its grid if nothing is sent
 
 
 def panel_height(layout: GridLayout, frame: Frame) -> float:
-    """Return how high the panel of `frame` is."""
-    above = arrows_height(layout.history, frame.messages) if frame.messages else QUIET_ABOVE
-    return _node_names(layout) + above + _heading(layout) + layout.height
+    """Return the height of the panel of `frame` in pixels."""
+    above = arrows_height(layout.history, frame.messages) if frame.messages else DISCS_HEIGHT
+    return _node_names_height(layout) + above + _column_names_height(layout) + layout.height
 
 
-def _node_names(layout: GridLayout) -> float:
+def _node_names_height(layout: GridLayout) -> float:
     return 18.0 if layout.history.nodes else 0.0
 
 
-def _heading(layout: GridLayout) -> float:
+def _column_names_height(layout: GridLayout) -> float:
     return 12.0 if layout.columns > 1 else 0.0
 
 
 def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of a frame, its upper left corner at `at`."""
+    """Return the shapes of a frame's panel, with its upper left corner at `at`."""
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
-    shapes = _nodes(layout, (left, y)) if layout.history.nodes else []
-    y += _node_names(layout)
-    shapes += _names(layout, frame, (x, y), top)
+    shapes = _draw_nodes(layout, (left, y)) if layout.history.nodes else []
+    y += _node_names_height(layout)
+    shapes += _draw_names(layout, frame, (x, y), top)
     if frame.messages:
-        shapes += draw_arrows(layout, frame, (left, y), top - _heading(layout))
+        shapes += draw_arrows(layout, frame, (left, y), top - _column_names_height(layout))
     senders = {message.source for message in frame.messages}
     for rank in range(layout.history.ranks):
         shapes += draw_rank(
@@ -44,8 +44,8 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
     return shapes + draw_grid(layout, frame, (left, top))
 
 
-def _names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
-    """The names of the round, of the chunks, and of the columns that the chunks stand in."""
+def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
+    """Return the names of the round, its phase, the chunks, and the columns of chunks."""
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
     shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
@@ -60,14 +60,14 @@ def _names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneSh
             shapes.append(TextLabel((x + MARGIN - 4, baseline), words, size, QUIET, "end"))
     if layout.columns > 1:
         for rank in range(history.ranks):
-            for column, words in enumerate(_columns(layout)):
+            for column, words in enumerate(_column_names(layout)):
                 corner = x + MARGIN + layout.corner(rank, column * layout.lines)[0]
                 shapes.append(TextLabel((corner + layout.cell[0] / 2, top - 4), words, 8.5, QUIET))
     return shapes
 
 
-def _nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
-    """The nodes' names, each above a line over its ranks."""
+def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
+    """Return the names of the nodes, each above a line over the node's ranks."""
     shapes: list[SceneShape] = []
     first = 0
     for node, size in enumerate(layout.history.nodes):
@@ -79,7 +79,7 @@ def _nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
     return shapes
 
 
-def _columns(layout: GridLayout) -> list[str]:
+def _column_names(layout: GridLayout) -> list[str]:
     if layout.history.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

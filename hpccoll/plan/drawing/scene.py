@@ -1,4 +1,4 @@
-"""A picture before it is written: shapes on a page, in pixels, y downwards. SVG, PNG and GIF write the same scene."""
+"""A picture as shapes on a page, in pixels with y downwards; the SVG, PNG and GIF writers all render such a scene."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW, _USUAL, _WIDE = 0.37, 0.64, 0.98  # widths of letters, in ems
 
 @dataclass(frozen=True, slots=True)
 class FilledBoxes:
-    """Rectangles of one colour: pieces of data."""
+    """Filled rectangles of one colour, such as pieces of data."""
 
     fill: str
     boxes: tuple[Box, ...]
@@ -21,7 +21,7 @@ class FilledBoxes:
 
 @dataclass(frozen=True, slots=True)
 class FilledPolygons:
-    """Filled polygons of one colour: arrow heads, cut corners."""
+    """Filled polygons of one colour, such as arrow heads and cut corners."""
 
     fill: str
     polygons: tuple[tuple[XY, ...], ...]
@@ -29,7 +29,7 @@ class FilledPolygons:
 
 @dataclass(frozen=True, slots=True)
 class OutlinedBox:
-    """A rectangle with an outline, rounded by `radius`."""
+    """A rectangle with an optional fill and outline, and corners rounded by `radius`."""
 
     box: Box
     fill: str | None
@@ -50,7 +50,7 @@ class LineSegment:
 
 @dataclass(frozen=True, slots=True)
 class Disc:
-    """A circle."""
+    """A filled circle with an optional outline."""
 
     centre: XY
     radius: float
@@ -61,7 +61,7 @@ class Disc:
 
 @dataclass(frozen=True, slots=True)
 class TextLabel:
-    """A line of text; `at` is where its baseline starts, has its middle, or ends."""
+    """A line of text; `at` is the start, the middle or the end of its baseline, as `anchor` says."""
 
     at: XY
     words: str
@@ -76,7 +76,7 @@ SceneShape: TypeAlias = FilledBoxes | FilledPolygons | OutlinedBox | LineSegment
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A page and what is on it, from back to front."""
+    """A page with its shapes from back to front."""
 
     width: float
     height: float
@@ -86,5 +86,5 @@ class Scene:
 
 
 def estimate_text_width(words: str, size: float) -> float:
-    """Return about how wide `words` is in DejaVu Sans; rather a little more than less."""
+    """Return the approximate width of `words` in DejaVu Sans at `size` pixels, a little too large rather than small."""
     return size * sum(_NARROW if c in _THIN else _WIDE if c in _BROAD else _USUAL for c in words)

@@ -1,4 +1,4 @@
-"""Scenes as SVG: plain shapes and text, no script, the same bytes for the same history."""
+"""Scenes as SVG: plain shapes and text, no scripts, and the same bytes for the same scene."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def render_svg(scene: Scene) -> str:
 
 
 def _n(value: float) -> str:
-    """A number in at most two decimals, without trailing zeros."""
+    """Return a number with at most two decimals and no trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
 def _style(shape: SceneShape) -> str:
-    """What neighbouring shapes may share: the attributes of their group."""
+    """Return the attributes that neighbouring shapes of one look share in a group."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""

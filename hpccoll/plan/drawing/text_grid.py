@@ -1,4 +1,4 @@
-"""The history of a plan as text: in each round the messages, then a grid with a line a rank and a column a chunk."""
+"""The history of a plan as text: the messages of each round, then a grid with a row per rank and a column per chunk."""
 
 from __future__ import annotations
 
@@ -7,108 +7,106 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hpccoll.plan.drawing.grid import format_tile_label
-from hpccoll.plan.drawing.history import Frame, Message, PlanHistory
+from hpccoll.plan.drawing.history import Frame, PlanHistory
+from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.operation import Operation
-from hpccoll.plan.step import NO_PEER
+from hpccoll.plan.step import NO_CHUNK
 
-WIDE = 116  # characters a line
-ONE_EACH = 8  # ranks up to which each has its own place in a cell
-LONGEST = 11  # characters of a cell that lists ranges of ranks
+LINE_WIDTH = 116  # characters
+MOST_PLACES = 8  # up to this many ranks, a cell has a fixed place for each rank's contribution
+LONGEST_LIST = 11  # characters of a cell that lists ranges of ranks
 
 
 def format_text_grid(history: PlanHistory) -> str:
-    """Return `history` as lines of at most about 120 characters, in ASCII."""
-    lines = [f"{history.name}: {history.subtitle}", *_key(history)]
+    """Return `history` as ASCII text with lines of at most about 120 characters."""
+    lines = [f"{history.name}: {history.subtitle}", *_legend_lines(history)]
     for frame in history.frames:
-        lines += ["", *_frame(history, frame)]
+        lines += ["", *_frame_lines(history, frame)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _key(history: PlanHistory) -> Iterator[str]:
+def _legend_lines(history: PlanHistory) -> Iterator[str]:
     if history.operation is Operation.BARRIER:
-        yield "A cell names the ranks that this one knows to have arrived."
+        yield "A cell names the ranks known to have arrived."
     elif history.accumulates:
-        yield "A cell names the ranks whose contributions are in it; messages with + are reduced into what is there."
+        yield "A cell names the ranks whose contributions it contains; messages with + are reduced, others are copied."
     elif history.operation is Operation.ALL_TO_ALL:
-        yield f"A cell names a block: from whom > for whom. Chunks from {history.ranks} on are the output."
+        yield f"A cell names a block: sender > receiver. Chunks from {history.ranks} on are the output."
     else:
-        yield f"A cell names {'for whom a block is' if history.operation is Operation.SCATTER else 'whose data it is'}."
-    ends = "has heard of every rank" if history.operation is Operation.BARRIER else "is wanted there and complete"
-    yield f"> has changed in this round, * {ends}{', - is empty' * (not history.accumulates)}."
+        yield f"A cell names the {'receiver' if history.operation is Operation.SCATTER else 'sender'} of its block."
+    done = "knows that every rank has arrived" if history.operation is Operation.BARRIER else "required and complete"
+    yield f"> changed in this round, * {done}{', - empty' * (not history.accumulates)}."
 
 
-def _frame(history: PlanHistory, frame: Frame) -> Iterator[str]:
+def _frame_lines(history: PlanHistory, frame: Frame) -> Iterator[str]:
+    """Yield a frame's title, fences, messages and grid; a wide grid is split into several of fewer columns."""
     title = f"round {frame.number}" if frame.number else "start"
     yield f"{title}, {frame.phase}" if frame.phase else title
-    yield from _flowed([f"{format_ranges(group)} wait for each other" for group in frame.fences])
-    yield from _flowed([_message(history, m) for m in sorted(frame.messages, key=lambda m: (m.source, m.dest))])
-    cells = [[_cell(history, frame, r, c) for c in range(frame.done.shape[1])] for r in range(history.ranks)]
-    wide = max(len(cell) for row in cells for cell in row)
-    names = [_name(history, c) for c in range(frame.done.shape[1])]
-    wide = max(wide, *(len(name) + 1 for name in names))
-    side = len(f"  rank {history.ranks - 1} ")
-    parts = -(-len(names) // max((WIDE - side) // (wide + 1), 1))
-    columns = -(-len(names) // parts)
+    yield from _arrange_in_columns([f"{format_ranges(group)} wait for each other" for group in frame.fences])
+    messages = sorted(frame.messages, key=lambda message: (message.source, message.dest))
+    yield from _arrange_in_columns([_format_message(history, message) for message in messages])
+    cells = [[_format_cell(history, frame, r, c) for c in range(frame.done.shape[1])] for r in range(history.ranks)]
+    names = [f"c{chunk}" if history.chunks else "" for chunk in range(frame.done.shape[1])]
+    width = max(*(len(cell) for row in cells for cell in row), *(len(name) + 1 for name in names))
+    margin = len(f"  rank {history.ranks - 1} ")
+    grids = -(-len(names) // max((LINE_WIDTH - margin) // (width + 1), 1))
+    columns = -(-len(names) // grids)
     for first in range(0, len(names), columns):
-        part = slice(first, first + columns)
+        shown = slice(first, first + columns)
         if history.chunks:
-            yield _row("", [f" {name}" for name in names[part]], side, wide)
+            yield _format_row("", [f" {name}" for name in names[shown]], margin, width)
         for rank, row in enumerate(cells):
-            yield _row(f"  rank {rank}", row[part], side, wide)
+            yield _format_row(f"  rank {rank}", row[shown], margin, width)
 
 
-def _row(name: str, cells: Sequence[str], side: int, wide: int) -> str:
-    return name.ljust(side) + " ".join(cell.ljust(wide) for cell in cells)
+def _format_row(name: str, cells: Sequence[str], margin: int, width: int) -> str:
+    return name.ljust(margin) + " ".join(cell.ljust(width) for cell in cells)
 
 
-def _name(history: PlanHistory, chunk: int) -> str:
-    return f"c{chunk}" if history.chunks else ""
-
-
-def _message(history: PlanHistory, message: Message) -> str:
+def _format_message(history: PlanHistory, message: PlanMessage) -> str:
     plus = "+" * message.reduces
-    chunks = f"{plus}c{format_ranges(message.out)}" if message.out and history.chunks > 1 else plus
-    by = "" if message.via is TransferKind.MESSAGE else f"({message.via.value})"
-    return " ".join(part for part in (f"{message.source} -> {message.dest}", chunks, by) if part)
+    chunks = f"{plus}c{format_ranges(message.send)}" if message.send and history.chunks > 1 else plus
+    via = "" if message.via is TransferKind.MESSAGE else f"({message.via.value})"
+    return " ".join(part for part in (f"{message.source} -> {message.dest}", chunks, via) if part)
 
 
-def _flowed(items: Sequence[str]) -> Iterator[str]:
-    """Items side by side in columns of equal width."""
-    wide = max((len(item) for item in items), default=0) + 3
-    columns = max((WIDE - 2) // wide, 1)
+def _arrange_in_columns(items: Sequence[str]) -> Iterator[str]:
+    """Yield lines with the items side by side in columns of equal width."""
+    width = max((len(item) for item in items), default=0) + 3
+    columns = max((LINE_WIDTH - 2) // width, 1)
     for first in range(0, len(items), columns):
-        yield "  " + "".join(item.ljust(wide) for item in items[first : first + columns])
+        yield "  " + "".join(item.ljust(width) for item in items[first : first + columns])
 
 
-def _cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> str:
+def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> str:
     owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
-    if frame.origin[rank, chunk] == NO_PEER:
+    if frame.origin[rank, chunk] == NO_CHUNK:
         content = "-"
     elif not history.accumulates:
         content = format_tile_label(history, owners[0], int(frame.origin[rank, chunk])).replace("\u2192", ">")
-    elif history.ranks <= ONE_EACH:
+    elif history.ranks <= MOST_PLACES:
         content = "".join(str(r) if r in owners else "." for r in range(history.ranks))
     else:
-        content = _listed(owners, history.ranks)
+        content = _format_owners(owners, history.ranks)
     mark = ">" if frame.changed[rank, chunk] else " "
     return f"{mark}{content}{'*' if frame.done[rank, chunk] else ' '}"
 
 
-def _listed(owners: Sequence[int], ranks: int) -> str:
-    """The owners as ranges, or how many they are where that is long."""
+def _format_owners(owners: Sequence[int], ranks: int) -> str:
+    """Return the owners as ranges, or their number where the ranges are too long for a cell."""
     if len(owners) == ranks:
         return "all"
     listed = format_ranges(owners)
-    return listed if len(listed) <= LONGEST else f"{len(owners)} of {ranks}"
+    return listed if len(listed) <= LONGEST_LIST else f"{len(owners)} of {ranks}"
 
 
 def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
-    """Return `numbers` in order, runs shortened: 0-3,7."""
-    parts: list[list[int]] = []
+    """Return `numbers` in their order with runs shortened: 0-3,7."""
+    runs: list[list[int]] = []
     for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            parts.append([number])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}{dash}{p[-1]}" for p in parts)
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs)

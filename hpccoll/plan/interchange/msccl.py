@@ -1,15 +1,15 @@
 """A plan as an MSCCL algorithm file, the XML that the MSCCL runtime for NCCL and RCCL loads.
 
-Every rank becomes a `gpu`; for each peer that it sends to or receives from it has a threadblock, and one more for what
-it does alone. Steps of a threadblock run in order, those of different ones only as `depid`/`deps` say; so each step
-waits for the last ones that wrote what it reads, or touched what it writes. A message that lands on what the same
-round still sends goes to scratch first and is copied or reduced from there after that send: both ends of an exchange
-can then send at once, however little the connection buffers.
+Every rank becomes a `gpu` with one threadblock per peer and direction, and one for local steps. Steps of one
+threadblock run in order; `depid`/`deps` order steps of different threadblocks. So each step waits for the last steps
+that wrote the chunks it reads, or that read or wrote the chunks it writes. If a message would overwrite chunks that the
+same round still sends, it is received into scratch and copied or reduced from there after that send. Both ends of an
+exchange can then send at once, even if the connection buffers little.
 
-Where chunks live: `i` and `o` are one memory (inplace="1") except for all_to_all, whose work space beyond the two is
-scratch; a reduce works in scratch on all ranks but the root, so that their input stays as it is. The operand order
-of reductions cannot be said in this format: MSCCL chooses it. Loads and stores become messages, whose ends wait for
-each other, so that their fences are left out.
+Buffers: input `i` and output `o` are one memory (inplace="1"), except for all_to_all, which keeps blocks in transit in
+scratch `s`. In a reduce, all ranks but the root work in scratch, so their input is unchanged. The format cannot state
+the operand order of reductions; MSCCL chooses it. Loads and stores become messages; since both ends of a message wait,
+their fences are left out.
 
 Source: the reader of microsoft/msccl (its attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).
@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.interchange.messages import Message, messages
+from hpccoll.plan.messages import PlanMessage, list_messages_by_round
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import Op
 
-MOST_STEPS, MOST_PEERS, MOST_COUNT = 256, 32, 71  # of a threadblock; in each direction; chunks of one step
-MOST_BYTES = 2**40  # messages up to which the runtime may choose the file
+MOST_STEPS, MOST_PEERS, MOST_COUNT = 256, 32, 71  # steps per threadblock; peers per direction; chunks per step
+MOST_BYTES = 2**40  # the largest message for which the runtime may choose the file
 COLLECTIVES = {
     Operation.ALL_REDUCE: "allreduce",
     Operation.ALL_GATHER: "allgather",
@@ -37,15 +36,15 @@ COLLECTIVES = {
     Operation.REDUCE: "reduce",
     Operation.ALL_TO_ALL: "alltoall",
 }
-ALONE = -1
-Cell = tuple[str, int]
+LOCAL = -1  # in place of a peer
+BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 
 
 def to_msccl(plan: Plan) -> str:
-    """Return `plan` as MSCCL XML.
+    """Return `plan` as the text of an MSCCL XML file.
 
     Raises:
-        UsageError: MSCCL has no such collective, or the plan is beyond what its runtime takes (names the limit).
+        UsageError: MSCCL has no such collective, or the plan exceeds a limit of its runtime (the message names it).
 
     Cost: O(chunks moved) time and memory.
     """
@@ -53,14 +52,14 @@ def to_msccl(plan: Plan) -> str:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
         raise UsageError(f"MSCCL has no {plan.operation.value}; it has {valid}. Write {plan.name} as .json or .goal")
     chunks = plan.moves().chunks
-    gpus = [_Gpu(rank, plan, chunks) for rank in range(plan.ranks)]
-    for listed in messages(plan):
-        _round(gpus, listed)
+    gpus = [_MscclGpu(rank, plan, chunks) for rank in range(plan.ranks)]
+    for listed in list_messages_by_round(plan):
+        _append_round(gpus, listed)
     message = plan.operation.message_chunks(plan.ranks, chunks)
     top = {"name": plan.algorithm, "proto": "Simple", "nchannels": "1", "nchunksperloop": str(message)}
     top |= {"ngpus": str(plan.ranks), "coll": COLLECTIVES[plan.operation]}
     in_place = plan.operation is not Operation.ALL_TO_ALL
-    # The first runtime does not ask for the last three, its successors in RCCL and msccl-executor-nccl do.
+    # MSCCL's first runtime ignores the last three attributes; RCCL and msccl-executor-nccl require them.
     top |= {"inplace": str(int(in_place)), "outofplace": str(int(not in_place))}
     top |= {"minBytes": "0", "maxBytes": str(MOST_BYTES)}
     algo = ET.Element("algo", top)
@@ -69,181 +68,187 @@ def to_msccl(plan: Plan) -> str:
     return ET.tostring(algo, encoding="unicode") + "\n"
 
 
-def _round(gpus: list[_Gpu], listed: list[Message]) -> None:
-    """Write a round: first all that it reads, then what lands, then what waited in scratch for the reading to end."""
+def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
+    """Append a round's steps to `gpus`: all sends, then all receives, then the copies from scratch."""
     for gpu in gpus:
-        gpu.reading.clear()
-    pieces = [(message, piece) for message in listed for piece in _pieces(gpus, message)]
-    sent = []
-    for message, (out, _, count) in pieces:
+        gpu.in_use.clear()
+    pieces = [(message, piece) for message in messages for piece in _pieces(gpus, message)]
+    sends = []
+    for message, (source, _, count) in pieces:
         local = message.source == message.dest
-        sent.append(None if local else gpus[message.source].add("s", message.dest, out, None, count))
-        gpus[message.source].reading |= set(_cells(out, count))
-    late = []
-    for (message, (out, into, count)), send in zip(pieces, sent, strict=True):
+        sends.append(None if local else gpus[message.source].add("s", message.dest, source, None, count))
+        gpus[message.source].in_use |= set(_indices(source, count))
+    from_scratch = []
+    for (message, (source, target, count)), send in zip(pieces, sends, strict=True):
         gpu = gpus[message.dest]
-        kind = "cpy" if message.op is Op.COPY else "re"
-        landing, local = set(_cells(into, count)), message.source == message.dest
-        if gpu.reading.isdisjoint(landing):
-            arrives = "cpy" if local else "r" if message.op is Op.COPY else "rrc"
-            landed = gpu.add(arrives, message.source, out if local else into, into, count)
-            gpu.reading |= landing  # a second message for the same chunks lands after the first
+        written, local = set(_indices(target, count)), message.source == message.dest
+        if gpu.in_use.isdisjoint(written):
+            kind = "cpy" if local else "rrc" if message.reduces else "r"
+            receive = gpu.add(kind, message.source, source if local else target, target, count)
+            gpu.in_use |= written  # a second message for the same chunks lands after the first
         else:
-            staged = gpu.stage(count)
-            landed = gpu.add("cpy" if local else "r", message.source, out if local else staged, staged, count)
-            late.append((gpu, kind, staged, into, count))
+            scratch, kind = gpu.reserve_scratch(count), "cpy" if local else "r"
+            receive = gpu.add(kind, message.source, source if local else scratch, scratch, count)
+            from_scratch.append((gpu, "re" if message.reduces else "cpy", scratch, target, count))
         if send is not None:
-            send.far, landed.far = landed.target, out
-    for gpu, kind, staged, into, count in late:
-        gpu.add(kind, ALONE, staged, into, count)
+            send.peer_index, receive.peer_index = receive.target, source
+    for gpu, kind, scratch, target, count in from_scratch:
+        gpu.add(kind, LOCAL, scratch, target, count)
     for gpu in gpus:
         gpu.staged = 0
 
 
-def _pieces(gpus: list[_Gpu], message: Message) -> Iterator[tuple[Cell, Cell, int]]:
-    """Cut a message where either end is not in one piece, or is longer than a step may be."""
-    out = [gpus[message.source].cell(chunk) for chunk in message.send]
-    into = [gpus[message.dest].cell(chunk) for chunk in message.recv]
+def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[BufferIndex, BufferIndex, int]]:
+    """Yield (source, target, count) of the contiguous pieces of a message, each short enough for a step."""
+    sources = [gpus[message.source].index_of(chunk) for chunk in message.send]
+    targets = [gpus[message.dest].index_of(chunk) for chunk in message.recv]
     first = 0
-    for at in range(1, len(out) + 1):
-        goes_on = at < len(out) and at - first < MOST_COUNT
-        if goes_on and out[at] == _after(out[at - 1]) and into[at] == _after(into[at - 1]):
+    for end in range(1, len(sources) + 1):
+        continues = end < len(sources) and end - first < MOST_COUNT
+        if continues and all(ends[end] == _next_index(ends[end - 1]) for ends in (sources, targets)):
             continue
-        yield out[first], into[first], at - first
-        first = at
+        yield sources[first], targets[first], end - first
+        first = end
 
 
-def _after(cell: Cell) -> Cell:
-    return cell[0], cell[1] + 1
+def _next_index(index: BufferIndex) -> BufferIndex:
+    return index[0], index[1] + 1
 
 
-def _cells(start: Cell, count: int) -> list[Cell]:
+def _indices(start: BufferIndex, count: int) -> list[BufferIndex]:
     return [(start[0], start[1] + i) for i in range(count)]
 
 
 @dataclass(eq=False, slots=True)
-class _Step:
+class _MscclStep:
+    """A step of a threadblock; `kind` is s(end), r(eceive), rrc (receive, reduce, copy), re(duce), cpy or nop."""
+
     block: int
     kind: str
-    source: Cell | None
-    target: Cell | None
+    source: BufferIndex | None
+    target: BufferIndex | None
     count: int
     index: int
-    waits: list[_Step]
+    waits: list[_MscclStep]
     waited: bool = False
-    far: Cell | None = None  # where the message lands, or is from; only for readers of the file
+    peer_index: BufferIndex | None = None  # the other end of the message; the runtime ignores it, people read it
 
 
 @dataclass(slots=True)
-class _Block:
+class _Threadblock:
+    """A threadblock with the peers that it sends to and receives from (-1: none)."""
+
     send: int
     recv: int
-    steps: list[_Step] = field(default_factory=list)
-    known: dict[int, int] = field(default_factory=dict)  # up to which step of other threadblocks it has waited
+    steps: list[_MscclStep] = field(default_factory=list)
+    waited_for: dict[int, int] = field(default_factory=dict)  # the last step of other threadblocks it has waited for
 
 
-class _Gpu:
-    """The threadblocks of one rank, and who touched each of its chunks last."""
+class _MscclGpu:
+    """The threadblocks of one rank, and the last steps that read and wrote each of its chunks."""
 
     def __init__(self, rank: int, plan: Plan, chunks: int) -> None:
         self.rank, self.plan, self.chunks = rank, plan, chunks
         self.blocks: dict[tuple[int, int], int] = {}
-        self.listed: list[_Block] = []
-        self.wrote: dict[Cell, _Step] = {}
-        self.read: dict[Cell, list[_Step]] = {}
-        self.reading: set[Cell] = set()
-        # A reduce that is not the root's works beside its input, which it must not change.
-        self.beside = plan.operation is Operation.REDUCE and rank != plan.root
-        self.scratch = chunks if self.beside else max(chunks - 2 * plan.ranks, 0) * self.blocked
+        self.threadblocks: list[_Threadblock] = []
+        self.last_write: dict[BufferIndex, _MscclStep] = {}
+        self.last_reads: dict[BufferIndex, list[_MscclStep]] = {}
+        self.in_use: set[BufferIndex] = set()
+        # A rank other than the root of a reduce must not change its input, so it works on a copy in scratch.
+        self.copies_input = plan.operation is Operation.REDUCE and rank != plan.root
+        self.scratch = chunks if self.copies_input else max(chunks - 2 * plan.ranks, 0) * self.is_all_to_all
         self.base, self.staged = self.scratch, 0
-        if self.beside:
+        if self.copies_input:
             for first in range(0, chunks, MOST_COUNT):
-                self.add("cpy", ALONE, ("i", first), ("s", first), min(MOST_COUNT, chunks - first))
+                self.add("cpy", LOCAL, ("i", first), ("s", first), min(MOST_COUNT, chunks - first))
 
     @property
-    def blocked(self) -> bool:
-        """Whether input and output are two memories."""
+    def is_all_to_all(self) -> bool:
+        """Whether the operation is an all-to-all, whose input and output are separate buffers."""
         return self.plan.operation is Operation.ALL_TO_ALL
 
-    def cell(self, chunk: int) -> Cell:
-        """Return where a chunk of the plan lives."""
+    def index_of(self, chunk: int) -> BufferIndex:
+        """Return the buffer and index of a chunk of the plan."""
         n = self.plan.ranks
-        if self.beside:
+        if self.copies_input:
             return "s", chunk
-        if self.blocked:
+        if self.is_all_to_all:
             return (("i", chunk), ("o", chunk - n), ("s", chunk - 2 * n))[min(chunk // n, 2)]
         return ("i" if self.plan.operation is Operation.REDUCE_SCATTER else "o"), chunk
 
-    def stage(self, count: int) -> Cell:
-        """Return scratch for `count` chunks that is free until the end of the round."""
+    def reserve_scratch(self, count: int) -> BufferIndex:
+        """Reserve scratch for `count` chunks until the end of the round and return its start."""
         cell = "s", self.base + self.staged
         self.staged += count
         self.scratch = max(self.scratch, self.base + self.staged)
         return cell
 
-    def block(self, kind: str, peer: int) -> int:
+    def get_block(self, kind: str, peer: int) -> int:
+        """Return the index of the threadblock for steps of this kind and peer; create it if needed."""
         key = (peer if kind == "s" else -1, peer if kind in ("r", "rrc") else -1)
         if key not in self.blocks:
-            self.blocks[key] = len(self.listed)
-            self.listed.append(_Block(*key))
+            self.blocks[key] = len(self.threadblocks)
+            self.threadblocks.append(_Threadblock(*key))
         return self.blocks[key]
 
-    def add(self, kind: str, peer: int, source: Cell, target: Cell | None, count: int) -> _Step:
-        """Append a step, which waits for the last ones that wrote what it reads or touched what it writes."""
-        at = self.block(kind, peer)
-        reads = _cells(source, count) if kind != "r" else []
-        reads += _cells(target, count) if target is not None and kind == "re" else []
-        writes = _cells(target, count) if target is not None else []
-        before = [self.wrote[cell] for cell in (*reads, *writes) if cell in self.wrote]
-        before += [step for cell in writes for step in self.read.get(cell, [])]
-        last: dict[int, _Step] = {}
+    def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
+        """Append a step that waits for the last steps that wrote what it reads, or read or wrote what it writes."""
+        at = self.get_block(kind, peer)
+        reads = _indices(source, count) if kind != "r" else []
+        reads += _indices(target, count) if target is not None and kind == "re" else []
+        writes = _indices(target, count) if target is not None else []
+        before = [self.last_write[cell] for cell in (*reads, *writes) if cell in self.last_write]
+        before += [step for cell in writes for step in self.last_reads.get(cell, [])]
+        last: dict[int, _MscclStep] = {}
         for step in before:
             if step.block != at and (step.block not in last or last[step.block].index < step.index):
                 last[step.block] = step
-        steps, known = self.listed[at].steps, self.listed[at].known
-        waits = [last[block] for block in sorted(last) if known.get(block, -1) < last[block].index]
-        for wait in waits[:-1]:  # a step waits for one other only; those before it do nothing else
-            steps.append(_Step(at, "nop", None, None, 0, len(steps), [wait]))
-        step = _Step(at, kind, source, target, count, len(steps), waits[-1:])
+        steps, waited_for = self.threadblocks[at].steps, self.threadblocks[at].waited_for
+        waits = [last[block] for block in sorted(last) if waited_for.get(block, -1) < last[block].index]
+        for wait in waits[:-1]:  # a step can wait for only one other, so further waits take a step of their own
+            steps.append(_MscclStep(at, "nop", None, None, 0, len(steps), [wait]))
+        step = _MscclStep(at, kind, source, target, count, len(steps), waits[-1:])
         steps.append(step)
         for wait in waits:
-            wait.waited, known[wait.block] = True, wait.index
+            wait.waited, waited_for[wait.block] = True, wait.index
         for cell in reads:
-            self.read.setdefault(cell, []).append(step)
+            self.last_reads.setdefault(cell, []).append(step)
         for cell in writes:
-            self.wrote[cell], self.read[cell] = step, []
+            self.last_write[cell], self.last_reads[cell] = step, []
         return step
 
     def element(self) -> ET.Element:
-        """Return the `gpu` element."""
+        """Return the `gpu` element of this rank; raise UsageError if it exceeds MSCCL's limits."""
         n, operation = self.plan.ranks, self.plan.operation
         message = operation.message_chunks(n, self.chunks)
         sizes = {"i_chunks": message // (n if operation is Operation.ALL_GATHER else 1)}
         sizes["o_chunks"] = message // (n if operation is Operation.REDUCE_SCATTER else 1)
         sizes["s_chunks"] = self.scratch
         gpu = ET.Element("gpu", {"id": str(self.rank)} | {key: str(size) for key, size in sizes.items()})
-        self.refuse_beyond_limits()
-        for at, block in enumerate(self.listed):
+        self.check_limits()
+        for at, block in enumerate(self.threadblocks):
             peers = {"send": str(block.send), "recv": str(block.recv), "chan": "0"}
             tb = ET.SubElement(gpu, "tb", {"id": str(at)} | peers)
             for step in block.steps:
                 ET.SubElement(tb, "step", _attributes(step))
         return gpu
 
-    def refuse_beyond_limits(self) -> None:
-        longest = max((len(block.steps) for block in self.listed), default=0)
+    def check_limits(self) -> None:
+        longest = max((len(block.steps) for block in self.threadblocks), default=0)
         where = f"{self.plan.name} on {self.plan.ranks} ranks: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"
         if longest > MOST_STEPS:
             raise UsageError(f"{where} has a threadblock of {longest} steps; MSCCL takes {MOST_STEPS}: {remedy}")
-        peers = max(sum(block.send >= 0 for block in self.listed), sum(block.recv >= 0 for block in self.listed))
+        peers = max(
+            sum(block.send >= 0 for block in self.threadblocks), sum(block.recv >= 0 for block in self.threadblocks)
+        )
         if peers > MOST_PEERS:
             raise UsageError(f"{where} has {peers} peers in one direction; MSCCL takes {MOST_PEERS}: {remedy}")
 
 
-def _attributes(step: _Step) -> dict[str, str]:
-    source = (step.far if step.kind == "r" else step.source) or ("i", -1)
-    target = (step.far if step.kind == "s" else step.target) or ("o", -1)
+def _attributes(step: _MscclStep) -> dict[str, str]:
+    source = (step.peer_index if step.kind == "r" else step.source) or ("i", -1)
+    target = (step.peer_index if step.kind == "s" else step.target) or ("o", -1)
     wait = step.waits[0] if step.waits else None
     return {
         "s": str(step.index),

@@ -30,7 +30,7 @@ def test_the_ring_of_five_has_its_two_phases():
     for frame in history.frames:
         assert len(frame.messages) == (5 if frame.number else 0)
         for message in frame.messages:
-            sent[message.source] += len(message.out)
+            sent[message.source] += len(message.send)
             # All-gather is the reduce-scatter backwards, so it travels the other way around.
             assert message.dest == (message.source + (1 if message.reduces else -1)) % 5
             assert message.reduces == (frame.phase == "reduce-scatter")

@@ -12,6 +12,7 @@ import pytest
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.plan import Operation
 from hpccoll.plan.drawing.history import PlanHistory, record_history
+from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
 from hpccoll.plan.drawing.palette import COLOURS, has_cut_corner, rank_colour, text_colour_on
 from hpccoll.plan.drawing.scene import (
     Disc,
@@ -23,7 +24,6 @@ from hpccoll.plan.drawing.scene import (
     TextLabel,
     estimate_text_width,
 )
-from hpccoll.plan.drawing.storyboard import lay_out_animation, lay_out_page
 from hpccoll.plan.drawing.svg import render_svg
 from hpccoll.plan.drawing.text_grid import format_ranges, format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json

@@ -186,7 +186,7 @@ def judge(text: str) -> None:
 def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count):
     plan = algorithm.plan(ranks, 0, 3)
     if algorithm.uses_shared_memory and plan.operation is Operation.BARRIER and ranks > 1:
-        with pytest.raises(UsageError, match=f"{plan.name} holds fences, and GOAL has messages only"):
+        with pytest.raises(UsageError, match=f"{plan.name} contains fences, which GOAL cannot express"):
             to_goal(plan, count, 4)
         return
     total = run_goal(read_goal(to_goal(plan, count, 4)))

@@ -1,0 +1,75 @@
+"""A plan as lists of messages, one record each: what drawings show and what exported files contain.
+
+Plans are arrays over ranks and functions of the round; here each round becomes a list. Loads and stores appear as
+messages, too. Messages of a round that reach the same rank, or connect the same pair of ranks, keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Op, Step
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMessage:
+    """Chunks `send` of rank `source` become chunks `recv` of rank `dest`; `source == dest` is a local copy.
+
+    Empty chunk lists are a signal without data, as in barriers. `via` says which end carries the transfer out: both
+    (a message), `dest` alone (a load) or `source` alone (a store).
+    """
+
+    source: int
+    dest: int
+    send: tuple[int, ...]
+    recv: tuple[int, ...]
+    op: Op
+    via: TransferKind = TransferKind.MESSAGE
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the data is reduced into the receiver's chunks rather than copied over them."""
+        return self.op is not Op.COPY
+
+
+def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
+    """Return the messages of one step of all n ranks, in the order of receivers; none for a fence.
+
+    A send without a receiver is left out; plans that `check` accepts have none.
+    """
+    listed = []
+    for move in to_moves(step, n):
+        sent, received = _chunk_lists(move.send.ids(n)), _chunk_lists(move.recv.ids(n))
+        ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
+        for dest, source in enumerate(move.source.tolist()):
+            if source != NO_PEER:
+                listed.append(
+                    PlanMessage(source, dest, sent[source], received[dest], Op(ops[dest]), transfer_kind(step))
+                )
+    return listed
+
+
+def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
+    """Yield the messages of each round, sorted by receiver; those of one receiver in the order in which they land.
+
+    Cost: O(ranks + chunks moved) time and memory per round.
+    """
+    for steps in plan.rounds():
+        listed = [message for step in steps for message in list_step_messages(step, plan.ranks)]
+        yield sorted(listed, key=lambda message: message.dest)
+
+
+def list_fence_groups(fence: Fence) -> list[list[int]]:
+    """Return the groups of ranks that wait for each other at `fence` (over all ranks), each in ascending order."""
+    leaders = np.unique(fence.leader[fence.leader != NO_PEER])
+    return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
+
+
+def _chunk_lists(ids: IntArray) -> list[tuple[int, ...]]:
+    """Return the chunks of each row of a region's table, without the padding."""
+    return [tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in ids.tolist()]
