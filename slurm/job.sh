@@ -164,7 +164,7 @@ set_launch_command() {
 # launcher that does not match the MPI library starts N jobs of one rank, and all of them succeed.
 choose_launcher() {
     local wanted=${HPCCOLL_LAUNCHER:-auto} name failures='' output
-    LIBRARY=$(python -c 'from hpccoll.runtime import job; print(job.mpi_library())') ||
+    LIBRARY=$(python -c 'from hpccoll.runtime import job; print(job.get_mpi_library())') ||
         fail 3 "MPI cannot be loaded on $(uname -n); see the message above"
     if [ "$wanted" = auto ]; then wanted='srun mpirun'; fi
     for name in $wanted; do
