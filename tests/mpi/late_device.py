@@ -24,7 +24,7 @@ import numpy as np
 from hpccoll.runtime.arrays import DType
 from hpccoll.runtime.arrays.interface import ExternalMemory
 from hpccoll.runtime.arrays.numpy_arrays import NumPyModule
-from hpccoll.runtime.cuda.kernels import THREADS, Kernel
+from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec
 from tests.unit.runtime.cuda.host_kernels import HostKernels, run
 
 SPOILT = 0xDD
@@ -104,7 +104,7 @@ class Compiled:
 
 
 class LateDriver:
-    """`Driver` on that device. `log` is what was called, for tests that count."""
+    """`CudaRuntime` on that device. `log` is what was called, for tests that count."""
 
     processors = 2
 
@@ -118,13 +118,13 @@ class LateDriver:
         self.log: list[str] = []
         self._made = 0
 
-    def identity(self) -> str:
+    def get_device_uuid(self) -> str:
         return "late"
 
-    def select(self) -> int:
+    def make_current(self) -> int:
         return 0
 
-    def restore(self, device: int) -> None:
+    def restore_current(self, device: int) -> None:
         assert device == 0
 
     def allocate(self, nbytes: int) -> int:
@@ -132,26 +132,26 @@ class LateDriver:
         self.owned[made.address] = made
         return made.address
 
-    def release(self, address: int) -> None:
+    def free(self, address: int) -> None:
         gone = self.owned.pop(address)
         gone.bytes[:] = SPOILT
         gone.close()
 
-    def export(self, address: int) -> bytes:
+    def export_memory(self, address: int) -> bytes:
         return self.owned[address].handle
 
-    def open(self, handle: bytes) -> int:
+    def open_memory(self, handle: bytes) -> int:
         made = Mapping.opened(handle)
         self.opened[made.address] = made
         return made.address
 
-    def close(self, address: int) -> None:
+    def close_memory(self, address: int) -> None:
         self.opened.pop(address).close()
 
-    def array(self, address: int, nbytes: int, owner: object) -> Any:
+    def wrap_memory(self, address: int, nbytes: int, owner: object) -> Any:
         return np.asarray(ExternalMemory("__array_interface__", address, nbytes, (owner, self.owned[address])))
 
-    def event(self, *, shared: bool) -> int:  # noqa: ARG002 - all are
+    def create_event(self, *, shared: bool) -> int:  # noqa: ARG002 - all are
         return self._event(Mapping.new(16))
 
     def _event(self, words: Mapping) -> int:
@@ -165,19 +165,19 @@ class LateDriver:
     def open_event(self, handle: bytes) -> int:
         return self._event(Mapping.opened(handle))
 
-    def drop_event(self, event: int) -> None:
+    def destroy_event(self, event: int) -> None:
         gone = self.events.pop(event)
         gone.bytes[:] = SPOILT
         gone.close()
 
-    def record(self, event: int, stream: int) -> None:
+    def record_event(self, event: int, stream: int) -> None:
         self.log.append("record")
         words = self.events[event].bytes.view(np.uint64)
         words[0] += 1
         number = int(words[0])
         self.streams[stream].put(lambda: words.__setitem__(1, max(int(words[1]), number)))
 
-    def wait(self, event: int, stream: int) -> None:
+    def stream_wait_event(self, event: int, stream: int) -> None:
         self.log.append("wait")
         words = self.events[event].bytes.view(np.uint64)
         number, end = int(words[0]), time.monotonic() + STUCK_S
@@ -189,15 +189,15 @@ class LateDriver:
 
         self.streams[stream].put(until)
 
-    def drain(self) -> None:
+    def synchronize(self) -> None:
         for stream in self.streams.values():
             if not stream.runs_here:  # the last array of a piece may be let go of by what the stream ran
                 stream.synchronize()
 
-    def kernel(self, kernel: Kernel) -> Compiled:
-        return Compiled(self.kernels.kernel(kernel), kernel.rows * kernel.chain.words * 8)
+    def compile_kernel(self, kernel: KernelSpec) -> Compiled:
+        return Compiled(self.kernels.compile_kernel(kernel), kernel.rows * kernel.chain.words * 8)
 
-    def launch(self, function: Compiled, grid: tuple[int, int], parameters: int, stream: int) -> None:
+    def launch_kernel(self, function: Compiled, grid: tuple[int, int], parameters: int, stream: int) -> None:
         self.log.append("launch")
         assert grid[0] * grid[1] * THREADS >= 1
         place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]

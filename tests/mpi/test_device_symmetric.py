@@ -21,7 +21,7 @@ from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
-from hpccoll.runtime.cuda.device import Device, StreamFences
+from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, get_deferred_frees
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from tests.mpi import calls
@@ -47,7 +47,7 @@ class World:
         self.driver = LateDriver(comm.rank, folder)
         self.module = LateModule(self.driver)
         self.node = self.hpc._engine.node
-        self.node.gpu = Device(self.hpc._engine.comm, self.node.ranks, self.node.gate, lambda: self.driver)
+        self.node.gpu = SharedDeviceMemory(self.hpc._engine.comm, self.node.ranks, self.node.gate, lambda: self.driver)
 
     def empty(self, shape, dtype="float32"):
         return self.node.device_empty(shape, dtype)
@@ -59,11 +59,11 @@ class World:
         return Buffer(found.flat, self.module, found.dtype, found.address, found.shape)
 
     def synchronize(self):
-        self.driver.drain()
+        self.driver.synchronize()
 
     def close(self):
         self.hpc.close()
-        get_deferred_frees().sweep()
+        get_deferred_frees().free_ready()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def world(comm, tmp_path_factory):
     yield made
     made.close()
     comm.Barrier()
-    get_deferred_frees().sweep()
+    get_deferred_frees().free_ready()
     made.driver.end()
 
 
@@ -146,7 +146,7 @@ def test_nothing_waits_for_the_stream_on_the_host(world, monkeypatch, algorithm)
 
     with monkeypatch.context() as patch:
         patch.setattr(LateModule, "synchronize", never)
-        patch.setattr(LateDriver, "drain", never)
+        patch.setattr(LateDriver, "synchronize", never)
         rights = [queued(world, x, turn, out=out, algorithm=algorithm) for turn in range(20)]
     world.synchronize()
     assert (out == rights[-1]).all()
@@ -205,11 +205,11 @@ class WithoutRecord(StreamFences):
 
     def fence(self, stream):
         self._gate.fence()
-        self._wait(self._gate.turn ^ 1, stream)
+        self._wait_for_others(self._gate.turn ^ 1, stream)
 
     def enter(self, stream, entry, source, result):
         direct = self._gate.enter(entry, source, result)
-        self._wait(self._gate.turn ^ 1, stream)
+        self._wait_for_others(self._gate.turn ^ 1, stream)
         return direct
 
 
@@ -218,21 +218,21 @@ class WithoutMeeting(StreamFences):
 
     def fence(self, stream):
         turn = self._gate.turn
-        self._driver.record(self._own[turn], stream)
-        self._wait(turn, stream)
+        self._cuda.record_event(self._own[turn], stream)
+        self._wait_for_others(turn, stream)
         self._gate.fence()
 
     def enter(self, stream, entry, source, result):
         turn = self._gate.turn
-        self._driver.record(self._own[turn], stream)
-        self._wait(turn, stream)
+        self._cuda.record_event(self._own[turn], stream)
+        self._wait_for_others(turn, stream)
         return self._gate.enter(entry, source, result)
 
 
 class WithoutWait(StreamFences):
     """Nobody waits."""
 
-    def _wait(self, turn, stream):
+    def _wait_for_others(self, turn, stream):
         pass
 
 
@@ -322,7 +322,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         world.hpc.free(x)
         del x, block
         gc.collect()
-        assert get_deferred_frees().sweep() >= 1
+        assert get_deferred_frees().free_ready() >= 1
     comm.Barrier()
     if comm.rank == 1:
         assert (there.bytes[:COUNT] == 1).all()
@@ -331,7 +331,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         gc.collect()
     comm.Barrier()
     if comm.size == 2:
-        assert get_deferred_frees().sweep() == 0
+        assert get_deferred_frees().free_ready() == 0
         comm.Barrier()
         assert (there.bytes[:COUNT] == SPOILT).all()
 
@@ -340,8 +340,8 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
     def held():
         gc.collect()
         comm.Barrier()
-        world.node.gpu.driver.drain()
-        left = get_deferred_frees().sweep()
+        world.node.gpu.cuda.synchronize()
+        left = get_deferred_frees().free_ready()
         return len(world.driver.owned) - left, len(world.driver.opened)
 
     def cycle(turn):
@@ -376,13 +376,13 @@ def test_what_fails_on_one_rank_fails_on_all(world, comm):
 
     gc.collect()
     comm.Barrier()  # now all mappings of buffers that are gone are closed, and their memory can go, too
-    get_deferred_frees().sweep()
+    get_deferred_frees().free_ready()
     before = len(world.driver.owned), len(world.driver.opened)
-    for name in ("allocate", "export", "open"):
+    for name in ("allocate", "export_memory", "open_memory"):
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == comm.size - 1:
                 patch.setattr(world.driver, name, fails)
-            if name == "open" and comm.size == 1:
+            if name == "open_memory" and comm.size == 1:
                 continue
             with pytest.raises(UnavailableError, match=rf"rank {comm.size - 1}.*MapBuffer.*gpus-per-node"):
                 world.empty(COUNT)
@@ -396,7 +396,7 @@ def test_what_fails_on_one_rank_fails_on_all(world, comm):
 def test_another_device_is_refused_alike(world, comm):
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 0:
-            patch.setattr(world.driver, "identity", lambda: "another")
+            patch.setattr(world.driver, "get_device_uuid", lambda: "another")
         with pytest.raises(UnavailableError, match="first device buffer"):
             world.empty(COUNT)
 
@@ -406,7 +406,7 @@ def test_without_cupy_or_a_device_every_rank_says_so(comm):
 
     if importlib.util.find_spec("cupy") is not None:
         pytest.skip("CuPy is here")
-    with hpccoll.Communicator(comm) as hpc, pytest.raises(UnavailableError, match="CuPy is not here"):
+    with hpccoll.Communicator(comm) as hpc, pytest.raises(UnavailableError, match="CuPy cannot be imported"):
         hpc.cupy_empty(3)
 
 
@@ -415,14 +415,14 @@ def test_closings_are_counted_and_never_early():
     mine, theirs = (memoryview(bytearray(8 * SLOTS)).cast("Q") for _ in range(2))
     here, there = IpcCloseCounters(mine, [theirs]), IpcCloseCounters(theirs, [mine])
     for each in (here, there):
-        each.made(3)
-        each.made(3 + SLOTS)
-    there.close(3 + SLOTS)
-    assert not here.through(3)
-    there.close(3)
-    assert here.through(3)
-    assert here.through(3 + SLOTS)
-    assert not there.through(3)
+        each.add_buffer(3)
+        each.add_buffer(3 + SLOTS)
+    there.count_close(3 + SLOTS)
+    assert not here.is_closed_by_all(3)
+    there.count_close(3)
+    assert here.is_closed_by_all(3)
+    assert here.is_closed_by_all(3 + SLOTS)
+    assert not there.is_closed_by_all(3)
 
 
 def test_which_event_is_next_follows_the_meetings():

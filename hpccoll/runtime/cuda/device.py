@@ -1,21 +1,20 @@
-"""Symmetric buffers of CUDA memory, and fences that order the work queued on the streams of several processes.
+"""Symmetric buffers in CUDA memory, and stream fences: barriers of the work queued on several ranks' CUDA streams.
 
-Nothing here waits for the device. A fence of streams has three parts:
+Nothing here blocks until the device is done. A stream fence has three parts:
 
-    record    this rank's event, on its current stream: all that it queued before
-    meet      on the host (`Gate`): now every rank has recorded
-    wait      this rank's stream, for the event of every other rank
+    record    record this rank's event on its current stream, behind all work queued so far
+    barrier   a barrier of the hosts (`Gate`): every rank has recorded its event
+    wait      make this rank's stream wait for the event of every other rank
 
-The host goes on at once, and what it queues after starts when all that anyone queued before is done. Without `meet` a
-rank could wait for an event that was not recorded yet, and such a wait is none.
+The host then continues. Work queued later starts once everything queued before the fence is done on every rank. The
+barrier is needed because a stream that waits for an event which was never recorded does not wait at all.
 
-Two events of each rank, used at even and odd meetings, are enough. A wait is for what was last recorded when it is
-called. Rank A calls its waits of meeting k after that meeting and before it comes to meeting k + 1. Another rank
-records the same event anew only for meeting k + 2, or a later one of the same parity, and so after it has left meeting
-k + 1: which A had then come to, its waits of k called. With one event, used at every meeting, a fast rank could record
-for meeting k + 1 what A is about to wait for at k: never wrong, since it comes later, but what A queues next would then
-start only when the other's share of that phase is done, and the ranks would work one after another. Meetings without
-events, of collectives on host memory, may lie in between: they count as well, alike on all ranks.
+Each rank has two events, for even and odd barriers. Two are enough: a wait refers to the latest record at the time of
+the call, rank A calls its waits of fence k before it enters barrier k + 1, and another rank records the same event
+again only for fence k + 2, after it has left barrier k + 1. With a single event a fast rank could record for fence
+k + 1 before A waits for fence k. The result would still be right, but A's next work would wait for the other rank's
+share of that phase, and the ranks would work one after another. Barriers without events (of collectives in host memory)
+may lie between; they count too, on all ranks alike.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 
@@ -31,12 +30,12 @@ from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, UnavailableError
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.ipc import SLOTS, CupyDriver, Driver, IpcCloseCounters, get_deferred_frees
+from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, CupyRuntime, IpcCloseCounters, get_deferred_frees
 from hpccoll.runtime.shared_memory.node_barrier import Gate
 from hpccoll.runtime.shared_memory.segment import mapped, words
 from hpccoll.runtime.shared_memory.symmetric import Symmetric
 
-_EVENTS: Final = 0  # the number under which closings of events are counted; buffers follow
+_EVENTS: Final = 0  # the number of the events in `IpcCloseCounters`; buffers count from 1
 _REMEDY: Final = (
     "CUDA IPC needs Linux (not WSL), cudaMalloc memory, no MIG slices, and ranks of one user that all see all GPUs of "
     "the node: with SLURM --gpus-per-node, not --gpus-per-task. Or pass ordinary device buffers, which go by messages"
@@ -44,7 +43,7 @@ _REMEDY: Final = (
 
 
 class _IpcHandles(NamedTuple):
-    """A rank's piece and its events, or why it has none."""
+    """IPC handles of a rank's allocation and events, or the error that prevented them."""
 
     device: str = ""
     memory: bytes = b""
@@ -53,223 +52,236 @@ class _IpcHandles(NamedTuple):
 
 
 class StreamFences:
-    """StreamFences of streams; see above.
+    """Fences of the ranks' streams; see the module's docstring.
 
     Args:
-        driver: this rank's device.
-        gate: where the hosts meet.
-        own: two events of this rank, for even and odd meetings.
-        theirs: likewise of each other rank.
+        cuda: this rank's CUDA runtime.
+        gate: the barrier of the hosts.
+        own: two events of this rank, for even and odd barriers.
+        theirs: two events of each other rank, likewise.
     """
 
-    __slots__ = ("_driver", "_gate", "_own", "_theirs")
+    __slots__ = ("_cuda", "_gate", "_own", "_theirs")
 
-    def __init__(self, driver: Driver, gate: Gate, own: Sequence[int], theirs: Sequence[Sequence[int]]) -> None:
-        self._driver, self._gate = driver, gate
+    def __init__(self, cuda: CudaRuntime, gate: Gate, own: Sequence[int], theirs: Sequence[Sequence[int]]) -> None:
+        self._cuda, self._gate = cuda, gate
         self._own, self._theirs = tuple(own), tuple(tuple(events[turn] for events in theirs) for turn in (0, 1))
 
     def fence(self, stream: int) -> None:
-        """Let what is queued on `stream` from now on start when all that every rank queued before its fence is done."""
+        """Delay later work on `stream` until all work that any rank queued before this fence is done.
+
+        Collective over the node: blocks until every rank's host has called it, but not until the devices are done.
+        """
         turn = self._gate.turn
-        self._driver.record(self._own[turn], stream)
+        self._cuda.record_event(self._own[turn], stream)
         self._gate.fence()
-        self._wait(turn, stream)
+        self._wait_for_others(turn, stream)
 
     def enter(self, stream: int, entry: int, source: int, result: int) -> bool:
-        """Fence at the beginning of a collective; see `Gate.enter`."""
+        """Fence at the beginning of a collective; the arguments and the result are those of `Gate.enter`."""
         turn = self._gate.turn
-        self._driver.record(self._own[turn], stream)
+        self._cuda.record_event(self._own[turn], stream)
         direct = self._gate.enter(entry, source, result)
-        self._wait(turn, stream)
+        self._wait_for_others(turn, stream)
         return direct
 
-    def _wait(self, turn: int, stream: int) -> None:
+    def _wait_for_others(self, turn: int, stream: int) -> None:
         for event in self._theirs[turn]:
-            self._driver.wait(event, stream)
+            self._cuda.stream_wait_event(event, stream)
 
-    def drop(self) -> None:
-        """Let go of the others' events."""
+    def close(self) -> None:
+        """Destroy this process's handles of the other ranks' events."""
         for events in self._theirs:
-            _drop(self._driver, events)
+            _destroy_events(self._cuda, events)
         self._theirs = ((), ())
 
 
-def _drop(driver: Driver, events: Sequence[int]) -> None:
+def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
     for event in events:
-        driver.drop_event(event)
+        cuda.destroy_event(event)
 
 
 class IpcMapping:
-    """A piece of another rank, mapped here; closed when nothing holds it any more."""
+    """Another rank's allocation, mapped into this process; unmapped when the last reference to this object is gone."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
 
 class _AllocationOwner:
-    """A piece of this rank; its arrays hold it."""
+    """Stands for an allocation of this rank; the arrays over the allocation keep it alive."""
 
 
-class Device:
-    """What the ranks of a node have in common on their GPUs, for one communicator; made with its first device buffer.
+class SharedDeviceMemory:
+    """CUDA memory that the ranks of a node share, for one communicator. Made with its first device buffer.
 
     Args:
-        comm: all ranks; collective over it.
-        here: the ranks of this host.
-        gate: where they meet.
-        driver: makes the driver of the device that is current.
+        comm: all ranks; making this is collective over it.
+        here: the ranks of this node.
+        gate: their barrier.
+        make_cuda: makes the runtime of the device that is current.
 
     Raises:
-        UnavailableError: on every rank, where one has no CUDA or its memory cannot be shared.
+        UnavailableError: on every rank, if one rank has no CUDA device or its memory cannot be shared.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, here: Sequence[int], gate: Gate, driver: Callable[[], Driver] = CupyDriver
+        self,
+        comm: MPI.Intracomm,
+        here: Sequence[int],
+        gate: Gate,
+        make_cuda: Callable[[], CudaRuntime] = CupyRuntime,
     ) -> None:
         self._comm, self._others = comm, tuple(rank for rank in here if rank != comm.rank)
-        made: list[Driver] = []
-        self._together(lambda: made.append(driver()))
-        self.driver = made[0]
-        self.device = self.driver.identity()
-        pieces = mapped(comm, here, 8 * SLOTS, reserve=False)
-        self._closings = IpcCloseCounters(
-            words(pieces[comm.rank], SLOTS), [words(pieces[rank], SLOTS) for rank in self._others]
+        made: list[CudaRuntime] = []
+        self._run_on_all(lambda: made.append(make_cuda()))
+        self.cuda = made[0]
+        self.device = self.cuda.get_device_uuid()
+        segments = mapped(comm, here, 8 * SLOTS, reserve=False)
+        self._close_counters = IpcCloseCounters(
+            words(segments[comm.rank], SLOTS), [words(segments[rank], SLOTS) for rank in self._others]
         )
         self._number = _EVENTS
         self._last: tuple[int, object] | None = None
         self._events: list[int] = []
-        offers = self._offered(lambda: _IpcHandles(events=self._exported()))
+        handles = self._gather_handles(lambda: _IpcHandles(events=self._export_events()))
         theirs: list[list[int]] = []
-        self._together(lambda: theirs.extend(map(self._open_events, self._pick(offers))))
-        self._closings.made(_EVENTS)
-        self._switch = self.driver.event(shared=False)
-        self.fences = StreamFences(self.driver, gate, self._events, theirs)
+        self._run_on_all(lambda: theirs.extend(map(self._open_events, self._select_others(handles))))
+        self._close_counters.add_buffer(_EVENTS)
+        self._switch = self.cuda.create_event(shared=False)
+        self.fences = StreamFences(self.cuda, gate, self._events, theirs)
 
     def empty(self, symmetric: Symmetric, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
-        """Return this rank's array of a new symmetric buffer on its device, uninitialised; collective.
+        """Return this rank's uninitialised array of a new symmetric device buffer; collective.
+
+        Also frees memory of earlier buffers that no rank maps any more.
 
         Raises:
             UsageError: a negative extent or an unknown dtype.
             MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: on every rank, where one has too little memory, it cannot be shared, or another device is
-                current than when this communicator's first device buffer was made.
+            UnavailableError: on every rank, if one has too little memory, its memory cannot be shared, or its current
+                device is not the device of this communicator's first device buffer.
         """
         extents, kind = symmetric.agreed(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
-        get_deferred_frees().sweep()
-        address, opened = self._shared(nbytes)
+        get_deferred_frees().free_ready()
+        address, mappings = self._allocate_shared(nbytes)
         self._number += 1
-        self._closings.made(self._number)
-        self._keep(self._number, opened)
-        owned = _AllocationOwner()
-        through, release = partial(self._closings.through, self._number), partial(self._release, address)
-        weakref.finalize(owned, get_deferred_frees().add, through, release).atexit = False
-        symmetric.record(owned, address, nbytes, dict(zip(self._others, opened, strict=True)))
-        return self.driver.array(address, nbytes, owned).view(kind.numpy).reshape(extents)
+        self._close_counters.add_buffer(self._number)
+        self._close_when_unused(self._number, mappings)
+        owner = _AllocationOwner()
+        is_closed = partial(self._close_counters.is_closed_by_all, self._number)
+        weakref.finalize(owner, get_deferred_frees().add, is_closed, partial(self._free, address)).atexit = False
+        symmetric.record(owner, address, nbytes, dict(zip(self._others, mappings, strict=True)))
+        return self.cuda.wrap_memory(address, nbytes, owner).view(kind.numpy).reshape(extents)
 
-    def settle(self, stream: int, keeper: object) -> None:
-        """Order a collective after the one before it on this rank, which may have been queued on another stream.
+    def order_after_previous(self, stream: int, keeper: object) -> None:
+        """Make `stream` wait for this rank's previous collective, if that was queued on another stream.
 
         Args:
-            stream: the current one.
-            keeper: keeps it alive: a stream must be there when the next collective leaves it.
+            stream: the current stream.
+            keeper: an object that keeps the stream alive until the next collective.
         """
         last = self._last
         if last is None or last[0] != stream:
             if last is not None:
-                self.driver.record(self._switch, last[0])
-                self.driver.wait(self._switch, stream)
+                self.cuda.record_event(self._switch, last[0])
+                self.cuda.stream_wait_event(self._switch, stream)
             self._last = stream, keeper
 
     def free(self) -> None:
-        """Let go of the events, once all is done that was queued; buffers are freed as blocks."""
-        before = self.driver.select()
-        self.driver.drain()
-        self.fences.drop()
-        self._closings.close(_EVENTS)
-        self.driver.drop_event(self._switch)
-        self.driver.restore(before)
+        """Wait for the device and destroy the events; each buffer is freed after its last array is gone."""
+        before = self.cuda.make_current()
+        self.cuda.synchronize()
+        self.fences.close()
+        self._close_counters.count_close(_EVENTS)
+        self.cuda.destroy_event(self._switch)
+        self.cuda.restore_current(before)
         self._last = None
-        # Another rank may be about to wait for this one's events: it left the last meeting, and is slow.
-        get_deferred_frees().add(partial(self._closings.through, _EVENTS), partial(_drop, self.driver, self._events))
+        # A slow rank that has left the last barrier may be about to wait for this rank's events.
+        is_closed = partial(self._close_counters.is_closed_by_all, _EVENTS)
+        get_deferred_frees().add(is_closed, partial(_destroy_events, self.cuda, self._events))
 
-    def _shared(self, nbytes: int) -> tuple[int, list[IpcMapping]]:
-        """Allocate this rank's piece, and map those of the others; all or nothing, on all ranks alike."""
+    def _allocate_shared(self, nbytes: int) -> tuple[int, list[IpcMapping]]:
+        """Allocate this rank's memory and map the other ranks'; collective. After an error all ranks undo it."""
         own: list[int] = []
-        opened: list[IpcMapping] = []
+        mappings: list[IpcMapping] = []
         try:
-            offers = self._offered(lambda: self._piece(own, nbytes))
-            self._together(lambda: opened.extend(map(self._open, self._pick(offers))))
+            handles = self._gather_handles(lambda: self._allocate(own, nbytes))
+            self._run_on_all(lambda: mappings.extend(map(self._open_memory, self._select_others(handles))))
         except UnavailableError:
-            for piece in opened:
-                self.driver.close(piece.address)
+            for mapping in mappings:
+                self.cuda.close_memory(mapping.address)
             self._comm.Barrier()
             for address in own:
-                self.driver.release(address)
+                self.cuda.free(address)
             raise
-        return own[0], opened
+        return own[0], mappings
 
-    def _release(self, address: int) -> None:
-        """Free a piece that no other rank has mapped any more; what this rank queued may still touch it."""
-        before = self.driver.select()
-        self.driver.drain()
-        self.driver.release(address)
-        self.driver.restore(before)
+    def _free(self, address: int) -> None:
+        """Free memory that no other rank has mapped, once the work queued on this device is done."""
+        before = self.cuda.make_current()
+        self.cuda.synchronize()
+        self.cuda.free(address)
+        self.cuda.restore_current(before)
 
-    def _piece(self, own: list[int], nbytes: int) -> _IpcHandles:
-        device = self.driver.identity()
+    def _allocate(self, own: list[int], nbytes: int) -> _IpcHandles:
+        """Allocate memory, append its address to `own`, and return its IPC handle."""
+        device = self.cuda.get_device_uuid()
         if device != self.device:
             raise UnavailableError(
                 f"device {device} is current, but this communicator's first device buffer was made on {self.device}; "
                 "make that one current again, or another communicator"
             )
-        own.append(self.driver.allocate(nbytes))
-        return _IpcHandles(device, self.driver.export(own[0]))
+        own.append(self.cuda.allocate(nbytes))
+        return _IpcHandles(device, self.cuda.export_memory(own[0]))
 
-    def _exported(self) -> tuple[bytes, ...]:
-        self._events += [self.driver.event(shared=True) for _ in range(2)]
-        return tuple(map(self.driver.export_event, self._events))
+    def _export_events(self) -> tuple[bytes, ...]:
+        """Create this rank's two events and return their IPC handles."""
+        self._events += [self.cuda.create_event(shared=True) for _ in range(2)]
+        return tuple(map(self.cuda.export_event, self._events))
 
-    def _open_events(self, offer: _IpcHandles) -> list[int]:
-        return [self.driver.open_event(handle) for handle in offer.events]
+    def _open_events(self, handles: _IpcHandles) -> list[int]:
+        return [self.cuda.open_event(handle) for handle in handles.events]
 
-    def _open(self, offer: _IpcHandles) -> IpcMapping:
-        return IpcMapping(self.driver.open(offer.memory))
+    def _open_memory(self, handles: _IpcHandles) -> IpcMapping:
+        return IpcMapping(self.cuda.open_memory(handles.memory))
 
-    def _keep(self, number: int, opened: Sequence[IpcMapping]) -> None:
-        """Close mappings when they are let go of, and count when all of a buffer are closed."""
-        left = len(opened)
+    def _close_when_unused(self, number: int, mappings: Sequence[IpcMapping]) -> None:
+        """Unmap each mapping of a buffer when its last reference is gone; count the close after the last of them."""
+        left = len(mappings)
 
         def close(address: int) -> None:
             nonlocal left
             left -= 1
-            before = self.driver.select()
-            self.driver.drain()  # what is queued may still touch it
-            self.driver.close(address)
-            self.driver.restore(before)
+            before = self.cuda.make_current()
+            self.cuda.synchronize()  # queued work may still access it
+            self.cuda.close_memory(address)
+            self.cuda.restore_current(before)
             if not left:
-                self._closings.close(number)
+                self._close_counters.count_close(number)
 
-        for each in opened:
-            weakref.finalize(each, close, each.address).atexit = False
+        for mapping in mappings:
+            weakref.finalize(mapping, close, mapping.address).atexit = False
 
-    def _pick(self, offers: Sequence[_IpcHandles]) -> list[_IpcHandles]:
-        return [offers[rank] for rank in self._others]
+    def _select_others(self, handles: Sequence[_IpcHandles]) -> list[_IpcHandles]:
+        return [handles[rank] for rank in self._others]
 
-    def _offered(self, make: Callable[[], _IpcHandles]) -> list[_IpcHandles]:
-        """Gather what every rank offers, or raise alike on all."""
+    def _gather_handles(self, make: Callable[[], _IpcHandles]) -> list[_IpcHandles]:
+        """Return the handles that `make` returns on each rank, or raise the same error on all ranks; collective."""
         made: list[_IpcHandles] = []
-        error = self._reason(lambda: made.append(make()))
-        offers: list[_IpcHandles] = self._comm.allgather(made[0] if made else _IpcHandles(error=error))
-        self._raise([each.error for each in offers])
-        return offers
+        error = self._run_step(lambda: made.append(make()))
+        handles: list[_IpcHandles] = self._comm.allgather(made[0] if made else _IpcHandles(error=error))
+        self._raise_first([each.error for each in handles])
+        return handles
 
-    def _together(self, step: Callable[[], object]) -> None:
-        """Do something on every rank; where it fails on one, raise alike on all."""
-        self._raise(self._comm.allgather(self._reason(step)))
+    def _run_on_all(self, step: Callable[[], object]) -> None:
+        """Run `step` on every rank; if it fails on one, raise the same error on all. Collective."""
+        self._raise_first(self._comm.allgather(self._run_step(step)))
 
     @staticmethod
-    def _reason(step: Callable[[], object]) -> str:
+    def _run_step(step: Callable[[], object]) -> str:
+        """Run `step` and return the message of its error, or an empty string."""
         try:
             step()
         except (HpccollError, RuntimeError, OSError) as error:
@@ -277,7 +289,8 @@ class Device:
         return ""
 
     @staticmethod
-    def _raise(errors: Sequence[str]) -> None:
+    def _raise_first(errors: Sequence[str]) -> None:
+        """Raise UnavailableError for the first rank that has an error message."""
         for rank, error in enumerate(errors):
             if error:
                 raise UnavailableError(f"device memory cannot be shared here (rank {rank}): {error}. {_REMEDY}")

@@ -19,10 +19,10 @@ import numpy as np
 from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.cuda.device import Device
-from hpccoll.runtime.cuda.fuse import Extent, Launch, launches, places_of
-from hpccoll.runtime.cuda.ipc import Driver
-from hpccoll.runtime.cuda.kernels import THREADS, Kernel, rows_for
+from hpccoll.runtime.cuda.device import SharedDeviceMemory
+from hpccoll.runtime.cuda.fuse import AddressRange, KernelLaunch, plan_launches
+from hpccoll.runtime.cuda.ipc import CudaRuntime
+from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 from hpccoll.runtime.shared_memory.executable import NodeExecutable, fingerprint, is_direct, where
 from hpccoll.runtime.shared_memory.node import Node
@@ -81,21 +81,21 @@ class DeviceExecutable:
         device = self._node.gpu
         if device is None or not self._direct:
             self._refuse()
-        before = device.driver.select()
+        before = device.cuda.make_current()
         try:
             self._queue(device)
         except DisagreementError:
             self._disagree()
         finally:
-            device.driver.restore(before)
+            device.cuda.restore_current(before)
 
     def free(self) -> None:
         """Let go of all memory; the executable cannot run after."""
         self.live, self._steps, self._spare = False, [], None
 
-    def _queue(self, device: Device) -> None:
+    def _queue(self, device: SharedDeviceMemory) -> None:
         stream, keeper = self._task.module.current_stream()
-        device.settle(stream, keeper)
+        device.order_after_previous(stream, keeper)
         for step in self._task.before:
             step()
         if not device.fences.enter(stream, self._entry | DIRECT, *self._own):
@@ -121,18 +121,18 @@ class DeviceExecutable:
             "algorithm, or auto"
         )
 
-    def _bind(self, device: Device, places: tuple[int, ...]) -> None:
+    def _bind(self, device: SharedDeviceMemory, places: tuple[int, ...]) -> None:
         task = self._task
         program = task.lowered(None)
         there = dict(zip(self._node.others, zip(places[::2], places[1::2], strict=True), strict=True))
         self._spare = task.scratch(program.work + program.landing)  # kept: kernels know only addresses
         find, scratch = _extents(self._node, task, program, there, task.module.get_address(self._spare))
-        phases = launches(local(program), find, scratch, task.function, task.dtype)
-        steps: list[Callable[[int], object]] = [bound(each, device.driver) for each in phases[0]]
+        phases = plan_launches(local(program), find, scratch, task.function, task.dtype)
+        steps: list[Callable[[int], object]] = [bound(each, device.cuda) for each in phases[0]]
         for at, phase in enumerate(phases[1:]):
             if at:  # the first meeting is behind us: it told where the others' buffers are
                 steps.append(device.fences.fence)
-            steps += [bound(each, device.driver) for each in phase]
+            steps += [bound(each, device.cuda) for each in phase]
         self._steps, self._places = steps, places
 
 
@@ -143,18 +143,18 @@ def bound_in(node: Node, task: Task, disagree: Callable[[], NoReturn]) -> NodeEx
     return NodeExecutable(node, task, is_direct(node, task), disagree)
 
 
-def bound(launch: Launch, driver: Driver) -> Callable[[int], object]:
+def bound(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
     """Compile a launch and return what queues it on a stream."""
     chain, count = launch.chain, len(launch.rows)
-    kernel = Kernel(chain, launch.width, rows_for(chain, count))
-    function = driver.kernel(kernel)
+    kernel = KernelSpec(chain, launch.width, round_up_rows(chain, count))
+    function = cuda.compile_kernel(kernel)
     words = np.zeros((kernel.rows, chain.words), np.uint64)
     words[:count] = launch.rows
     parameters = np.array([words.ctypes.data], np.uint64)  # where each parameter lies; there is one
-    wanted = -(-launch.blocks // (THREADS * kernel.unrolled))
-    most = max(driver.processors * BLOCKS_A_PROCESSOR // count, 1)
+    wanted = -(-launch.units // (THREADS * kernel.unrolled))
+    most = max(cuda.processors * BLOCKS_A_PROCESSOR // count, 1)
     grid = (min(max(wanted, 1), most), count)
-    return _Queued(driver, function, grid, words, parameters)
+    return _Queued(cuda, function, grid, words, parameters)
 
 
 class _Queued:
@@ -162,9 +162,9 @@ class _Queued:
 
     __slots__ = ("_call", "_words")
 
-    def __init__(self, driver: Driver, function: Any, grid: tuple[int, int], words: Any, parameters: Any) -> None:
+    def __init__(self, cuda: CudaRuntime, function: Any, grid: tuple[int, int], words: Any, parameters: Any) -> None:
         self._words = words, parameters
-        self._call = partial(driver.launch, function, grid, int(parameters.ctypes.data))
+        self._call = partial(cuda.launch_kernel, function, grid, int(parameters.ctypes.data))
 
     def __call__(self, stream: int) -> None:
         self._call(stream)
@@ -173,7 +173,7 @@ class _Queued:
 def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
     """Whether the others can touch what they need of this rank's buffers."""
     program = task.lowered(None)
-    places = [place for step in local(program) for place in places_of(step)]
+    places = [place for step in local(program) for place in step.ranges]
     if any(place.memory is MemoryKind.ARENA for place in places):  # there is none on the device
         return False
     for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
@@ -184,7 +184,7 @@ def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
 
 def _extents(
     node: Node, task: Task, program: Program, there: dict[int, tuple[int, int]], spare: int
-) -> tuple[Callable[[MemoryRange], Extent], Extent]:
+) -> tuple[Callable[[MemoryRange], AddressRange], AddressRange]:
     """Return where the places of a program are, and where its scratch is, which begins at `spare`."""
     itemsize = task.dtype.itemsize
     begins = {
@@ -199,7 +199,7 @@ def _extents(
                 number, offset = parsed(tokens[memory])
                 begins[memory, owner] = node.symmetric.numbered(number).pieces[owner].address + offset
 
-    def find(place: MemoryRange) -> Extent:
-        return Extent(begins[place.memory, place.owner] + place.start * itemsize, place.count * itemsize)
+    def find(place: MemoryRange) -> AddressRange:
+        return AddressRange(begins[place.memory, place.owner] + place.start * itemsize, place.count * itemsize)
 
-    return find, Extent(spare, (program.work + program.landing) * itemsize)
+    return find, AddressRange(spare, (program.work + program.landing) * itemsize)

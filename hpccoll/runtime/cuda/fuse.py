@@ -1,10 +1,11 @@
-"""From joins, copies and meetings to launches: what lies between two meetings becomes one kernel where it can.
+"""Fusing lowered instructions into kernel launches: the instructions between two node fences become few kernels.
 
-Instructions on equally many elements that share places in step are one chain: each element is loaded once, joined in
-registers, and stored wherever it goes. Chains of the same kind that do not disturb each other are rows of one launch.
+Instructions on equally many elements whose memory ranges coincide form a chain: each element is loaded once, reduced in
+registers, and stored to every output. Chains of the same kind that are independent of each other become rows of one
+launch.
 
-Everything here is in addresses, so that what looks like two memories but is one (input and output of a collective in
-place) is seen for what it is.
+All ranges are compared by address, so that two names for the same memory (input and output of an in-place collective)
+are recognized.
 """
 
 from __future__ import annotations
@@ -13,184 +14,181 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpccoll.runtime.arrays import DType
-from hpccoll.runtime.cuda.kernels import WIDEST, Chain
-from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.cuda.kernels import WIDEST, FusedChain
+from hpccoll.runtime.lowering import LocalInstruction, MemoryRange, NodeFence
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """Bytes of memory that this device addresses."""
+class AddressRange:
+    """Bytes of memory that this device can access."""
 
     address: int
     nbytes: int
 
-    def overlaps(self, other: Extent) -> bool:
+    def overlaps(self, other: AddressRange) -> bool:
         """Whether the two share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel: a chain on rows, with accesses of `width` bytes.
+class KernelLaunch:
+    """One kernel launch: a chain applied to rows, with accesses of `width` bytes.
 
-    A row is what `kernels.source` says, as numbers. `blocks` is the most whole blocks that a row has.
+    `rows` are in the format of `kernels.generate_source`; `units` is the largest number of whole units of a row.
     """
 
-    chain: Chain
+    chain: FusedChain
     width: int
     rows: tuple[tuple[int, ...], ...]
-    blocks: int
+    units: int
 
 
 @dataclass(slots=True)
-class _Group:
-    """Instructions on the same elements: what is loaded, what is joined, and where the results go."""
+class _FusionGroup:
+    """Instructions on the same elements: their loads, reduces and stores."""
 
     function: str
     nbytes: int
-    loads: list[Extent] = field(default_factory=list)
-    joins: list[tuple[int, int]] = field(default_factory=list)
-    # Registers by number: loads are numbered from 0 down here, joins from 0 up, until all loads are known.
-    held: dict[Extent, int] = field(default_factory=dict)
-    stores: dict[Extent, int] = field(default_factory=dict)
+    loads: list[AddressRange] = field(default_factory=list)
+    reduces: list[tuple[int, int]] = field(default_factory=list)
+    # Register of each range. Until all loads are known, load i has number -1 - i and reduce i has number i.
+    registers: dict[AddressRange, int] = field(default_factory=dict)
+    stores: dict[AddressRange, int] = field(default_factory=dict)
 
-    def add(self, operands: Sequence[Extent], out: Extent) -> None:
-        """Do one more instruction."""
+    def add(self, operands: Sequence[AddressRange], out: AddressRange) -> None:
+        """Append an instruction."""
         registers = [self._register(operand) for operand in operands]
         if len(registers) == 2:
-            self.joins.append((registers[0], registers[1]))
-            registers = [len(self.joins) - 1]
-        self.held[out] = self.stores[out] = registers[0]
+            self.reduces.append((registers[0], registers[1]))
+            registers = [len(self.reduces) - 1]
+        self.registers[out] = self.stores[out] = registers[0]
 
-    def _register(self, operand: Extent) -> int:
-        if operand not in self.held:
+    def _register(self, operand: AddressRange) -> int:
+        """Return the register that holds an operand; add a load if none does."""
+        if operand not in self.registers:
             self.loads.append(operand)
-            self.held[operand] = -len(self.loads)
-        return self.held[operand]
+            self.registers[operand] = -len(self.loads)
+        return self.registers[operand]
 
-    def takes(self, operands: Sequence[Extent], out: Extent, nbytes: int) -> bool:
-        """Whether an instruction goes together with these: it shares a place, and what it shares, it shares in step."""
+    def can_add(self, operands: Sequence[AddressRange], out: AddressRange, nbytes: int) -> bool:
+        """Whether an instruction fits: it shares a range with the group, and overlapping ranges coincide exactly."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
         mine = (*operands, out)
-        in_step = all(one == other or not one.overlaps(other) for one in mine for other in known)
-        return in_step and any(one in known for one in mine)
+        coincide = all(place == other or not place.overlaps(other) for place in mine for other in known)
+        return coincide and any(place in known for place in mine)
 
-    def disturbs(self, loads: Sequence[Extent], stores: Sequence[Extent]) -> bool:
-        """Whether it matters in which order these and those are done."""
-        written = any(one.overlaps(other) for one in self.stores for other in (*loads, *stores))
-        return written or any(one.overlaps(other) for one in self.loads for other in stores)
+    def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
+        """Whether the result depends on the order of this group and of instructions with these loads and stores."""
+        written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
+        return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
-    def chain(self, dtype: DType) -> Chain:
-        """What is done to each element. What is only moved is moved as bytes, whatever it is."""
+    def chain(self, dtype: DType) -> FusedChain:
+        """Return the group as a chain. Elements that are only copied are copied as bytes, whatever their type."""
         count = len(self.loads)
 
         def number(register: int) -> int:
             return -1 - register if register < 0 else count + register
 
-        joins = tuple((number(left), number(right)) for left, right in self.joins)
+        reduces = tuple((number(left), number(right)) for left, right in self.reduces)
         stores = tuple(map(number, self.stores.values()))
-        return Chain(self.function if joins else "", dtype.name if joins else "uint8", count, joins, stores)
+        return FusedChain(self.function if reduces else "", dtype.name if reduces else "uint8", count, reduces, stores)
 
 
-def launches(
+def plan_launches(
     instructions: Sequence[LocalInstruction],
-    extent: Callable[[MemoryRange], Extent],
-    scratch: Extent,
+    extent: Callable[[MemoryRange], AddressRange],
+    scratch: AddressRange,
     function: str,
     dtype: DType,
-) -> list[list[Launch]]:
-    """Return what to launch before the first meeting, between the first and the second, and so on.
+) -> list[list[KernelLaunch]]:
+    """Return the launches before the first node fence, those between the first and the second, and so on.
 
     Args:
-        instructions: joins, copies and meetings, in order.
-        extent: where a place is.
-        scratch: this rank's own memory that nobody else reads; what nothing reads there any more is not written.
-        function: NumPy's name of what joins.
-        dtype: of the elements.
+        instructions: reduces, copies and node fences, in order.
+        extent: maps a memory range to addresses.
+        scratch: memory that no other rank reads. Stores to it that nothing loads later are left out.
+        function: NumPy's name of the reduction.
+        dtype: the element type.
     """
-    phases: list[list[_Group]] = [[]]
+    phases: list[list[_FusionGroup]] = [[]]
     for instruction in instructions:
         if isinstance(instruction, NodeFence):
             phases.append([])
-            continue
-        _place(phases[-1], instruction, extent, function)
-    read = [(at, load) for at, groups in enumerate(phases) for group in groups for load in group.loads]
-    for at, groups in enumerate(phases):
+        else:
+            _add_to_group(phases[-1], [extent(place) for place in instruction.ranges], function)
+    loads = [(phase, load) for phase, groups in enumerate(phases) for group in groups for load in group.loads]
+    for phase, groups in enumerate(phases):
         for group in groups:
             for out in list(group.stores):
-                if out.overlaps(scratch) and not any(late >= at and load.overlaps(out) for late, load in read):
+                is_loaded = any(later >= phase and load.overlaps(out) for later, load in loads)
+                if out.overlaps(scratch) and not is_loaded:
                     del group.stores[out]
-    return [list(_batched(groups, dtype)) for groups in phases]
+    return [list(_batch(groups, dtype)) for groups in phases]
 
 
-def places_of(step: LocalInstruction) -> tuple[MemoryRange, ...]:
-    """Return the places that an instruction touches, the one that it writes last."""
-    if isinstance(step, Reduce):
-        return step.left, step.right, step.out
-    return (step.source, step.out) if isinstance(step, Copy) else ()
+def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
+    """Add an instruction to the latest group that it fits and may move to, or to a new group.
 
-
-def _place(groups: list[_Group], each: Reduce | Copy, extent: Callable[[MemoryRange], Extent], function: str) -> None:
-    """Put an instruction into the latest group that takes it, unless one in between would be disturbed."""
-    *operands, out = map(extent, places_of(each))
+    It may move past a group if the result does not depend on their order. The last of `ranges` is the output.
+    """
+    *operands, out = ranges
     for group in reversed(groups):
-        if group.takes(operands, out, out.nbytes):
+        if group.can_add(operands, out, out.nbytes):
             group.add(operands, out)
             return
-        if group.disturbs(operands, [out]):
+        if group.depends_on_order(operands, [out]):
             break
-    groups.append(_Group(function, out.nbytes))
+    groups.append(_FusionGroup(function, out.nbytes))
     groups[-1].add(operands, out)
 
 
-def _batched(groups: Sequence[_Group], dtype: DType) -> Iterator[Launch]:
-    """Put groups of one kind that do not disturb each other into one launch; wide accesses apart from narrow ones."""
-    batches: list[tuple[Chain, int, list[_Group]]] = []
+def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
+    """Yield launches: independent groups with the same chain and access width become rows of one launch."""
+    batches: list[tuple[FusedChain, int, list[_FusionGroup]]] = []
     for group in groups:
         if not group.stores:
             continue
         chain = group.chain(dtype)
-        width = _width([*group.loads, *group.stores], chain, dtype)
-        for known, wide, batch in reversed(batches):
-            if (known, wide) == (chain, width) and len(batch) < chain.most_rows:
-                together = not any(group.disturbs(other.loads, list(other.stores)) for other in batch)
-                if together:
-                    batch.append(group)
-                    break
-            if any(group.disturbs(other.loads, list(other.stores)) for other in batch):
+        width = _access_width([*group.loads, *group.stores], chain, dtype)
+        for known, known_width, batch in reversed(batches):
+            depends = any(group.depends_on_order(other.loads, list(other.stores)) for other in batch)
+            if (known, known_width) == (chain, width) and len(batch) < chain.most_rows and not depends:
+                batch.append(group)
+                break
+            if depends:
                 batches.append((chain, width, [group]))
                 break
         else:
             batches.append((chain, width, [group]))
     for chain, width, batch in batches:
-        itemsize = 1 if not chain.joins else dtype.itemsize
+        itemsize = dtype.itemsize if chain.reduces else 1
         rows = tuple(_row(group, width, itemsize) for group in batch)
-        yield Launch(chain, width, rows, max(row[-2] for row in rows))
+        yield KernelLaunch(chain, width, rows, max(row[-2] for row in rows))
 
 
-def _width(places: Sequence[Extent], chain: Chain, dtype: DType) -> int:
-    """Return the widest access for which all places lie alike, in bytes.
+def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DType) -> int:
+    """Return the widest access, in bytes, for which all ranges have the same misalignment.
 
-    They must be as far from a boundary as each other, by a number of whole elements, or of nothing where an element is
-    larger than the access.
+    The misalignment must be a whole number of elements, or zero if an element is larger than the access.
     """
-    itemsize = dtype.itemsize if chain.joins else 1
+    itemsize = dtype.itemsize if chain.reduces else 1
     width = WIDEST
-    first = places[0].address
+    first = ranges[0].address
     while width > 1:
-        alike = all((place.address - first) % width == 0 for place in places)
+        alike = all((place.address - first) % width == 0 for place in ranges)
         if alike and first % min(width, itemsize) == 0:
             break
         width //= 2
     return width
 
 
-def _row(group: _Group, width: int, itemsize: int) -> tuple[int, ...]:
-    places = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
-    block = max(width, itemsize)
-    head = min(-places[0] % width, group.nbytes) // itemsize if itemsize < width else 0
-    blocks = (group.nbytes - head * itemsize) // block
-    tail = (group.nbytes - head * itemsize - blocks * block) // itemsize
-    return (*places, head, blocks, tail)
+def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
+    """Return a row of a launch: addresses, elements before the first whole unit, whole units, elements after."""
+    addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
+    unit = max(width, itemsize)
+    head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0
+    units = (group.nbytes - head * itemsize) // unit
+    tail = (group.nbytes - head * itemsize - units * unit) // itemsize
+    return (*addresses, head, units, tail)

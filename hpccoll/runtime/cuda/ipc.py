@@ -1,10 +1,10 @@
-"""The few CUDA calls that symmetric device memory is made of, through CuPy; and who gives memory back, and when.
+"""The CUDA runtime calls behind symmetric device memory (through CuPy), and the deferred freeing of that memory.
 
-Plain cudaMalloc memory alone can be shared: neither CuPy's pool nor cudaMallocAsync's can. A small allocation is a part
-of a block of 2 MiB, and the whole block would be shared with it; so sizes are rounded up to such blocks.
+CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMallocAsync. Small allocations lie
+together in blocks of 2 MiB, and IPC shares the whole block; so sizes are rounded up to whole blocks.
 
 Freeing memory that another process still has mapped is undefined behaviour. So when the last array over an allocation
-is gone, the allocation goes into `DeferredFrees`; a later sweep frees it once every other rank has closed its mapping.
+is gone, the allocation goes into `DeferredFrees`, which frees it once every other rank has closed its mapping.
 Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
@@ -18,110 +18,112 @@ import numpy as np
 
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, Kernel, source
+from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_source
 
-BLOCK: Final = 2 * 2**20  # bytes
-SLOTS: Final = 512  # counters of a rank, which its symmetric buffers take in turn
+BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks
+SLOTS: Final = 512  # close counters per rank
 
 
-class Driver(Protocol):
-    """One CUDA device as this process sees it. Addresses, events and streams are numbers, as the driver gives them."""
+class CudaRuntime(Protocol):
+    """The CUDA calls of one device that symmetric memory needs. Addresses, events and streams are CUDA's integers."""
 
-    processors: int
+    processors: int  # multiprocessors of the device
 
-    def identity(self) -> str:
-        """Return the device that is current, by a name that all processes share."""
+    def get_device_uuid(self) -> str:
+        """Return the UUID of the current device, which is the same in all processes."""
 
-    def select(self) -> int:
-        """Make this device current, and return the one that was."""
+    def make_current(self) -> int:
+        """Make this device current and return the number of the device that was current before."""
 
-    def restore(self, device: int) -> None:
-        """Make another device current again."""
+    def restore_current(self, device: int) -> None:
+        """Make the device with this number current again."""
 
     def allocate(self, nbytes: int) -> int:
-        """Return memory that can be shared."""
+        """Allocate memory that can be shared between processes and return its address."""
 
-    def release(self, address: int) -> None:
-        """Free such memory."""
+    def free(self, address: int) -> None:
+        """Free memory from `allocate`."""
 
-    def export(self, address: int) -> bytes:
-        """Return what another process opens memory by."""
+    def export_memory(self, address: int) -> bytes:
+        """Return the IPC handle of an allocation."""
 
-    def open(self, handle: bytes) -> int:
-        """Map memory of another process."""
+    def open_memory(self, handle: bytes) -> int:
+        """Map another process's allocation and return its address here."""
 
-    def close(self, address: int) -> None:
-        """Unmap it."""
+    def close_memory(self, address: int) -> None:
+        """Unmap another process's allocation."""
 
-    def array(self, address: int, nbytes: int, owner: object) -> FlatArray:
+    def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
         """Return memory as an array of bytes that keeps `owner` alive."""
 
-    def event(self, *, shared: bool) -> int:
-        """Make an event without times."""
+    def create_event(self, *, shared: bool) -> int:
+        """Create an event without timing; a `shared` one can be exported to other processes."""
 
     def export_event(self, event: int) -> bytes:
-        """Return what another process opens an event by."""
+        """Return the IPC handle of a shared event."""
 
     def open_event(self, handle: bytes) -> int:
-        """Open an event of another process."""
+        """Return a handle of another process's event."""
 
-    def drop_event(self, event: int) -> None:
-        """Let go of an event."""
+    def destroy_event(self, event: int) -> None:
+        """Destroy an event, or this process's handle of another process's event."""
 
-    def record(self, event: int, stream: int) -> None:
-        """Queue on a stream: now the event is."""
+    def record_event(self, event: int, stream: int) -> None:
+        """Record the event on the stream; returns immediately."""
 
-    def wait(self, event: int, stream: int) -> None:
-        """Queue on a stream: wait for what was last recorded in the event, as of this call."""
+    def stream_wait_event(self, event: int, stream: int) -> None:
+        """Make the stream wait for the event's latest record at the time of this call; returns immediately."""
 
-    def drain(self) -> None:
-        """Wait until the device has done all that this process queued. Not for what is called often."""
+    def synchronize(self) -> None:
+        """Block until the device has done all work that this process queued. Too slow to be called per collective."""
 
-    def kernel(self, kernel: Kernel) -> Any:
-        """Compile a kernel for this device."""
+    def compile_kernel(self, kernel: KernelSpec) -> Any:
+        """Return the kernel compiled for this device; each kernel is compiled once."""
 
-    def launch(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
-        """Queue a kernel on a stream; `parameters` is where the addresses of its parameters lie."""
+    def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
+        """Queue a kernel on a stream; `parameters` is the address of the array of its parameters' addresses."""
 
 
-class CupyDriver:
-    """The device that is current when this is made.
+class CupyRuntime:
+    """`CudaRuntime` through CuPy, for the device that is current when this is made.
 
     Raises:
-        UnavailableError: no CuPy, no driver or no device.
+        UnavailableError: CuPy is not installed, or there is no working CUDA device.
     """
 
     def __init__(self) -> None:
         try:
             import cupy
         except ImportError as error:
-            raise UnavailableError(f"CuPy is not here ({error}); install hpccoll[cuda12] or hpccoll[cuda13]") from error
+            raise UnavailableError(
+                f"CuPy cannot be imported ({error}); install hpccoll[cuda12] or hpccoll[cuda13]"
+            ) from error
         self._cupy, self._runtime, self._launch = cupy, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
-        self._kernels: dict[Kernel, Any] = {}
+        self._kernels: dict[KernelSpec, Any] = {}
         try:
             self._device = int(self._runtime.getDevice())
-            self._runtime.free(0)  # the first call that needs a device at work
+            self._runtime.free(0)  # initializes the device
             self.processors = int(
                 self._runtime.deviceGetAttribute(self._runtime.cudaDevAttrMultiProcessorCount, self._device)
             )
         except self._runtime.CUDARuntimeError as error:
             raise UnavailableError(f"no CUDA device works here ({error}); see `hpccoll doctor`") from error
-        self.record, self.drain = self._runtime.eventRecord, self._runtime.deviceSynchronize
-        self.release, self.open, self.close = self._runtime.free, self._open, self._runtime.ipcCloseMemHandle
-        self.export, self.export_event = self._runtime.ipcGetMemHandle, self._runtime.ipcGetEventHandle
-        self.open_event, self.drop_event = self._runtime.ipcOpenEventHandle, self._runtime.eventDestroy
+        self.record_event, self.synchronize = self._runtime.eventRecord, self._runtime.deviceSynchronize
+        self.free, self.open_memory, self.close_memory = self._runtime.free, self._open, self._runtime.ipcCloseMemHandle
+        self.export_memory, self.export_event = self._runtime.ipcGetMemHandle, self._runtime.ipcGetEventHandle
+        self.open_event, self.destroy_event = self._runtime.ipcOpenEventHandle, self._runtime.eventDestroy
 
-    def identity(self) -> str:
+    def get_device_uuid(self) -> str:
         uuid = self._runtime.getDeviceProperties(self._runtime.getDevice())["uuid"]
         return bytes(uuid).hex()
 
-    def select(self) -> int:
+    def make_current(self) -> int:
         current = int(self._runtime.getDevice())
         if current != self._device:
             self._runtime.setDevice(self._device)
         return current
 
-    def restore(self, device: int) -> None:
+    def restore_current(self, device: int) -> None:
         if device != self._device:
             self._runtime.setDevice(device)
 
@@ -131,77 +133,81 @@ class CupyDriver:
     def _open(self, handle: bytes) -> int:
         return int(self._runtime.ipcOpenMemHandle(handle, self._runtime.cudaIpcMemLazyEnablePeerAccess))
 
-    def array(self, address: int, nbytes: int, owner: object) -> FlatArray:
+    def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
         cuda = self._cupy.cuda
         memory = cuda.UnownedMemory(address, nbytes, owner, self._device)
         return self._cupy.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(memory, 0))
 
-    def event(self, *, shared: bool) -> int:
+    def create_event(self, *, shared: bool) -> int:
         runtime = self._runtime
         return int(
             runtime.eventCreateWithFlags(runtime.eventDisableTiming | (runtime.eventInterprocess if shared else 0))
         )
 
-    def wait(self, event: int, stream: int) -> None:
+    def stream_wait_event(self, event: int, stream: int) -> None:
         self._runtime.streamWaitEvent(stream, event, 0)
 
-    def kernel(self, kernel: Kernel) -> Any:
+    def compile_kernel(self, kernel: KernelSpec) -> Any:
         if kernel not in self._kernels:
-            self._kernels[kernel] = self._cupy.RawKernel(source(kernel), "fused", OPTIONS).kernel
+            self._kernels[kernel] = self._cupy.RawKernel(generate_source(kernel), "fused", OPTIONS).kernel
         return self._kernels[kernel]
 
-    def launch(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
+    def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
         self._launch(function.ptr, grid[0], grid[1], 1, THREADS, 1, 1, 0, stream, parameters, 0)
 
 
 class IpcCloseCounters:
-    """How often each rank has closed its mappings of each slot: words in host memory that the ranks share.
+    """Counters in the node's shared host memory: how many of its mappings of each slot each rank has closed.
 
-    A buffer's slot is its number modulo SLOTS. A slot is through when each other rank closed as many mappings as were
-    made of it: with several buffers in a slot that is later than it need be, and never too early.
+    A buffer's slot is its number modulo SLOTS. A slot counts as closed when each other rank has closed as many mappings
+    as there are buffers in it. Buffers that share a slot are thus freed later than necessary, never too early.
+
+    Args:
+        own: this rank's counters, which it writes.
+        others: the counters of each other rank, which this rank reads.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:
         self._own, self._others = own, tuple(others)
         self._made = [0] * SLOTS
 
-    def made(self, number: int) -> None:
-        """Note a new buffer."""
+    def add_buffer(self, number: int) -> None:
+        """Count a new buffer in its slot."""
         self._made[number % SLOTS] += 1
 
-    def close(self, number: int) -> None:
-        """Say that this rank's mappings of a buffer are closed."""
+    def count_close(self, number: int) -> None:
+        """Tell the other ranks that this rank has closed its mappings of a buffer."""
         self._own[number % SLOTS] += 1
 
-    def through(self, number: int) -> bool:
-        """Whether all other ranks closed theirs."""
+    def is_closed_by_all(self, number: int) -> bool:
+        """Whether all other ranks have closed their mappings of all buffers in the slot of buffer `number`."""
         slot = number % SLOTS
         return all(other[slot] >= self._made[slot] for other in self._others)
 
 
 class DeferredFrees:
-    """Memory whose arrays are gone, but which others may still have mapped."""
+    """Memory whose arrays are gone but which other ranks may still have mapped."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
 
-    def add(self, through: Callable[[], bool], release: Callable[[], object]) -> None:
-        """Release memory once `through` says so: now or at a later sweep; at the latest when the process ends."""
-        self._waiting.append((through, release))
-        self.sweep()
+    def add(self, can_free: Callable[[], bool], free: Callable[[], object]) -> None:
+        """Call `free` once `can_free` returns True: now, or in a later call of `free_ready`."""
+        self._waiting.append((can_free, free))
+        self.free_ready()
 
-    def sweep(self) -> int:
-        """Release what can be; return how many pieces still wait."""
+    def free_ready(self) -> int:
+        """Free all memory that can be freed, and return how many entries still wait."""
         waiting, self._waiting = self._waiting, []
-        for through, release in waiting:
-            if through():
-                release()
+        for can_free, free in waiting:
+            if can_free():
+                free()
             else:
-                self._waiting.append((through, release))
+                self._waiting.append((can_free, free))
         return len(self._waiting)
 
 
 @cache
 def get_deferred_frees() -> DeferredFrees:
-    """Return the get_deferred_frees of this process: what a closed communicator leaves is swept by the next one."""
+    """Return this process's deferred frees. All communicators share them: a later one frees what a closed one left."""
     return DeferredFrees()

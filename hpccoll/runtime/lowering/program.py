@@ -80,8 +80,8 @@ class Reduce:
     out: MemoryRange
 
     @property
-    def places(self) -> tuple[MemoryRange, ...]:
-        """What it touches."""
+    def ranges(self) -> tuple[MemoryRange, ...]:
+        """The memory it reads, then the memory it writes."""
         return self.left, self.right, self.out
 
 
@@ -93,14 +93,19 @@ class Copy:
     out: MemoryRange
 
     @property
-    def places(self) -> tuple[MemoryRange, ...]:
-        """What it touches."""
+    def ranges(self) -> tuple[MemoryRange, ...]:
+        """The memory it reads, then the memory it writes."""
         return self.source, self.out
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFence:
-    """Wait until all ranks of the node are here."""
+    """Wait until all ranks of the node have reached this fence."""
+
+    @property
+    def ranges(self) -> tuple[MemoryRange, ...]:
+        """No memory."""
+        return ()
 
 
 LocalInstruction: TypeAlias = Reduce | Copy | NodeFence
@@ -125,7 +130,7 @@ class Program:
     @property
     def uses_arena(self) -> bool:
         """Whether anything lies in the node's shared memory."""
-        places = (place for step in self.instructions if isinstance(step, Reduce | Copy) for place in step.places)
+        places = (place for step in self.instructions if isinstance(step, Reduce | Copy) for place in step.ranges)
         return any(place.memory is MemoryKind.ARENA for place in places)
 
     @property

@@ -75,8 +75,8 @@ def _together(group: Sequence[Reduce | Copy], more: Reduce | Copy) -> bool:
     for other in group:
         if other.out.count != more.out.count:
             return False
-        for place in other.places:
-            if any(place.overlaps(mine) and place.start != mine.start for mine in more.places):
+        for place in other.ranges:
+            if any(place.overlaps(mine) and place.start != mine.start for mine in more.ranges):
                 return False
     return True
 
@@ -84,7 +84,7 @@ def _together(group: Sequence[Reduce | Copy], more: Reduce | Copy) -> bool:
 def _tiles(group: Sequence[Reduce | Copy], ground: Ground) -> Iterator[BoundCall]:
     if not group:
         return
-    far = any(place.owner != OWN and ground.view(place) is None for each in group for place in each.places)
+    far = any(place.owner != OWN and ground.view(place) is None for each in group for place in each.ranges)
     count = group[0].out.count
     whole = REMOTE_COPY if far else count * ground.itemsize
     tile = (REMOTE_TILE if far else TILE) if any(isinstance(each, Reduce) for each in group) else whole
@@ -96,7 +96,7 @@ def _tiles(group: Sequence[Reduce | Copy], ground: Ground) -> Iterator[BoundCall
 
 
 def _calls(each: Reduce | Copy, start: int, stop: int, ground: Ground) -> Iterator[BoundCall]:
-    places = [place.part(start, stop) for place in each.places]
+    places = [place.part(start, stop) for place in each.ranges]
     views = [ground.view(place) for place in places]
     if isinstance(each, Copy):
         source, out = views

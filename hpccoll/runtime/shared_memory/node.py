@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.device import Device
+from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, LANES, Lane
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.shared_memory.cross_memory import Remote, reachable
@@ -54,7 +54,7 @@ class Node:
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
         self.symmetric = Symmetric(comm, self.ranks)
-        self.gpu: Device | None = None  # once a device buffer was made
+        self.gpu: SharedDeviceMemory | None = None  # once a device buffer was made
         self._comm = comm
         self.problem = ""
         self._pieces: dict[int, Mapped] = {}
@@ -117,7 +117,7 @@ class Node:
         """
         self.require("device memory that ranks share", 1)
         if self.gpu is None:
-            self.gpu = Device(self._comm, self.ranks, self.gate)
+            self.gpu = SharedDeviceMemory(self._comm, self.ranks, self.gate)
         return self.gpu.empty(self.symmetric, shape, dtype)
 
     def arena(self, rank: int, half: int) -> Bytes:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpccoll.runtime.cuda.kernels import Kernel, source
+from hpccoll.runtime.cuda.kernels import KernelSpec, generate_source
 
 COMPILER = shutil.which("g++")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
 THREADS = 37  # fewer than a block has, and odd: rows end anywhere in the stride
 
 
-def together(kernels: Sequence[Kernel], entry: str) -> str:
+def together(kernels: Sequence[KernelSpec], entry: str) -> str:
     """Return the text of several kernels as one, each in a namespace, its entry numbered."""
-    texts = (source(kernel).replace(f" {entry}(", f" {entry}_{at}(") for at, kernel in enumerate(kernels))
+    texts = (generate_source(kernel).replace(f" {entry}(", f" {entry}_{at}(") for at, kernel in enumerate(kernels))
     return "\n".join(f"namespace k{at} {{\n{text}\n}}" for at, text in enumerate(texts))
 
 
@@ -28,9 +28,9 @@ class HostKernels:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._entries: dict[Kernel, Callable[..., None]] = {}
+        self._entries: dict[KernelSpec, Callable[..., None]] = {}
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
+    def compile(self, kernels: Sequence[KernelSpec]) -> None:
         """Compile those that are not yet."""
         new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._entries]
         if not new:
@@ -49,13 +49,13 @@ class HostKernels:
         library = ctypes.CDLL(str(built))
         self._entries |= {kernel: getattr(library, f"run_on_host_{at}") for at, kernel in enumerate(new)}
 
-    def kernel(self, kernel: Kernel) -> Any:
-        """Return a kernel's entry, as `Driver.kernel` does."""
+    def compile_kernel(self, kernel: KernelSpec) -> Any:
+        """Return a kernel's entry, as `CudaRuntime.compile_kernel` does."""
         self.compile([kernel])
         return self._entries[kernel]
 
 
 def run(entry: Any, rows: int, parameters: int) -> None:
-    """Run a kernel now, on the parameters that `Driver.launch` is given."""
+    """Run a kernel now, on the parameters that `CudaRuntime.launch_kernel` is given."""
     words = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
     entry(ctypes.c_void_p(words), ctypes.c_int(rows), ctypes.c_ulonglong(THREADS))

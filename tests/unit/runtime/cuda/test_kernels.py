@@ -15,8 +15,8 @@ from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bound
-from hpccoll.runtime.cuda.fuse import Extent, launches
-from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, Chain, Kernel, rows_for
+from hpccoll.runtime.cuda.fuse import AddressRange, plan_launches
+from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, FusedChain, KernelSpec, round_up_rows
 from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from tests.mpi.cases import bits, sprinkled
 from tests.unit.runtime.cuda import host_kernels
@@ -26,7 +26,7 @@ NVCC = shutil.which("nvcc")
 ARCHITECTURES = ("80", "90")
 COUNTS = (1, 7, 333)
 SIDES = 4  # operands of the longest chain
-NOWHERE = Extent(0, 0)
+NOWHERE = AddressRange(0, 0)
 
 FULL = pytest.mark.full
 needs_gxx = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
@@ -41,7 +41,7 @@ class HostDriver(HostKernels):
 
     processors = 1
 
-    def launch(self, function, grid, parameters, stream):  # noqa: ARG002 - it runs at once
+    def launch_kernel(self, function, grid, parameters, stream):  # noqa: ARG002 - it runs at once
         host_kernels.run(function, grid[1], parameters)
 
 
@@ -67,7 +67,7 @@ class Field:
 
     def extent(self, place):
         begin = self.memory[place.owner].ctypes.data + self.starts[place.owner]
-        return Extent(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
+        return AddressRange(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
 
     def places(self):
         return [MemoryRange(MemoryKind.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
@@ -109,7 +109,7 @@ def carried_out(steps, field, function):
 
 
 def launched(steps, field, function, driver, scratch=NOWHERE):
-    phases = launches(steps, field.extent, scratch, function, field.kind)
+    phases = plan_launches(steps, field.extent, scratch, function, field.kind)
     found = [launch for phase in phases for launch in phase]
     for launch in found:
         bound(launch, driver)(0)
@@ -124,9 +124,9 @@ WAYS = ((PATTERNS[0], ALIGNED), (PATTERNS[1], ALIKE), (PATTERNS[1], ASKEW))
 def kernels_of(dtype, function):
     for pattern, offsets in WAYS:
         field = Field(dtype, 333, [offset * get_dtype(dtype).itemsize for offset in offsets])
-        phases = launches(steps_of(field, pattern), field.extent, NOWHERE, function, field.kind)
+        phases = plan_launches(steps_of(field, pattern), field.extent, NOWHERE, function, field.kind)
         for launch in phases[0]:
-            yield Kernel(launch.chain, launch.width, rows_for(launch.chain, 1))
+            yield KernelSpec(launch.chain, launch.width, round_up_rows(launch.chain, 1))
 
 
 @needs_gxx
@@ -161,10 +161,10 @@ def test_elements_may_lie_at_any_byte(driver, dtype):
 def test_places_that_lie_alike_take_whole_words():
     for dtype, offset, width in (("float32", 0, 16), ("float32", 4, 16), ("int8", 3, 16), ("complex128", 8, 8)):
         field = Field(dtype, 50, (offset,) * 6)
-        ((launch,),) = launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
+        ((launch,),) = plan_launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
         assert launch.width == width
     field = Field("float32", 50, (0, 4, 0, 0, 0, 0))
-    ((launch,),) = launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
+    ((launch,),) = plan_launches(steps_of(field, PATTERNS[0]), field.extent, NOWHERE, "add", field.kind)
     assert launch.width == 4
 
 
@@ -177,7 +177,7 @@ def test_a_place_may_be_both_operand_and_result(driver):
     steps = [Reduce(a, b, landing), Reduce(landing, home, landing), Copy(landing, home)]
     right, untouched = carried_out(steps, field, "add"), field.array(2).copy()
     (launch,) = launched(steps, field, "add", driver, scratch=field.extent(landing))
-    assert launch.chain == Chain("add", "float32", 3, ((0, 1), (3, 2)), (4,))
+    assert launch.chain == FusedChain("add", "float32", 3, ((0, 1), (3, 2)), (4,))
     assert bits(field.array(3)) == bits(right[home])
     assert bits(field.array(2)) == bits(untouched)
 
@@ -198,13 +198,13 @@ def test_one_launch_for_all_blocks_that_are_alike():
     """An all-gather's copies are rows of one launch, and so are the chains of a result in two pieces."""
     field = Field("float32", 600, (0,) * 8)
     moves = [Copy(place, field.places()[at + 4]) for at, place in enumerate(field.places()[:2])]
-    ((launch,),) = launches(moves, field.extent, NOWHERE, "add", field.kind)
+    ((launch,),) = plan_launches(moves, field.extent, NOWHERE, "add", field.kind)
     assert len(launch.rows) == 2
     a, b, c, out = field.places()[:4]
     halves = [(0, 200), (200, 600)]
     steps = [Reduce(a.part(*cut), b.part(*cut), out.part(*cut)) for cut in halves]
     steps += [Reduce(out.part(*cut), c.part(*cut), out.part(*cut)) for cut in halves]
-    ((launch,),) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    ((launch,),) = plan_launches(steps, field.extent, NOWHERE, "add", field.kind)
     assert len(launch.rows) == 2
     assert launch.chain.loads == 3
 
@@ -214,7 +214,7 @@ def test_what_depends_on_each_other_is_not_put_together():
     field = Field("float32", 600, (0,) * 3)
     a, b, c = field.places()
     steps = [Copy(a.part(0, 300), b.part(0, 300)), Copy(b.part(100, 400), c.part(0, 300))]
-    (phase,) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    (phase,) = plan_launches(steps, field.extent, NOWHERE, "add", field.kind)
     assert [len(launch.rows) for launch in phase] == [1, 1]
 
 
@@ -224,18 +224,18 @@ def test_memory_under_two_names_is_seen_as_one():
     inner, outer = MemoryRange(MemoryKind.SOURCE, 0, 100, 0), MemoryRange(MemoryKind.RESULT, 0, 100, 0)
     assert field.extent(inner) == field.extent(outer)
     steps = [Copy(inner, field.places()[1]), Copy(outer.part(10, 60), inner.part(0, 50))]
-    (phase,) = launches(steps, field.extent, NOWHERE, "add", field.kind)
+    (phase,) = plan_launches(steps, field.extent, NOWHERE, "add", field.kind)
     assert len(phase) == 2
     assert inner.owner != OWN
 
 
 def test_rows_fit_into_a_kernels_parameters():
     for loads in (1, 2, 8, 64, 300):
-        chain = Chain("add", "float32", loads, (), (0,))
+        chain = FusedChain("add", "float32", loads, (), (0,))
         assert chain.words == loads + 1 + EDGES
         for wanted in (1, 5, 60, 500):
-            assert 8 * chain.words * rows_for(chain, min(wanted, chain.most_rows)) <= 4096
-            assert rows_for(chain, min(wanted, chain.most_rows)) >= min(wanted, chain.most_rows)
+            assert 8 * chain.words * round_up_rows(chain, min(wanted, chain.most_rows)) <= 4096
+            assert round_up_rows(chain, min(wanted, chain.most_rows)) >= min(wanted, chain.most_rows)
 
 
 def compiled(kernels, folder, kind):
@@ -261,9 +261,9 @@ def compiled(kernels, folder, kind):
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
 def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
-    chain = Chain("add", "float32", 2, ((0, 1),), (2, 2))
-    text = compiled([Kernel(chain, WIDEST, 1)], tmp_path, "ptx")[0].read_text(encoding="utf-8")
-    unrolled = Kernel(chain, WIDEST, 1).unrolled
+    chain = FusedChain("add", "float32", 2, ((0, 1),), (2, 2))
+    text = compiled([KernelSpec(chain, WIDEST, 1)], tmp_path, "ptx")[0].read_text(encoding="utf-8")
+    unrolled = KernelSpec(chain, WIDEST, 1).unrolled
     wide = re.findall(r"\b(ld|st)\.global\.v4\.u32", text)
     assert (
         wide == (["ld"] * 2 + ["st"] * 2) * 0 + ["ld"] * 2 * unrolled + ["st"] * 2 * unrolled + ["ld"] * 2 + ["st"] * 2
