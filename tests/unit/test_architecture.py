@@ -41,6 +41,18 @@ FLOORS = {
     "cli": 8,
     "__init__": 9,  # the front door shows what is behind it; what others take from it is placed below
 }
+INNER_FLOORS = {  # within a package; a module may import from its own entry and from lower floors
+    "plan": {
+        **dict.fromkeys(
+            ("step", "rounds", "moves", "operation", "plan", "groups", "messages", "serial_replay"), (0, "vocabulary")
+        ),
+        "proof": (1, "proof"),
+        "simulation": (1, "simulation"),
+        "interchange": (1, "interchange"),
+        "drawing": (2, "drawing"),
+        "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
+    },
+}
 FRONT_DOOR = {"__version__": 0}  # any other name taken from `hpccoll` itself comes from the communicator's floor
 PURE = {"plan", "algorithms"}
 PURE_MAY_TAKE = {"numpy"}
@@ -48,6 +60,17 @@ OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subpr
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
 DRIVES_DEVICES = {"runtime", "peers"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
+REPEATED_CLASS_NAMES = {
+    "Crossing",
+    "LegendEntry",
+    "MeasuredRow",
+    "Message",
+    "Options",
+    "Run",
+    "_Call",
+    "_Outputs",
+    "_Window",
+}  # to be renamed
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 MOST_LINES_OF_FILE = 420
 MOST_LINES_OF_FUNCTION = 39
@@ -130,6 +153,25 @@ def broken_floors(path: str, tree: ast.Module) -> Iterator[str]:
             yield f"{where}: only runtime and peers may; others may name its types, under TYPE_CHECKING"
 
 
+def broken_inner_floors(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the imports within a package that look up or sideways."""
+    package, name = [*Path(path).with_suffix("").parts[1:3], "__init__"][:2]
+    floors = INNER_FLOORS.get(package)
+    if floors is None:
+        return
+    if name not in floors:
+        yield f"{path}: {package}.{name} has no floor; give it one in INNER_FLOORS"
+        return
+    floor, room = floors[name]
+    for wanted in imports(tree, path):
+        if wanted.module.split(".")[:2] != ["hpccoll", package]:
+            continue
+        other = [*wanted.module.split("."), "__init__"][2]
+        other_floor, other_room = floors.get(other, (len(FLOORS), other))
+        if other_floor >= floor and other_room != room:
+            yield f"{path}:{wanted.line}: imports {wanted.module} of inner floor {other_floor} from {floor}"
+
+
 def broken_sizes(path: str, source: str, tree: ast.Module) -> Iterator[str]:
     """Yield what is too long to be one idea, and names that say nothing."""
     lines = len(source.splitlines())
@@ -158,13 +200,29 @@ def missing_docstrings(path: str, tree: ast.Module) -> Iterator[str]:
 def violations(path: str, source: str) -> list[str]:
     """Return every rule that a file of that path and source would break."""
     tree = ast.parse(source, path)
-    return [*broken_floors(path, tree), *broken_sizes(path, source, tree), *missing_docstrings(path, tree)]
+    return [
+        *broken_floors(path, tree),
+        *broken_inner_floors(path, tree),
+        *broken_sizes(path, source, tree),
+        *missing_docstrings(path, tree),
+    ]
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_file_keeps_the_rules(path):
     found = violations(path, (ROOT / path).read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
+
+
+def test_class_names_are_unique():
+    """A class name stands for one class in all of hpccoll, private classes included."""
+    paths: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                paths.setdefault(node.name, []).append(path)
+    repeated = {name: found for name, found in paths.items() if len(found) > 1}
+    assert set(repeated) <= REPEATED_CLASS_NAMES, repeated
 
 
 def test_every_room_has_a_floor_and_a_place_in_the_picture():
@@ -177,12 +235,12 @@ def test_every_room_has_a_floor_and_a_place_in_the_picture():
 
 
 PLANTED = [
-    ("hpccoll/plan/a.py", "from hpccoll.algorithms.ring import all_reduce", "of floor 2 from floor 1"),
-    ("hpccoll/plan/a.py", "import hpccoll.runtime.arrays.interface", "of floor 4 from floor 1"),
-    ("hpccoll/plan/a.py", "from ..algorithms import ring", "of floor 2 from floor 1"),
-    ("hpccoll/plan/a.py", "from .. import communicator", "of floor 5 from floor 1"),
-    ("hpccoll/plan/a.py", "def _f():\n    import time", "without clock or I/O"),
-    ("hpccoll/plan/a.py", "import scipy.stats", "pure Python and NumPy"),
+    ("hpccoll/plan/step.py", "from hpccoll.algorithms.ring import all_reduce", "of floor 2 from floor 1"),
+    ("hpccoll/plan/step.py", "import hpccoll.runtime.arrays.interface", "of floor 4 from floor 1"),
+    ("hpccoll/plan/step.py", "from ..algorithms import ring", "of floor 2 from floor 1"),
+    ("hpccoll/plan/step.py", "from .. import communicator", "of floor 5 from floor 1"),
+    ("hpccoll/plan/step.py", "def _f():\n    import time", "without clock or I/O"),
+    ("hpccoll/plan/step.py", "import scipy.stats", "pure Python and NumPy"),
     ("hpccoll/units.py", "from hpccoll.plan.step import Op", "of floor 1 from floor 0"),
     ("hpccoll/communicator.py", "from hpccoll.measure import record", "of floor 6 from floor 5"),
     ("hpccoll/algorithms/a.py", "from mpi4py import MPI", "pure Python and NumPy"),
@@ -200,14 +258,19 @@ PLANTED = [
     ("hpccoll/parallel/a.py", "import torch.distributed", "only runtime"),
     ("hpccoll/parallel/a.py", "from hpccoll.measure import record", "of floor 6 from floor 6"),
     ("hpccoll/train/a.py", "from mpi4py import MPI", "only runtime"),
-    ("hpccoll/plan/utils.py", "", "says nothing"),
+    ("hpccoll/plan/proof/utils.py", "", "says nothing"),
     ("hpccoll/attic.py", "", "has no floor"),
+    ("hpccoll/plan/attic.py", "", "plan.attic has no floor"),
+    ("hpccoll/plan/step.py", "from hpccoll.plan.proof.checker import check", "of inner floor 1 from 0"),
+    ("hpccoll/plan/proof/a.py", "from hpccoll.plan.simulation import simulate", "of inner floor 1 from 1"),
+    ("hpccoll/plan/simulation/a.py", "from ..drawing import svg", "of inner floor 2 from 1"),
+    ("hpccoll/plan/drawing/a.py", "from hpccoll.plan import Move", "of inner floor 3 from 2"),
     ("hpccoll/cli/a.py", "import hpccoll.attic", "has no floor"),
-    ("hpccoll/plan/a.py", "_X = 1\n" * 420, "422 lines"),
-    ("hpccoll/plan/a.py", "def _f():\n" + "    _ = 1\n" * 39, "_f has 40 lines"),
-    ("hpccoll/plan/a.py", "class _C:\n    def f(self):\n" + "        _ = 1\n" * 39, "f has 40 lines"),
-    ("hpccoll/plan/a.py", "def f():\n    pass", "public f has no docstring"),
-    ("hpccoll/plan/a.py", "class C:\n    pass", "public C has no docstring"),
+    ("hpccoll/plan/step.py", "_X = 1\n" * 420, "422 lines"),
+    ("hpccoll/plan/step.py", "def _f():\n" + "    _ = 1\n" * 39, "_f has 40 lines"),
+    ("hpccoll/plan/step.py", "class _C:\n    def f(self):\n" + "        _ = 1\n" * 39, "f has 40 lines"),
+    ("hpccoll/plan/step.py", "def f():\n    pass", "public f has no docstring"),
+    ("hpccoll/plan/step.py", "class C:\n    pass", "public C has no docstring"),
 ]
 
 
