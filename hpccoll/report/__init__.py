@@ -1,6 +1,5 @@
-"""Result files as one page that a browser shows: what was found, the curves, the pairs of nodes, the environment.
+"""Result files as one self-contained HTML page: findings, curves, matrices of node pairs, and the environment.
 
-The files are read once (load.py), what is drawn is gathered from them (series.py, scaling.py, pairs.py, distance.py),
-judged (judge*.py) and put into one HTML file (page.py, templates/) that carries its pictures (chart.py, heat.py) and
-asks no network for anything.
+Data flows from load.py (read files) to curves.py and scaling_curves.py (group measurements), then to findings/
+(problems and remedies) and the *_sections.py files (charts and tables), and at last to page.py, which writes the HTML.
 """

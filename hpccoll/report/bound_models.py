@@ -1,11 +1,11 @@
-"""How far measurements are from what no plan of messages can be faster than, on a machine that is known or fitted.
+"""Lower bounds on the time of an operation, from a machine model that the user names or that is fitted to the rows.
 
-`hpccoll bench` records no bound, since it knows no machine. Here there is one: either what the user names (a data
-sheet, a TOML file), or the machine that predict/fit.py finds behind the measured rows of the same job: the alpha, beta
-and gamma with which the simulated plans come closest to them. A fitted bound says how much of what this machine has
-shown it can do an operation makes use of, not what its data sheet promises. A record that has a bound keeps it.
+`hpccoll bench` records no bound, because it knows no machine model. The report takes one from --machine, or fits one
+per job (predict/fit.py): the alpha, beta and gamma for which the simulated plans come closest to the measured times. A
+bound from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet.
+A bound in a record takes precedence.
 
-The bounds are those of messages: ranks that load and store in shared memory may be faster, below 1x.
+The bounds are those of message passing: ranks that access shared memory directly may be faster (a ratio below 1x).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.plan import Link, Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.fit import MeasuredRow, fit_machine
-from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
 from hpccoll.report.curves import CurveGroup
+from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
-_MOST_WORK = 1000  # rounds of few ranks, over all rows that are fitted and all jobs: some five seconds
-_LEAST_SHARE, _MOST_SIZES = 300, 8  # of which each job has at least so many; sizes of a job that are looked at
-_MANY_RANKS = 256  # from which on a round costs noticeably more the more ranks it has
-_DIRECT = 2  # rounds in which every rank may send to every other
-_WORST_FIT = 0.5  # median error beyond which the fitted machine explains nothing
+_MAX_FIT_COST = 1000  # over all jobs, as from _estimate_fit_cost: about five seconds
+_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # each job may cost at least this much; message sizes that are fitted per job
+_MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
+_DIRECT_ROUNDS = 2  # in a plan of so few rounds every rank may send to all others
+_MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """A machine for one job, where it is from, and by how much it misses sizes that were not fitted (None: no fit)."""
+    """The machine model of one job and its source; `error` is the median error on sizes not fitted, None if named."""
 
     machine: Machine
     source: str
@@ -40,25 +40,25 @@ class JobModel:
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """Its parameters as names and values."""
-        near, wide = self.machine.within, self.machine.between
-        nodes = [("between nodes", wide)] if wide != near else []
-        links = [line for name, link in (("within a node", near), *nodes) for line in _describe_link(name, link)]
-        call = (
-            [("a call, before its first message", format_seconds(self.machine.call_s))] if self.machine.call_s else []
-        )
-        return (*links, *call)
+        """Names and formatted values of the model's parameters."""
+        within, between = self.machine.within, self.machine.between
+        links = _describe_link("within a node", within)
+        if between != within:
+            links += _describe_link("between nodes", between)
+        if self.machine.call_s:
+            links.append(("cost of a call", format_seconds(self.machine.call_s)))
+        return tuple(links)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine of each job, and why there is none for others."""
+    """The machine model of each job; `missing` gives the reasons why other jobs have none."""
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the least time of a measurement's operation and size; None where no machine is known."""
+        """Return the lower bound for a record's operation and size in seconds; None without a model."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
         row = record.row
@@ -69,73 +69,90 @@ class BoundModels:
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
-    """Return the machine that the user named, for each job as many ranks a node as it had."""
-    return BoundModels({(n, m): JobModel(machine.with_ranks_per_node(-(-n // m)), machine.name) for n, m in jobs})
+    """Return models of `machine` for all jobs, each with the job's number of ranks per node."""
+    return BoundModels(
+        {
+            (ranks, nodes): JobModel(machine.with_ranks_per_node(-(-ranks // nodes)), machine.name)
+            for ranks, nodes in jobs
+        }
+    )
 
 
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Return the machines that come closest to the measured rows of each job.
+    """Return a machine model fitted to the measured rows of each job.
 
     Args:
-        jobs: those to find machines for.
-        rows: of all files.
-        advance: called for each job that is done.
+        jobs: the job sizes.
+        rows: the measured rows of all jobs.
+        advance: called with the job's description when it is done, for a progress bar.
     """
-    found: dict[JobSize, JobModel] = {}
+    models: dict[JobSize, JobModel] = {}
     missing: list[str] = []
-    several = sorted(set(jobs))
-    share = max(_MOST_WORK // max(len(several), 1), _LEAST_SHARE)
-    for job in several:
-        mine = _select_rows_to_fit([row for row in rows if (row.plan.ranks, row.nodes) == job], share)
-        where = f"{job[0]} rank{'s' * (job[0] > 1)} on {job[1]} node{'s' * (job[1] > 1)}"
+    ordered = sorted(set(jobs))
+    max_cost = max(_MAX_FIT_COST // max(len(ordered), 1), _MIN_JOB_COST)
+    for job in ordered:
+        selected = _select_rows_to_fit([row for row in rows if (row.plan.ranks, row.nodes) == job], max_cost)
+        description = format_job_size(job)
         try:
-            fitted = fit_machine(mine, where)
+            fitted = fit_machine(selected, description)
         except HpccollError as error:
             missing.append(str(error))
             continue
         finally:
-            advance(where)
-        error_left_out = fitted.median_error(fitted=False)
-        if error_left_out > _WORST_FIT:
-            missing.append(f"{where}: no machine explains the times: the fitted one misses by {error_left_out:.0%}")
+            advance(description)
+        median_error = fitted.median_error(fitted=False)
+        if median_error > _MAX_FIT_ERROR:
+            missing.append(
+                f"{description}: the fitted machine misses sizes that were not fitted by {median_error:.0%}, "
+                f"more than {_MAX_FIT_ERROR:.0%}"
+            )
             continue
-        source = f"fitted to {len(mine)} rows of this job"
-        found[job] = JobModel(fitted.machine, source, error_left_out)
-    return BoundModels(found, tuple(missing))
+        models[job] = JobModel(fitted.machine, f"fitted to {len(selected)} rows of this job", median_error)
+    return BoundModels(models, tuple(missing))
 
 
-def list_job_sizes(pictures: Iterable[CurveGroup]) -> list[JobSize]:
-    """Return the jobs that communicated anything, in order of size."""
-    return sorted({(p.setting.ranks, p.setting.nodes) for p in pictures if p.setting.ranks > 1})
+def format_job_size(job: JobSize) -> str:
+    """Return `4 ranks on 2 nodes`."""
+    ranks, nodes = job
+    return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
 
 
-def _select_rows_to_fit(rows: Sequence[MeasuredRow], most: float) -> list[MeasuredRow]:
-    """Return as many rows as can be fitted in reasonable time: some sizes, whole algorithms, the cheapest first."""
+def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
+    """Return the sizes of the jobs with more than one rank, ascending."""
+    return sorted({(group.setting.ranks, group.setting.nodes) for group in groups if group.setting.ranks > 1})
+
+
+def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
+    """Return rows that can be fitted within `max_cost`: some sizes of the algorithms that are cheapest to simulate."""
     sizes = sorted({row.nbytes for row in rows})
-    every = max(-(-len(sizes) // _MOST_SIZES), 1)
+    stride = max(-(-len(sizes) // _MAX_JOB_SIZES), 1)
     by_algorithm: dict[str, list[MeasuredRow]] = {}
     for row in rows:
-        if row.nbytes in sizes[::every] or row.nbytes == sizes[-1]:
+        if row.nbytes in sizes[::stride] or row.nbytes == sizes[-1]:
             by_algorithm.setdefault(row.algorithm.full_name, []).append(row)
-    kept: list[MeasuredRow] = []
-    work = 0.0
-    for mine in sorted(by_algorithm.values(), key=_estimate_fit_cost):
-        work += _estimate_fit_cost(mine)
-        if kept and work > most:
+    selected: list[MeasuredRow] = []
+    cost = 0.0
+    for algorithm_rows in sorted(by_algorithm.values(), key=_estimate_fit_cost):
+        cost += _estimate_fit_cost(algorithm_rows)
+        if selected and cost > max_cost:
             break
-        kept += mine
-    return kept
+        selected += algorithm_rows
+    return selected
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Return what simulating these rows costs, in rounds; where few rounds move everything, each has many messages."""
-    steps = [row.plan.cost.steps if row.plan.cost else row.plan.ranks for row in rows]
-    rounds = sum(many + (row.plan.ranks if many <= _DIRECT else 0) for many, row in zip(steps, rows, strict=True))
-    return rounds * (1 + rows[0].plan.ranks / _MANY_RANKS)
+    """Return the cost of simulating an algorithm's rows, in rounds of a small job.
+
+    A round of a direct algorithm, in which every rank sends to all others, counts once per rank.
+    """
+    ranks = rows[0].plan.ranks
+    steps = [row.plan.cost.steps if row.plan.cost else ranks for row in rows]
+    rounds = sum(count + (ranks if count <= _DIRECT_ROUNDS else 0) for count in steps)
+    return rounds * (1 + ranks / _MANY_RANKS)
 
 
 def _describe_link(name: str, link: Link) -> list[tuple[str, str]]:
-    best = format_bytes_per_s(1 / link.least_beta) if link.least_beta else "no limit"
-    return [(f"alpha {name}", format_seconds(link.alpha_s)), (f"bandwidth {name}, at best", best)]
+    peak = format_bytes_per_s(1 / link.least_beta) if link.least_beta else "no limit"
+    return [(f"alpha {name}", format_seconds(link.alpha_s)), (f"peak bandwidth {name}", peak)]

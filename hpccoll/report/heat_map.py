@@ -1,10 +1,9 @@
-"""A matrix of values as SVG: nodes against nodes, a cell darker the better, what is slow or broken in another colour.
+"""Heat maps as SVG elements: a matrix of nodes by nodes that makes one slow or broken link among thousands visible.
 
-Colours say how a value stands to what the best quarter of all reaches: at it or better they go from pale to dark blue,
-below it from yellow to red, so that one slow link is seen among thousands. (One slow node of four makes half of all
-links slow: their median would say nothing.) A broken one is hatched and crossed. Up to 16 nodes each
-cell bears its value; up to 64 it is a shape of its own, with its values as a <title>; beyond that the cells are the
-pixels of a picture, since a million shapes are more than a browser bears.
+Colors compare each value with the best quartile of all values: pale to dark blue at or above it, yellow to red below
+it. (The median would not do: one slow node of four slows half of all links.) Broken links are hatched and crossed. Up
+to 16 nodes every cell shows its value; up to 64 nodes a cell is a shape with a <title>; larger matrices are a bitmap
+with one pixel per cell, because browsers cannot handle a million shapes.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from html import escape
 from itertools import pairwise
 from statistics import quantiles
 
-_WIDTH, MOST_WRITTEN, _MOST_SHAPES, _MOST_NAMES = 560, 16, 64, 40
-_LARGEST = 80.0  # pixels: a cell of a small matrix
-_ROOMY = 34.0  # pixels: a cell with room for the unit below the number
-_LEGEND, _LETTER, _LONGEST = 44, 7.2, 14
-# Shares of what the best quarter reaches, and the colours there: brightness falls steadily on both sides of 1.
-_STOPS = (
+_WIDTH = 560
+MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
+_MAX_SIDE = 80.0  # pixels
+_MIN_SIDE_WITH_UNIT = 34.0  # pixels: a larger cell has room for the unit below the number
+_LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
+# Ratio to the best quartile, and the color there; brightness decreases monotonically on both sides of 1.
+_COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),
     (0.6, (240, 138, 60)),
@@ -37,7 +37,7 @@ _STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """A value in a row and a column (None: none), how it is called and what is said of it."""
+    """The value of a row and column, or None; `name` and `details` are the tooltip's heading and text."""
 
     row: int
     column: int
@@ -49,7 +49,17 @@ class HeatMapCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A matrix; `tell` writes a value, `high_is_good` says which values are the better ones."""
+    """A square matrix of values between nodes.
+
+    Args:
+        element_id: id of the SVG element, unique on the page.
+        title: heading.
+        description: text for screen readers.
+        names: node names, for rows and columns.
+        cells: the measured cells.
+        format_value: formats a value, such as `12 GB/s`.
+        higher_is_better: whether larger values are better.
+    """
 
     element_id: str
     title: str
@@ -60,140 +70,156 @@ class HeatMap:
     higher_is_better: bool
 
 
-def interpolate_color(share: float) -> tuple[int, int, int]:
-    """Return the colour of a value that is `share` times the usual one, above 1 the better."""
-    inside = min(max(share, _STOPS[0][0]), _STOPS[-1][0])
-    for (low, one), (high, other) in pairwise(_STOPS):
+@dataclass(frozen=True, slots=True)
+class _HeatMapLayout:
+    """Pixels left of and above the matrix, the side of a cell, and the value of the best quartile."""
+
+    left: float
+    top: float
+    side: float
+    reference: float
+
+
+def interpolate_color(ratio: float) -> tuple[int, int, int]:
+    """Return the RGB color of a value that is `ratio` times as good as the reference value."""
+    inside = min(max(ratio, _COLOR_STOPS[0][0]), _COLOR_STOPS[-1][0])
+    for (low, start), (high, end) in pairwise(_COLOR_STOPS):
         if inside <= high:
-            part = (math.log(inside) - math.log(low)) / (math.log(high) - math.log(low))
-            red, green, blue = (round(a + part * (b - a)) for a, b in zip(one, other, strict=True))
+            fraction = (math.log(inside) - math.log(low)) / (math.log(high) - math.log(low))
+            red, green, blue = (round(a + fraction * (b - a)) for a, b in zip(start, end, strict=True))
             return red, green, blue
-    return _STOPS[-1][1]
+    return _COLOR_STOPS[-1][1]
 
 
 def render_heat_map(heat: HeatMap) -> str:
     """Return the matrix as an <svg> element."""
-    margin = min(max((len(name) for name in heat.names), default=1), _LONGEST) * _LETTER + 12
-    side = min((_WIDTH - margin - 4) / max(len(heat.names), 1), _LARGEST)
-    top = margin * 0.75 + 4
-    height = top + side * len(heat.names) + _LEGEND
+    left = min(max((len(name) for name in heat.names), default=1), _MAX_NAME) * _LETTER_WIDTH + 12
+    side = min((_WIDTH - left - 4) / max(len(heat.names), 1), _MAX_SIDE)
     values = [cell.value for cell in heat.cells if cell.value is not None]
-    usual = _compute_reference_value(values, heat.higher_is_better) if values else 1.0
-    named = f'aria-labelledby="{heat.element_id}-t {heat.element_id}-d"'
-    draw = _render_cells if len(heat.names) <= _MOST_SHAPES else _render_pixels
+    reference = _compute_best_quartile(values, heat.higher_is_better) if values else 1.0
+    layout = _HeatMapLayout(left, left * 0.75 + 4, side, reference)
+    height = layout.top + side * len(heat.names) + _LEGEND_HEIGHT
+    render_cells = _render_shapes if len(heat.names) <= _MAX_SHAPE_NODES else _render_pixels
+    ident = heat.element_id
     return "\n".join(
         [
-            f'<svg id="{heat.element_id}" class="heat" viewBox="0 0 {_WIDTH} {height:.1f}" role="img" {named}>',
-            f'<title id="{heat.element_id}-t">{escape(heat.title)}</title>',
-            f'<desc id="{heat.element_id}-d">{escape(heat.description)}</desc>',
-            *_render_node_names(heat, margin, top, side),
-            *draw(heat, margin, top, side, usual),
-            *_render_color_legend(heat, margin, height - _LEGEND + 14, usual, bool(values)),
+            f'<svg id="{ident}" class="heat" viewBox="0 0 {_WIDTH} {height:.1f}" role="img"'
+            f' aria-labelledby="{ident}-t {ident}-d">',
+            f'<title id="{ident}-t">{escape(heat.title)}</title>',
+            f'<desc id="{ident}-d">{escape(heat.description)}</desc>',
+            *_render_node_names(heat, layout),
+            *render_cells(heat, layout),
+            *(_render_color_legend(heat, layout, height - _LEGEND_HEIGHT + 14) if values else []),
             "</svg>",
         ]
     )
 
 
-def _compute_reference_value(values: Sequence[float], high_is_good: bool) -> float:
-    """Return what the best quarter of the values reaches."""
+def _compute_best_quartile(values: Sequence[float], higher_is_better: bool) -> float:
+    """Return the value that the best quarter of the values reaches."""
     if len(values) == 1:
         return values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
-    return high if high_is_good else low
+    return high if higher_is_better else low
 
 
-def _render_node_names(heat: HeatMap, margin: float, top: float, side: float) -> list[str]:
-    """Return the names of rows and columns; some of them where there are too many."""
-    every = max(-(-len(heat.names) // _MOST_NAMES), 1)
-    size = min(max(side * 0.8, 7.0), 12.0)
+def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
+    """Return the labels of rows and columns, at most _MAX_NODE_NAMES of each."""
+    stride = max(-(-len(heat.names) // _MAX_NODE_NAMES), 1)
+    size = min(max(layout.side * 0.8, 7.0), 12.0)
     parts = []
-    for at, name in list(enumerate(heat.names))[::every]:
-        short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 4]}…{name[-3:]}"
-        middle = at * side + side / 2
-        y, x = top + middle, margin + middle
-        parts.append(f'<text class="row" x="{margin - 7:.1f}" y="{y:.1f}" dy=".35em" style="font-size:{size:.1f}px">')
+    for index, name in list(enumerate(heat.names))[::stride]:
+        short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 4]}…{name[-3:]}"
+        middle = index * layout.side + layout.side / 2
+        y, x = layout.top + middle, layout.left + middle
+        style = f'style="font-size:{size:.1f}px"'
+        rotated = f'transform="translate({x:.1f} {layout.top - 7:.1f}) rotate(-45)"'
+        parts.append(f'<text class="row" x="{layout.left - 7:.1f}" y="{y:.1f}" dy=".35em" {style}>')
         parts.append(f"{escape(short)}</text>")
-        turned = f'transform="translate({x:.1f} {top - 7:.1f}) rotate(-45)" style="font-size:{size:.1f}px"'
-        parts.append(f'<text class="col" {turned}>{escape(short)}</text>')
+        parts.append(f'<text class="col" {rotated} {style}>{escape(short)}</text>')
     return parts
 
 
-def _compare_to_reference(heat: HeatMap, value: float, usual: float) -> float:
-    return value / usual if heat.higher_is_better else usual / value
+def _choose_color(heat: HeatMap, layout: _HeatMapLayout, value: float) -> tuple[int, int, int]:
+    return interpolate_color(value / layout.reference if heat.higher_is_better else layout.reference / value)
 
 
-def _render_cells(heat: HeatMap, margin: float, top: float, side: float, usual: float) -> list[str]:
-    size = 'width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
+def _render_shapes(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
+    """Return one <rect> per cell, including the diagonal and cells without a value."""
+    attributes = 'width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
     parts = [
-        f'<pattern id="{heat.element_id}-x" {size}>'
+        f'<pattern id="{heat.element_id}-x" {attributes}>'
         '<rect class="under" width="6" height="6"/><path class="hatch" d="M0 0V6"/></pattern>'
     ]
-    known = {(cell.row, cell.column) for cell in heat.cells}
+    measured = {(cell.row, cell.column) for cell in heat.cells}
     for row in range(len(heat.names)):
         for column in range(len(heat.names)):
-            if (row, column) not in known:
-                place = f'x="{margin + column * side:.2f}" y="{top + row * side:.2f}"'
-                css = "self" if row == column else "none"
-                parts.append(f'<rect class="{css}" {place} width="{side:.2f}" height="{side:.2f}"/>')
-    return parts + [_render_cell(heat, cell, margin, top, side, usual) for cell in heat.cells]
+            if (row, column) not in measured:
+                css_class = "self" if row == column else "none"
+                parts.append(f'<rect class="{css_class}" {_format_rect(layout, row, column)}/>')
+    return parts + [_render_cell(heat, cell, layout) for cell in heat.cells]
 
 
-def _render_cell(heat: HeatMap, cell: HeatMapCell, margin: float, top: float, side: float, usual: float) -> str:
-    x, y = margin + cell.column * side, top + cell.row * side
-    about = f'data-head="{escape(cell.name)}" data-says="{escape(cell.details)}"'
-    place = f'x="{x:.2f}" y="{y:.2f}" width="{side:.2f}" height="{side:.2f}"'
+def _format_rect(layout: _HeatMapLayout, row: int, column: int) -> str:
+    """Return the position and size attributes of a cell."""
+    x, y = layout.left + column * layout.side, layout.top + row * layout.side
+    return f'x="{x:.2f}" y="{y:.2f}" width="{layout.side:.2f}" height="{layout.side:.2f}"'
+
+
+def _render_cell(heat: HeatMap, cell: HeatMapCell, layout: _HeatMapLayout) -> str:
+    """Return a cell with its tooltip, and its value if there is room."""
+    tooltip = f'data-head="{escape(cell.name)}" data-says="{escape(cell.details)}"'
+    rect = f"{_format_rect(layout, cell.row, cell.column)} {tooltip}"
     title = f"<title>{escape(cell.name)}: {escape(cell.details)}</title>"
-    middle_of = f'x="{x + side / 2:.2f}" y="{y + side / 2:.2f}"'
+    x, y = (layout.left + (cell.column + 0.5) * layout.side, layout.top + (cell.row + 0.5) * layout.side)
     if cell.value is None:
-        filled = f'class="broken" style="fill:url(#{heat.element_id}-x)"' if cell.is_broken else 'class="none"'
-        cross = f'<text class="in bad" {middle_of} dy=".35em">&#215;</text>' if cell.is_broken else ""
-        return f"<rect {filled} {place} {about}>{title}</rect>{cross}"
-    red, green, blue = interpolate_color(_compare_to_reference(heat, cell.value, usual))
-    words = ""
-    if len(heat.names) <= MOST_WRITTEN:
+        fill = f'class="broken" style="fill:url(#{heat.element_id}-x)"' if cell.is_broken else 'class="none"'
+        cross = f'<text class="in bad" x="{x:.2f}" y="{y:.2f}" dy=".35em">&#215;</text>' if cell.is_broken else ""
+        return f"<rect {fill} {rect}>{title}</rect>{cross}"
+    red, green, blue = _choose_color(heat, layout, cell.value)
+    label = ""
+    if len(heat.names) <= MAX_LABELED_NODES:
         ink = "pale" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "dark"
         number, _, unit = heat.format_value(cell.value).partition(" ")
-        size = min(side / 4.2, 13.0)
-        lift = ' dy="-.05em"' if side > _ROOMY else ' dy=".35em"'
-        words = f'<text class="in {ink}" {middle_of}{lift} style="font-size:{size:.1f}px">{escape(number)}'
-        if side > _ROOMY:
-            words += (
-                f'<tspan x="{x + side / 2:.2f}" dy="1.15em" style="font-size:{size * 0.8:.1f}px">{escape(unit)}</tspan>'
-            )
-        words += "</text>"
-    return f'<rect class="cell" style="fill:rgb({red} {green} {blue})" {place} {about}>{title}</rect>{words}'
+        size = min(layout.side / 4.2, 13.0)
+        has_unit = layout.side > _MIN_SIDE_WITH_UNIT
+        style = f'dy="{"-.05em" if has_unit else ".35em"}" style="font-size:{size:.1f}px"'
+        label = f'<text class="in {ink}" x="{x:.2f}" y="{y:.2f}" {style}>{escape(number)}'
+        if has_unit:
+            label += f'<tspan x="{x:.2f}" dy="1.15em" style="font-size:{size * 0.8:.1f}px">{escape(unit)}</tspan>'
+        label += "</text>"
+    return f'<rect class="cell" style="fill:rgb({red} {green} {blue})" {rect}>{title}</rect>{label}'
 
 
-def _render_pixels(heat: HeatMap, margin: float, top: float, side: float, usual: float) -> list[str]:
-    """Return the matrix as a PNG with one pixel a cell, that the page carries itself."""
+def _render_pixels(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
+    """Return the matrix as an embedded PNG with one pixel per cell."""
     from PIL import Image
 
     count = len(heat.names)
     image = Image.new("RGB", (count, count), (128, 134, 142))
     for cell in heat.cells:
-        seen = (255, 0, 60) if cell.value is None else interpolate_color(_compare_to_reference(heat, cell.value, usual))
-        image.putpixel((cell.column, cell.row), seen)
+        color = (255, 0, 60) if cell.value is None else _choose_color(heat, layout, cell.value)
+        image.putpixel((cell.column, cell.row), color)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
-    place = f'x="{margin:.1f}" y="{top:.1f}" width="{count * side:.1f}" height="{count * side:.1f}"'
+    size = f"{count * layout.side:.1f}"
+    place = f'x="{layout.left:.1f}" y="{layout.top:.1f}" width="{size}" height="{size}"'
     return [f'<image class="pixels" {place} preserveAspectRatio="none" href="data:image/png;base64,{data}"/>']
 
 
-def _render_color_legend(heat: HeatMap, x: float, y: float, usual: float, any_value: bool) -> list[str]:
-    """Return the key of the colours, with values at some."""
-    if not any_value:
-        return []
-    width = (_WIDTH - x - 4) / len(_STOPS)
+def _render_color_legend(heat: HeatMap, layout: _HeatMapLayout, y: float) -> list[str]:
+    """Return the color legend at height `y`, with values at every second color."""
+    width = (_WIDTH - layout.left - 4) / len(_COLOR_STOPS)
     parts = []
-    for at, (share, (red, green, blue)) in enumerate(_STOPS):
-        value = usual * share if heat.higher_is_better else usual / share
-        left = x + at * width
+    for index, (ratio, (red, green, blue)) in enumerate(_COLOR_STOPS):
+        value = layout.reference * ratio if heat.higher_is_better else layout.reference / ratio
+        label = escape(heat.format_value(value))
+        x = layout.left + index * width
         parts.append(
-            f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="9" style="fill:rgb({red} {green} {blue})">'
-            f"<title>{escape(heat.format_value(value))}</title></rect>"
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="9" style="fill:rgb({red} {green} {blue})">'
+            f"<title>{label}</title></rect>"
         )
-        if at % 2 == 1:
-            words = escape(heat.format_value(value))
-            parts.append(f'<text class="x" x="{left + width / 2:.1f}" y="{y + 23:.1f}">{words}</text>')
+        if index % 2 == 1:
+            parts.append(f'<text class="x" x="{x + width / 2:.1f}" y="{y + 23:.1f}">{label}</text>')
     return parts

@@ -1,9 +1,8 @@
-"""Lines over sizes or ranks as SVG, to stand in a page: no script, no colours, no fonts of its own.
+"""Line charts as SVG elements, without script, colors or fonts of their own; the page's style sheet sets these.
 
-The page's style sheet colours the classes, light or dark. Each line has its 95 % interval as a band and as whiskers,
-and every marker its values as a <title>, which browsers show without any script. The picture holds its geometry on
-both vertical scales: the attributes are of the one shown first, data-alt has the other, and the page's script swaps
-them.
+Each line has its 95 % interval as a band and as whiskers, and every marker has its values as a <title>, which browsers
+show without script. The chart contains its geometry for both a logarithmic and a linear vertical axis: the attributes
+hold the one shown first and data-alt the other one; the page's script swaps them.
 """
 
 from __future__ import annotations
@@ -13,24 +12,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from hpccoll.report.axis_scale import (
-    AxisScale,
-    choose_ticks,
-    format_interval,
-    make_linear_scale,
-    make_log_scale,
-    thin_values,
-)
+from hpccoll.report.axis_scale import AxisScale, choose_ticks, make_linear_scale, make_log_scale, thin_values
 from hpccoll.report.line_styles import LineStyle
+from hpccoll.report.number_format import format_bounds
 
 WIDTH, HEIGHT = 560, 350
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 14, 46
-_MOST_X = 8
-_SHORT = 2.0  # pixels: an interval that is not higher than this is hidden by its marker
+_MAX_X_LABELS = 8
+_MIN_WHISKER = 2.0  # pixels: the marker hides a shorter one
 
 
 class ChartPoint(NamedTuple):
-    """A value with its interval at `x`; `told` is what is said of it beyond its values."""
+    """A value with its confidence interval at `x`; `remark` is appended to the tooltip."""
 
     x: float
     y: float
@@ -41,28 +34,28 @@ class ChartPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line: its name, its look, its points from left to right."""
+    """One line: its label, its style, and its points from left to right."""
 
     label: str
-    look: LineStyle
+    style: LineStyle
     points: tuple[ChartPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A picture of lines.
+    """A chart of several lines.
 
     Args:
-        ident: of its elements; no other picture of the page has it.
-        title: what is shown.
-        about: what can be read from it, in words, for those who do not see it.
-        x_label: what lies below.
-        x_told: how a place on the horizontal axis is written.
-        y_told: how a value is written.
-        lines: those that are drawn, the first ones undermost.
-        log: whether the vertical axis is logarithmic at first.
-        unity: whether to mark where the value is 1.
-        bands: whether intervals are drawn between the points, too: where these are close.
+        element_id: id of the SVG element, unique on the page.
+        title: heading.
+        description: text for screen readers.
+        x_label: label of the horizontal axis.
+        format_x: formats a value of the horizontal axis.
+        format_y: formats a value of the vertical axis.
+        lines: the lines; later ones are drawn above earlier ones.
+        is_log: whether the vertical axis is logarithmic at first.
+        marks_one: whether to draw a horizontal line at 1.
+        has_bands: whether to draw intervals as bands between the points.
     """
 
     element_id: str
@@ -78,131 +71,124 @@ class LineChart:
 
 
 def render_line_chart(chart: LineChart) -> str:
-    """Return the picture as an <svg> element; empty where no line has a point above zero."""
-    lines = [
-        ChartLine(line.label, line.look, drawn) for line in chart.lines if (drawn := _select_positive_points(line))
-    ]
+    """Return the chart as an <svg> element; an empty string if no line has a positive value."""
+    lines = [ChartLine(line.label, line.style, kept) for line in chart.lines if (kept := _select_positive_points(line))]
     if not lines:
         return ""
     points = [point for line in lines for point in line.points]
     xs = sorted({point.x for point in points})
-    across = make_log_scale(xs, LEFT, WIDTH - RIGHT, 0.03)
+    x_scale = make_log_scale(xs, LEFT, WIDTH - RIGHT, 0.03)
     values = [value for point in points for value in (point.low, point.high)] + [1.0] * chart.marks_one
-    logs, lins = make_log_scale(values, HEIGHT - BOTTOM, TOP), make_linear_scale(values, HEIGHT - BOTTOM, TOP)
-    shown, other = (logs, lins) if chart.is_log else (lins, logs)
-    named = f'aria-labelledby="{chart.element_id}-t {chart.element_id}-d"'
+    scales = make_log_scale(values, HEIGHT - BOTTOM, TOP), make_linear_scale(values, HEIGHT - BOTTOM, TOP)
+    shown, other = scales if chart.is_log else scales[::-1]
+    ident = chart.element_id
     return "\n".join(
         [
-            f'<svg id="{chart.element_id}" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" {named}'
-            ' tabindex="0">',
-            f'<title id="{chart.element_id}-t">{escape(chart.title)}</title>',
-            f'<desc id="{chart.element_id}-d">{escape(chart.description)}</desc>',
-            _render_x_axis(chart, across, xs),
+            f'<svg id="{ident}" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+            f' aria-labelledby="{ident}-t {ident}-d" tabindex="0">',
+            f'<title id="{ident}-t">{escape(chart.title)}</title>',
+            f'<desc id="{ident}-d">{escape(chart.description)}</desc>',
+            _render_x_axis(chart, x_scale, xs),
             _render_y_axis(chart, shown, "shown"),
             _render_y_axis(chart, other, "other"),
             '<line class="cross" x1="0" x2="0" y1="0" y2="0"/>',
-            *(_render_line(chart, line, across, shown, other) for line in lines),
+            *(_render_line(chart, line, x_scale, shown, other) for line in lines),
             "</svg>",
         ]
     )
 
 
 def _select_positive_points(line: ChartLine) -> tuple[ChartPoint, ...]:
-    """Return the points that have a place on logarithmic axes."""
+    """Return the points that can be drawn on logarithmic axes."""
     return tuple(point for point in line.points if min(point.x, point.y, point.low) > 0)
 
 
-def _render_x_axis(chart: LineChart, across: AxisScale, xs: Sequence[float]) -> str:
-    """Return the horizontal axis: a tick at each measured place, words at some."""
+def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) -> str:
+    """Return the horizontal axis with a tick at every measured x and labels at some."""
     floor = HEIGHT - BOTTOM
     parts = [f'<path class="base" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>']
-    parts += [f'<path class="tick" d="M{_format_length(across.position_of(x))} {floor}v4"/>' for x in xs]
-    parts += [
-        f'<text class="x" x="{_format_length(across.position_of(x))}" y="{floor + 18}">'
-        f"{escape(chart.format_x(x))}</text>"
-        for x in thin_values(xs, _MOST_X)
-    ]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="x label" x="{_format_length(middle)}" y="{HEIGHT - 8}">{escape(chart.x_label)}</text>')
+    parts += [f'<path class="tick" d="M{_format_length(x_scale.position_of(x))} {floor}v4"/>' for x in xs]
+    for x in thin_values(xs, _MAX_X_LABELS):
+        position = _format_length(x_scale.position_of(x))
+        parts.append(f'<text class="x" x="{position}" y="{floor + 18}">{escape(chart.format_x(x))}</text>')
+    middle = _format_length((LEFT + WIDTH - RIGHT) / 2)
+    parts.append(f'<text class="x label" x="{middle}" y="{HEIGHT - 8}">{escape(chart.x_label)}</text>')
     return "\n".join(parts)
 
 
-def _render_y_axis(chart: LineChart, up: AxisScale, css: str) -> str:
-    """Return the grid and the words of one vertical scale."""
-    parts = [f'<g class="y {css}">']
-    for value in choose_ticks(up):
-        y = _format_length(up.position_of(value))
+def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
+    """Return the grid lines and labels of one of the two vertical scales."""
+    parts = [f'<g class="y {css_class}">']
+    for value in choose_ticks(y_scale):
+        y = _format_length(y_scale.position_of(value))
+        label = escape(chart.format_y(value)) if value else "0"
         parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y}" dy=".32em">{escape(chart.format_y(value)) if value else "0"}</text>'
-        )
+        parts.append(f'<text x="{LEFT - 8}" y="{y}" dy=".32em">{label}</text>')
     if chart.marks_one:
-        parts.append(f'<path class="unity" d="M{LEFT} {_format_length(up.position_of(1.0))}H{WIDTH - RIGHT}"/>')
+        y = _format_length(y_scale.position_of(1.0))
+        parts.append(f'<path class="unity" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
     return "".join([*parts, "</g>"])
 
 
-def _render_line(chart: LineChart, line: ChartLine, across: AxisScale, shown: AxisScale, other: AxisScale) -> str:
-    """Return a line with its band, whiskers and markers, on both vertical scales."""
-    parts = [f'<g class="line {line.look.css_class}" data-name="{escape(line.label)}">']
-    for css, shape in (("band", _trace_band), ("bars", _trace_whiskers), ("path", _trace_line)):
-        if css != "path" and (line.look.css_class in ("bound", "quiet") or (css == "band" and not chart.has_bands)):
+def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: AxisScale, other: AxisScale) -> str:
+    """Return a line with its band, whiskers and markers, each with both vertical scales' geometry."""
+    parts = [f'<g class="line {line.style.css_class}" data-name="{escape(line.label)}">']
+    hides_intervals = line.style.css_class == "bound" or line.style.is_muted
+    for css_class, trace in (("band", _trace_band), ("bars", _trace_whiskers), ("path", _trace_line)):
+        if css_class != "path" and (hides_intervals or (css_class == "band" and not chart.has_bands)):
             continue
-        path = shape(line.points, across, shown)
+        path = trace(line.points, x_scale, shown)
         if path:
-            parts.append(f'<path class="{css}" d="{path}" data-alt="{shape(line.points, across, other)}"/>')
-    if line.look.marker:
-        parts += [_render_marker(chart, line, point, across, shown, other) for point in line.points]
+            parts.append(f'<path class="{css_class}" d="{path}" data-alt="{trace(line.points, x_scale, other)}"/>')
+    if line.style.marker:
+        parts += [_render_marker(chart, line, point, x_scale, shown, other) for point in line.points]
     return "".join([*parts, "</g>"])
 
 
-def _trace_line(points: Sequence[ChartPoint], across: AxisScale, up: AxisScale) -> str:
-    return "M" + "L".join(
-        f"{_format_length(across.position_of(point.x))} {_format_length(up.position_of(point.y))}" for point in points
-    )
+def _format_position(x: float, y: float, x_scale: AxisScale, y_scale: AxisScale) -> str:
+    """Return the pixel coordinates `X Y` of a value."""
+    return f"{_format_length(x_scale.position_of(x))} {_format_length(y_scale.position_of(y))}"
 
 
-def _trace_band(points: Sequence[ChartPoint], across: AxisScale, up: AxisScale) -> str:
+def _trace_line(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
+    """Return the SVG path through the points."""
+    return "M" + "L".join(_format_position(point.x, point.y, x_scale, y_scale) for point in points)
+
+
+def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
+    """Return the SVG path around the intervals; an empty string for a single point."""
     if len(points) < 2:
         return ""
-    there = [
-        f"{_format_length(across.position_of(point.x))} {_format_length(up.position_of(point.high))}"
-        for point in points
-    ]
-    back = [
-        f"{_format_length(across.position_of(point.x))} {_format_length(up.position_of(point.low))}"
-        for point in reversed(points)
-    ]
-    return f"M{'L'.join([*there, *back])}z"
+    upper = [_format_position(point.x, point.high, x_scale, y_scale) for point in points]
+    lower = [_format_position(point.x, point.low, x_scale, y_scale) for point in reversed(points)]
+    return f"M{'L'.join([*upper, *lower])}z"
 
 
-def _trace_whiskers(points: Sequence[ChartPoint], across: AxisScale, up: AxisScale) -> str:
-    """Return a whisker a point; none where all are hidden by the markers."""
-    ends = [
-        (_format_length(across.position_of(point.x)), up.position_of(point.low), up.position_of(point.high))
-        for point in points
-    ]
-    if all(abs(low - high) < _SHORT for _, low, high in ends) and up.log:
+def _trace_whiskers(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
+    """Return the SVG path of one whisker per point; an empty string if markers hide all of them on a log scale."""
+    ends = [(x_scale.position_of(p.x), y_scale.position_of(p.low), y_scale.position_of(p.high)) for p in points]
+    if all(abs(low - high) < _MIN_WHISKER for _, low, high in ends) and y_scale.log:
         return ""
-    return "".join(f"M{x} {_format_length(low)}V{_format_length(high)}" for x, low, high in ends)
+    return "".join(f"M{_format_length(x)} {_format_length(low)}V{_format_length(high)}" for x, low, high in ends)
 
 
 def _render_marker(
-    chart: LineChart, line: ChartLine, point: ChartPoint, across: AxisScale, shown: AxisScale, other: AxisScale
+    chart: LineChart, line: ChartLine, point: ChartPoint, x_scale: AxisScale, shown: AxisScale, other: AxisScale
 ) -> str:
-    x, head = _format_length(across.position_of(point.x)), chart.format_x(point.x)
-    values = chart.format_y(point.y)
+    """Return the marker of a point with its tooltip, placed for both vertical scales."""
+    heading, values = chart.format_x(point.x), chart.format_y(point.y)
     if point.low != point.high:
-        values += f" {format_interval(point.low, point.high, chart.format_y)}"
-    told = f"{line.label}, {head}: {values}{'; ' + point.remark if point.remark else ''}"
-    place, alt = (f"translate({x} {_format_length(up.position_of(point.y))})" for up in (shown, other))
-    about = f'data-head="{escape(head)}" data-says="{escape(values)}" data-y="{point.y:.6g}"'
+        values += f" {format_bounds(point.low, point.high, chart.format_y)}"
+    title = f"{line.label}, {heading}: {values}{'; ' + point.remark if point.remark else ''}"
+    place, alt = (f"translate({_format_position(point.x, point.y, x_scale, scale)})" for scale in (shown, other))
+    tooltip = f'data-head="{escape(heading)}" data-says="{escape(values)}" data-y="{point.y:.6g}"'
     return (
-        f'<path class="mark" d="{line.look.marker}" transform="{place}" data-alt="{alt}" {about}>'
-        f"<title>{escape(told)}</title></path>"
+        f'<path class="mark" d="{line.style.marker}" transform="{place}" data-alt="{alt}" {tooltip}>'
+        f"<title>{escape(title)}</title></path>"
     )
 
 
 def _format_length(value: float) -> str:
-    """A length in at most two decimals, without trailing zeros."""
+    """Return a length in pixels with at most two decimals and no trailing zeros."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("", "-0") else text

@@ -1,8 +1,8 @@
-"""How each engine and algorithm is drawn: one look on the whole page, so that a line is recognised in every picture.
+"""The color and marker of each implementation, the same in all charts of the page.
 
-Colour and marker together name a line, so that neither colour-blind readers nor printers lose it. There are colours
-for as many lines of an operation as eyes can tell apart: the peers have theirs, then come those that are best
-somewhere, then those that come closest to the best. The others are drawn thin and grey, and named by the pointer.
+Color and marker together identify a line, so charts stay readable for color-blind readers and in print. Other engines
+have fixed styles. For each operation, the COLORS implementations that are fastest most often, or closest to the
+fastest, get a color; the others are drawn thin and gray ("muted").
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from hpccoll.report.curves import CurveGroup, Implementation
 
-COLOURS = 7  # of the style sheet: .c1 to .c7
+COLORS = 7  # classes .c1 to .c7 of the style sheet
 _MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross")
-_PEERS = {"mpi": ("peer", "hexagon"), "nccl": ("peer2", "star"), "gloo": ("peer3", "thin")}
-_QUIET = 20.0  # a line this many times slower than the best on average is no rival of it
-_SHAPES = {
+_ENGINE_STYLES = {"mpi": ("peer", "hexagon"), "nccl": ("peer2", "star"), "gloo": ("peer3", "thin")}
+_FAR_BEHIND = 20.0  # lag of an implementation whose time cannot be compared with the fastest
+_MARKER_PATHS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M-3.5-3.5h7v7h-7z",
     "up": "M0-4.6L4.3 3.2H-4.3z",
@@ -34,72 +34,73 @@ _SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """A class of the style sheet and the path of a marker around (0, 0)."""
+    """A class of the style sheet, and an SVG path of the marker around (0, 0)."""
 
     css_class: str
     marker: str
 
     @property
     def is_muted(self) -> bool:
-        """Whether it is one of the others."""
-        return self.css_class == "quiet"
+        """Whether the line is thin and gray."""
+        return self.css_class == "muted"
 
 
 BOUND_STYLE = LineStyle("bound", "")
-MUTED_STYLE = LineStyle("quiet", _SHAPES["dot"])
+MUTED_STYLE = LineStyle("muted", _MARKER_PATHS["dot"])
 
 
-def assign_line_styles(pictures: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
-    """Return the look of every line of these pictures.
-
-    In the pictures of one operation no two lines look alike, but for the quiet ones.
-    """
+def assign_line_styles(groups: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
+    """Return the style of every implementation; within an operation, styles that are not muted differ."""
     by_operation: dict[str, list[CurveGroup]] = {}
-    for picture in pictures:
-        by_operation.setdefault(picture.setting.op, []).append(picture)
-    chosen: dict[Implementation, set[str]] = {}  # in which operations a line is among the coloured ones
-    found: dict[Implementation, LineStyle] = {}
-    for op, mine in by_operation.items():
-        behind = _rank_by_lag(mine)
-        libraries = sorted({name.library for name in behind})
-        rivals = sorted(behind, key=lambda each: (*behind[each], each.sort_key))
-        for name in rivals:
-            found[name] = MUTED_STYLE
-            if name.engine in _PEERS and name.library == libraries[0]:
-                css, marker = _PEERS[name.engine]
-                found[name] = LineStyle(css, _SHAPES[marker])
-        own = [name for name in rivals if found[name] is MUTED_STYLE][:COLOURS]
-        for name in own:
-            chosen.setdefault(name, set()).add(op)
-    return found | _assign_colors(chosen)
+    for group in groups:
+        by_operation.setdefault(group.setting.op, []).append(group)
+    colored_in: dict[Implementation, set[str]] = {}  # operations in which an implementation gets a color
+    styles: dict[Implementation, LineStyle] = {}
+    for op, members in by_operation.items():
+        ranking = _rank_by_lag(members)
+        first_library = min(implementation.library for implementation in ranking)
+        ordered = sorted(ranking, key=lambda implementation: (*ranking[implementation], implementation.sort_key))
+        for implementation in ordered:
+            styles[implementation] = MUTED_STYLE
+            if implementation.engine in _ENGINE_STYLES and implementation.library == first_library:
+                css_class, marker = _ENGINE_STYLES[implementation.engine]
+                styles[implementation] = LineStyle(css_class, _MARKER_PATHS[marker])
+        for implementation in [name for name in ordered if styles[name] is MUTED_STYLE][:COLORS]:
+            colored_in.setdefault(implementation, set()).add(op)
+    return styles | _assign_colors(colored_in)
 
 
-def _assign_colors(chosen: Mapping[Implementation, set[str]]) -> dict[Implementation, LineStyle]:
-    """Return colours and markers: other ones for lines that meet in an operation, else the first that is free."""
-    taken: dict[Implementation, int] = {}
-    for name in sorted(chosen, key=lambda each: (-len(chosen[each]), each.sort_key)):
-        near = {at for other, at in taken.items() if chosen[other] & chosen[name]}
-        taken[name] = next(at for at in range(len(chosen) + 1) if at not in near)
+def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implementation, LineStyle]:
+    """Return colored styles, different for implementations that share an operation (greedy graph coloring)."""
+    indices: dict[Implementation, int] = {}
+    for implementation in sorted(operations, key=lambda name: (-len(operations[name]), name.sort_key)):
+        taken = {index for other, index in indices.items() if operations[other] & operations[implementation]}
+        indices[implementation] = next(index for index in range(len(operations) + 1) if index not in taken)
     return {
-        name: LineStyle(f"c{at % COLOURS + 1}", _SHAPES[_MARKERS[(at + at // COLOURS) % len(_MARKERS)]])
-        for name, at in taken.items()
+        implementation: LineStyle(
+            f"c{index % COLORS + 1}", _MARKER_PATHS[_MARKERS[(index + index // COLORS) % len(_MARKERS)]]
+        )
+        for implementation, index in indices.items()
     }
 
 
-def _rank_by_lag(pictures: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return for each line minus how often it is best, and by how much it is behind the best on average."""
+def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
+    """Return per implementation minus its number of wins, and its mean log ratio to the fastest; lower is better."""
     wins: dict[Implementation, int] = {}
-    logs: dict[Implementation, list[float]] = {}
-    for picture in pictures:
-        for nbytes in picture.sizes:
-            best = picture.find_fastest(nbytes)
-            if best is None or best[1].time_us.p50 <= 0:
+    lags: dict[Implementation, list[float]] = {}
+    for group in groups:
+        for nbytes in group.sizes:
+            fastest = group.find_fastest(nbytes)
+            if fastest is None or fastest[1].time_us.p50 <= 0:
                 continue
-            wins[best[0]] = wins.get(best[0], 0) + 1
-            for curve in picture.curves:
+            wins[fastest[0]] = wins.get(fastest[0], 0) + 1
+            for curve in group.curves:
                 record = curve.record_at(nbytes)
                 if record is not None and record.time_us.p50 > 0:
-                    logs.setdefault(curve.implementation, []).append(math.log(record.time_us.p50 / best[1].time_us.p50))
-    every = {curve.implementation for picture in pictures for curve in picture.curves}
-    far = math.log(_QUIET)
-    return {name: (-wins.get(name, 0), sum(gaps) / len(gaps) if (gaps := logs.get(name)) else far) for name in every}
+                    lag = math.log(record.time_us.p50 / fastest[1].time_us.p50)
+                    lags.setdefault(curve.implementation, []).append(lag)
+    every = {curve.implementation for group in groups for curve in group.curves}
+    return {
+        name: (-wins.get(name, 0), sum(own) / len(own) if (own := lags.get(name)) else math.log(_FAR_BEHIND))
+        for name in every
+    }

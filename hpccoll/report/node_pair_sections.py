@@ -1,4 +1,4 @@
-"""The pairs of nodes that a preflight measured, as matrices: who sends, to whom, how fast."""
+"""Page sections on the links between nodes that a preflight measured: heat maps and tables of bandwidth and latency."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
-from hpccoll.report.heat_map import MOST_WRITTEN, HeatMap, HeatMapCell, render_heat_map
+from hpccoll.report.heat_map import MAX_LABELED_NODES, HeatMap, HeatMapCell, render_heat_map
 from hpccoll.report.load import Results, Run, listed
-from hpccoll.report.page_section import ChartPanel, PageSection, PageTable
+from hpccoll.report.number_format import format_bytes_per_s, format_seconds
+from hpccoll.report.page_section import FigurePanel, PageSection, PageTable
 from hpccoll.units import format_size
 
 SLOWEST = 12
-_COLOURS = "Colours hold each value against what the best quarter of all directions reaches."
+_COLOR_NOTE = "Colors compare each value with the one that the best quarter of all directions reaches."
 _COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
-_NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines a second", "remark")
+_NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines per second", "remark")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDirection:
-    """One direction of a link; None where it could not be measured, then `broken` says why."""
+    """One direction of a link; the values are None if it could not be measured, and `broken` gives the reason."""
 
     source: str
     destination: str
@@ -38,33 +38,35 @@ def build_node_pair_sections(results: Results) -> list[PageSection]:
 
 
 def _build_section(results: Results, run: Run) -> PageSection:
-    mine = [_read_direction(record) for of, record in results.of_kind("preflight_pair") if of.number == run.number]
-    summary = [record for of, record in results.of_kind("preflight_summary") if of.number == run.number]
-    alone = [record for of, record in results.of_kind("preflight_node") if of.number == run.number]
-    nodes = _list_nodes(mine, summary)
-    ident = f"pairs{run.number}"
-    broken = sum(each.broken is not None for each in mine)
-    sizes = sorted({each.nbytes for each in mine})
-    intro = f"{len(nodes)} nodes, {len(mine)} directions, messages of {', '.join(map(format_size, sizes))}"
+    def read(kind: str) -> list[Mapping[str, Any]]:
+        return [record for owner, record in results.of_kind(kind) if owner.number == run.number]
+
+    directions = [_read_direction(record) for record in read("preflight_pair")]
+    node_records = read("preflight_node")
+    nodes = _list_nodes(directions, read("preflight_summary"))
+    element_id = f"pairs{run.number}"
+    broken = sum(direction.broken is not None for direction in directions)
+    sizes = sorted({direction.nbytes for direction in directions})
+    intro = f"{len(nodes)} nodes, {len(directions)} directions, messages of {', '.join(map(format_size, sizes))}"
     intro += f"; {broken} of them broken." if broken else "."
-    panels = [
-        _build_heat_map_panel(f"{ident}b", "Bandwidth from row to column", nodes, mine, by_latency=False),
-        _build_heat_map_panel(f"{ident}l", "Latency from row to column", nodes, mine, by_latency=True),
-    ]
-    heading = f"The slowest of {len(mine)} directions"
-    folded = len(nodes) <= MOST_WRITTEN  # the matrix has the values
-    tables = [PageTable(heading, _COLUMNS, _build_slowest_rows(mine), frozenset({"bandwidth", "latency"}), folded)]
-    if alone:
-        rows = tuple(_build_node_row(record) for record in alone)
-        tables.append(
-            PageTable("Each node by itself", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), is_folded=True)
-        )
+    panels = (
+        _build_heat_map_panel(f"{element_id}b", "Bandwidth from row to column", nodes, directions, by_latency=False),
+        _build_heat_map_panel(f"{element_id}l", "Latency from row to column", nodes, directions, by_latency=True),
+    )
+    heading = f"The slowest of {len(directions)} directions"
+    is_folded = len(nodes) <= MAX_LABELED_NODES  # the heat map shows the values
+    numbers = frozenset({"bandwidth", "latency"})
+    tables = [PageTable(heading, _COLUMNS, _build_slowest_rows(directions), numbers, is_folded)]
+    if node_records:
+        rows = tuple(_build_node_row(record) for record in node_records)
+        tables.append(PageTable("Each node alone", _NODE_COLUMNS, rows, frozenset(_NODE_COLUMNS[1:3]), is_folded=True))
     return PageSection(
-        ident, f"Pairs of nodes, {run.title}", intro, tuple(panels), tables=tuple(tables), notes=(_COLOURS,)
+        element_id, f"Pairs of nodes, {run.title}", intro, panels, tables=tuple(tables), notes=(_COLOR_NOTE,)
     )
 
 
 def _read_direction(record: Mapping[str, Any]) -> LinkDirection:
+    """Return the direction in a preflight_pair record; fields with invalid values become None."""
     rate, latency = _read_positive(record.get("bandwidth_GBps")), _read_positive(record.get("latency_us"))
     broken = record.get("broken")
     if broken is None and rate is None:
@@ -80,65 +82,74 @@ def _read_direction(record: Mapping[str, Any]) -> LinkDirection:
 
 
 def _read_positive(value: Any) -> float | None:
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    return float(value) if sound else None
+    """Return a positive finite number as a float, anything else as None."""
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if is_valid else None
 
 
-def _list_nodes(directions: Sequence[LinkDirection], summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the nodes in the job's order, where the summary has it, else as they appear."""
-    told = [str(name) for record in summary for name in listed(record, "nodes")]
-    return list(dict.fromkeys([*told, *(name for each in directions for name in (each.source, each.destination))]))
+def _list_nodes(directions: Sequence[LinkDirection], summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the node names in the order of the summary, then in order of appearance."""
+    ordered = [str(name) for record in summaries for name in listed(record, "nodes")]
+    ends = (name for direction in directions for name in (direction.source, direction.destination))
+    return list(dict.fromkeys([*ordered, *ends]))
 
 
 def _build_heat_map_panel(
-    ident: str, heading: str, nodes: list[str], directions: list[LinkDirection], *, by_latency: bool
-) -> ChartPanel:
-    tell = format_seconds if by_latency else format_bytes_per_s
-    at = {name: index for index, name in enumerate(nodes)}
+    element_id: str, heading: str, nodes: list[str], directions: list[LinkDirection], *, by_latency: bool
+) -> FigurePanel:
+    """Return the heat map of latency or of bandwidth."""
+    format_value = format_seconds if by_latency else format_bytes_per_s
+    indices = {name: index for index, name in enumerate(nodes)}
     cells = [
         HeatMapCell(
-            at[each.source],
-            at[each.destination],
-            each.latency_s if by_latency else each.bytes_per_s,
-            f"{each.source} to {each.destination}",
-            _format_direction(each),
-            each.broken is not None,
+            indices[direction.source],
+            indices[direction.destination],
+            direction.latency_s if by_latency else direction.bytes_per_s,
+            f"{direction.source} to {direction.destination}",
+            _format_direction(direction),
+            direction.broken is not None,
         )
-        for each in directions
+        for direction in directions
     ]
     worst = max if by_latency else min
     values = [cell.value for cell in cells if cell.value is not None]
-    about = f"{heading}: {len(nodes)} nodes; worst {tell(worst(values))}." if values else f"{heading}: none measured."
-    heat = HeatMap(ident, heading, about, tuple(nodes), tuple(cells), tell, higher_is_better=not by_latency)
-    return ChartPanel(heading, render_heat_map(heat), ident, has_scale_button=False)
+    summary = f"{len(nodes)} nodes; worst {format_value(worst(values))}" if values else "none measured"
+    heat = HeatMap(
+        *(element_id, heading, f"{heading}: {summary}.", tuple(nodes), tuple(cells), format_value),
+        higher_is_better=not by_latency,
+    )
+    return FigurePanel(heading, render_heat_map(heat), element_id, has_scale_button=False)
 
 
-def _format_direction(each: LinkDirection) -> str:
-    if each.broken is not None:
-        return f"broken: {each.broken}"
-    parts = [format_bytes_per_s(each.bytes_per_s)] if each.bytes_per_s else []
-    return ", ".join([*parts, *([format_seconds(each.latency_s)] if each.latency_s else [])])
+def _format_direction(direction: LinkDirection) -> str:
+    """Return `bandwidth, latency`, or the reason why the direction is broken."""
+    if direction.broken is not None:
+        return f"broken: {direction.broken}"
+    parts = [format_bytes_per_s(direction.bytes_per_s)] if direction.bytes_per_s else []
+    return ", ".join([*parts, *([format_seconds(direction.latency_s)] if direction.latency_s else [])])
 
 
 def _build_slowest_rows(directions: Sequence[LinkDirection]) -> tuple[tuple[str, ...], ...]:
-    ordered = sorted(directions, key=lambda each: each.bytes_per_s or 0.0)[:SLOWEST]
+    """Return the rows of the SLOWEST directions, broken ones first."""
+    ordered = sorted(directions, key=lambda direction: direction.bytes_per_s or 0.0)[:SLOWEST]
     return tuple(
         (
-            each.source,
-            each.destination,
-            format_bytes_per_s(each.bytes_per_s) if each.bytes_per_s else "-",
-            format_seconds(each.latency_s) if each.latency_s else "-",
-            f"broken: {each.broken}" if each.broken is not None else "",
+            direction.source,
+            direction.destination,
+            format_bytes_per_s(direction.bytes_per_s) if direction.bytes_per_s else "-",
+            format_seconds(direction.latency_s) if direction.latency_s else "-",
+            f"broken: {direction.broken}" if direction.broken is not None else "",
         )
-        for each in ordered
+        for direction in ordered
     )
 
 
 def _build_node_row(record: Mapping[str, Any]) -> tuple[str, ...]:
-    copies, computes = _read_positive(record.get("copy_GBps")), _read_positive(record.get("compute_Gsin_per_s"))
+    """Return the row of a preflight_node record, in the columns _NODE_COLUMNS."""
+    copies, sines = _read_positive(record.get("copy_GBps")), _read_positive(record.get("compute_Gsin_per_s"))
     return (
         str(record.get("node")),
         format_bytes_per_s(copies * 1e9) if copies else "-",
-        f"{computes:.3g}" if computes else "-",
+        f"{sines:.3g}" if sines else "-",
         str(record.get("lost") or ""),
     )

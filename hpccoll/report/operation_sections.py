@@ -1,27 +1,26 @@
-"""The sections of operations: latency, bus bandwidth and the distance to the bound over sizes, and who is fastest."""
+"""Page sections on operations: time, bus bandwidth and ratio to the model's bound over message sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from hpccoll.measure.comparison import compute_ratio
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.measure.table import format_ratio, format_title
-from hpccoll.report.axis_scale import format_bytes_per_s, format_factor, format_interval, format_seconds
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import BOUND_STYLE, LineStyle
-from hpccoll.report.page_section import ChartPanel, PageSection, PageTable, make_chart_panel, make_legend
+from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_factor, format_seconds
+from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
 from hpccoll.units import format_size
 
-LineStyles: TypeAlias = dict[Implementation, LineStyle]
+LineStyles: TypeAlias = Mapping[Implementation, LineStyle]
 ValueFunction: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float] | None]
 DASH = "-"
 FASTEST_COLUMNS = ("size", "fastest", "time", "against mpi", "over bound")
-_TIE = 1.05  # who leads goes on leading in words while nobody is faster by more
 ALL_COLUMNS = (
     "size",
     "engine",
@@ -33,138 +32,132 @@ ALL_COLUMNS = (
     "bus bandwidth",
     "wrong",
 )
+_TEXT_COLUMNS = {"fastest", "engine", "algorithm", "stopped by"}
+_TIE = 1.05  # an implementation counts as fastest while it is within this factor of the fastest
 
 
 def build_operation_sections(
-    pictures: Sequence[CurveGroup], looks: LineStyles, models: BoundModels
+    groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> list[PageSection]:
-    """Return a section for each setting; where both places were measured, out of place is folded."""
-    found: dict[object, list[CurveGroup]] = {}
-    for picture in pictures:
-        found.setdefault(picture.setting, []).append(picture)
-    return [_build_section(f"op{at}", each, looks, models) for at, each in enumerate(found.values(), 1)]
-
-
-def _build_section(ident: str, places: Sequence[CurveGroup], looks: LineStyles, models: BoundModels) -> PageSection:
-    first, *rest = places
-    names = {curve.implementation for picture in places for curve in picture.curves}
-    tables = [
-        PageTable(
-            f"All measurements, {each.place}",
-            ALL_COLUMNS,
-            _build_all_rows(each),
-            _select_number_columns(ALL_COLUMNS),
-            is_folded=True,
-        )
-        for each in places
+    """Return a section per setting; if both places were measured, the out-of-place figures are folded."""
+    by_setting: dict[object, list[CurveGroup]] = {}
+    for group in groups:
+        by_setting.setdefault(group.setting, []).append(group)
+    return [
+        _build_section(f"op{number}", places, styles, models) for number, places in enumerate(by_setting.values(), 1)
     ]
-    folded = [panel for each in rest for panel in _build_panels(f"{ident}o", each, looks, models)]
+
+
+def _build_section(
+    element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
+) -> PageSection:
+    first, *rest = places
+    folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
+    ranks, nodes = first.setting.ranks, first.setting.nodes
     return PageSection(
-        ident,
+        element_id,
         f"{format_title(first.setting)}, {first.place}",
         _describe_fastest(first),
-        tuple(_build_panels(ident, first, looks, models)),
-        make_legend(names, looks),
-        tuple(tables),
+        tuple(_build_panels(element_id, first, styles, models)),
+        make_legend({curve.implementation for group in places for curve in group.curves}, styles),
+        tuple(
+            PageTable(
+                f"All measurements, {group.place}",
+                ALL_COLUMNS,
+                _build_all_rows(group),
+                frozenset(ALL_COLUMNS) - _TEXT_COLUMNS,
+                is_folded=True,
+            )
+            for group in places
+        ),
         tuple(folded),
         "Out of place" if folded else "",
         side_table=_build_fastest_table(first, models),
-        short_title=_make_short_title(first),
+        short_title=f"{first.setting.op}, {ranks} rank{'s' * (ranks > 1)}"
+        + (f" on {nodes} nodes" if nodes > 1 else ""),
     )
 
 
-def _make_short_title(picture: CurveGroup) -> str:
-    ranks, nodes = picture.setting.ranks, picture.setting.nodes
-    return f"{picture.setting.op}, {ranks} rank{'s' * (ranks > 1)}" + (f" on {nodes} nodes" if nodes > 1 else "")
-
-
-def _describe_fastest(picture: CurveGroup) -> str:
-    """Say in a sentence who is fastest where; who is behind by a hair goes on leading."""
+def _describe_fastest(group: CurveGroup) -> str:
+    """Return a sentence that names the fastest implementation of each size range; ties continue a range."""
     spans: list[tuple[str, int, int]] = []
-    for nbytes in picture.sizes:
-        best = picture.find_fastest(nbytes)
-        if best is None:
+    for nbytes in group.sizes:
+        fastest = group.find_fastest(nbytes)
+        if fastest is None:
             continue
-        close = {
+        limit = fastest[1].time_us.p50 * _TIE
+        tied = {
             curve.implementation.label
-            for curve in picture.curves
-            if (record := curve.record_at(nbytes))
-            and record.time_us.p50 <= best[1].time_us.p50 * _TIE
-            and not record.wrong
+            for curve in group.curves
+            if (record := curve.record_at(nbytes)) and record.time_us.p50 <= limit and not record.wrong
         }
-        if spans and spans[-1][0] in close:
+        if spans and spans[-1][0] in tied:
             spans[-1] = (spans[-1][0], spans[-1][1], nbytes)
         else:
-            spans.append((best[0].label, nbytes, nbytes))
+            spans.append((fastest[0].label, nbytes, nbytes))
     if not spans:
-        return "No result was right."
-    if picture.sizes == (0,):
+        return "All results were wrong."
+    if group.sizes == (0,):
         return f"Fastest: {spans[0][0]}."
-    told = [
-        f"{label} {'at' if low == high else 'from'} {format_size(low)}"
-        + (f" to {format_size(high)}" if low != high else "")
+    ranges = [
+        f"{label} at {format_size(low)}" if low == high else f"{label} from {format_size(low)} to {format_size(high)}"
         for label, low, high in spans
     ]
-    return f"Fastest, within {_TIE - 1:.0%}: {', '.join(told)}."
+    return f"Fastest, within {_TIE - 1:.0%}: {', '.join(ranges)}."
 
 
-def _build_panels(ident: str, picture: CurveGroup, looks: LineStyles, models: BoundModels) -> list[ChartPanel]:
-    about = f"{format_title(picture.setting)}, {picture.place}. {_describe_fastest(picture)}"
+def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:
+    """Return the charts of time, bus bandwidth and ratio to the bound; without those that have nothing to draw."""
+    description = f"{format_title(group.setting)}, {group.place}. {_describe_fastest(group)}"
 
-    def over(record: CollectiveRecord) -> tuple[float, float, float] | None:
+    def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
         bound = models.compute_bound_s(record)
-        return None if bound is None else tuple(each / bound for each in get_time_interval_s(record))  # type: ignore[return-value]
+        if bound is None:
+            return None
+        middle, low, high = get_time_interval_s(record)
+        return middle / bound, low / bound, high / bound
 
-    known = _build_bound_line(picture, models)
-    panels = [
-        ("t", "Time", format_seconds, _build_lines(picture, looks, get_time_interval_s, known), False),
-        ("b", "Bus bandwidth", format_bytes_per_s, _build_lines(picture, looks, compute_busbw_interval), False),
-        ("m", "Time over the model's bound", format_factor, _build_lines(picture, looks, over), True),
+    times = (*_build_bound_line(group, models), *_build_lines(group, styles, get_time_interval_s))
+    charts = [
+        ("t", "Time", format_seconds, times),
+        ("b", "Bus bandwidth", format_bytes_per_s, _build_lines(group, styles, compute_busbw_interval)),
+        ("m", "Time over the model's bound", format_factor, _build_lines(group, styles, divide_by_bound)),
     ]
-    found = [
+    panels = [
         make_chart_panel(
             LineChart(
-                f"{ident}{key}",
-                heading,
-                about,
-                "message size",
-                _format_rounded_size,
-                told,
-                lines,
+                *(f"{element_id}{key}", heading, description, "message size", _format_rounded_size, format_y, lines),
                 is_log=key != "b",
-                marks_one=unity,
+                marks_one=key == "m",
             )
         )
-        for key, heading, told, lines, unity in panels
+        for key, heading, format_y, lines in charts
     ]
-    return [panel for panel in found if panel is not None]
+    return [panel for panel in panels if panel is not None]
 
 
 def _format_rounded_size(nbytes: float) -> str:
     return format_size(round(nbytes))
 
 
-def _build_lines(
-    picture: CurveGroup, looks: LineStyles, value: ValueFunction, more: Sequence[ChartLine] = ()
-) -> tuple[ChartLine, ...]:
-    """Return the lines of a picture, those without a colour undermost, the peers on top."""
-    found = []
-    for curve in picture.curves:
+def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
+    """Return a line per curve through the values that `get_value` returns; muted lines first, other engines last."""
+    lines = []
+    for curve in group.curves:
         points = [
-            ChartPoint(record.row.nbytes, *values, _describe_record(record))
+            ChartPoint(record.row.nbytes, *interval, _describe_record(record))
             for record in curve.records
-            if (values := value(record)) is not None
+            if (interval := get_value(record)) is not None
         ]
-        found.append(ChartLine(curve.implementation.label, looks[curve.implementation], tuple(points)))
-    found.sort(key=lambda line: (not line.look.is_muted, line.look.css_class.startswith("peer")))
-    return (*more, *found)
+        lines.append(ChartLine(curve.implementation.label, styles[curve.implementation], tuple(points)))
+    return tuple(sorted(lines, key=lambda line: (not line.style.is_muted, line.style.css_class.startswith("peer"))))
 
 
-def _build_bound_line(picture: CurveGroup, models: BoundModels) -> list[ChartLine]:
-    """Return the line of the bound, drawn below the others; empty where no machine is known."""
+def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:
+    """Return the line of the model's bound; an empty list if there is no model."""
     points = []
-    for nbytes in picture.sizes:
-        records = [record for curve in picture.curves if (record := curve.record_at(nbytes))]
+    for nbytes in group.sizes:
+        records = [record for curve in group.curves if (record := curve.record_at(nbytes))]
         bound = models.compute_bound_s(records[0])
         if bound is not None:
             points.append(ChartPoint(nbytes, bound, bound, bound))
@@ -172,71 +165,65 @@ def _build_bound_line(picture: CurveGroup, models: BoundModels) -> list[ChartLin
 
 
 def _describe_record(record: CollectiveRecord) -> str:
-    made = len(record.samples_us)
-    told = f"{made} iteration{'s' * (made > 1)}"
-    return f"{told}, WRONG in {record.wrong} elements" if record.wrong else told
+    count = len(record.samples_us)
+    text = f"{count} iteration{'s' * (count > 1)}"
+    return f"{text}, WRONG in {record.wrong} elements" if record.wrong else text
 
 
-def _build_fastest_table(picture: CurveGroup, models: BoundModels) -> PageTable:
-    """Return who is fastest at each size; without the columns that have nothing to say."""
-    rows = [_build_fastest_row(picture, nbytes, models) for nbytes in picture.sizes]
+def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
+    """Return a table of the fastest implementation per size, without columns that are empty in all rows."""
+    rows = [_build_fastest_row(group, nbytes, models) for nbytes in group.sizes]
+    required = FASTEST_COLUMNS[:3]
     kept = [
-        at
-        for at in range(len(FASTEST_COLUMNS))
-        if at <= FASTEST_COLUMNS.index("time") or any(row[at] != DASH for row in rows)
+        index
+        for index, column in enumerate(FASTEST_COLUMNS)
+        if column in required or any(row[index] != DASH for row in rows)
     ]
-    columns = tuple(FASTEST_COLUMNS[at] for at in kept)
-    return PageTable(
-        "Fastest at each size",
-        columns,
-        tuple(tuple(row[at] for at in kept) for row in rows),
-        _select_number_columns(columns),
-    )
+    columns = tuple(FASTEST_COLUMNS[index] for index in kept)
+    cells = tuple(tuple(row[index] for index in kept) for row in rows)
+    return PageTable("Fastest at each size", columns, cells, frozenset(columns) - _TEXT_COLUMNS)
 
 
-def _build_fastest_row(picture: CurveGroup, nbytes: int, models: BoundModels) -> tuple[str, ...]:
-    best = picture.find_fastest(nbytes)
-    if best is None:
-        return (format_size(nbytes), "none was right", DASH, DASH, DASH)
-    name, record = best
-    reference, bound = picture.find_mpi_record(nbytes, name.library), models.compute_bound_s(record)
+def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> tuple[str, ...]:
+    fastest = group.find_fastest(nbytes)
+    if fastest is None:
+        return (format_size(nbytes), "all wrong", DASH, DASH, DASH)
+    implementation, record = fastest
+    reference, bound = group.find_mpi_record(nbytes, implementation.library), models.compute_bound_s(record)
     ratio = None if reference is None or reference is record else compute_ratio(record, reference)
-    against = DASH if ratio is None else " ".join(format_ratio(ratio))
-    over = DASH if bound is None else format_factor(get_time_interval_s(record)[0] / bound)
-    return (format_size(nbytes), name.label, format_seconds(get_time_interval_s(record)[0]), against, over)
+    against_mpi = DASH if ratio is None else " ".join(format_ratio(ratio))
+    seconds = get_time_interval_s(record)[0]
+    over_bound = DASH if bound is None else format_factor(seconds / bound)
+    return (format_size(nbytes), implementation.label, format_seconds(seconds), against_mpi, over_bound)
 
 
-def _build_all_rows(picture: CurveGroup) -> tuple[tuple[str, ...], ...]:
+def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
+    """Return a table row per measurement, in the columns ALL_COLUMNS."""
     rows = []
-    for nbytes in picture.sizes:
-        for curve in picture.curves:
+    for nbytes in group.sizes:
+        for curve in group.curves:
             record = curve.record_at(nbytes)
             if record is None:
                 continue
-            wrong = "not checked" if record.wrong is None else str(record.wrong)
-            engine = (
-                f"{curve.implementation.engine} ({curve.implementation.library})"
-                if curve.implementation.library
-                else curve.implementation.engine
+            engine, algorithm, library = curve.implementation
+            busbw = compute_busbw_interval(record)[0]
+            rows.append(
+                (
+                    format_size(nbytes),
+                    f"{engine} ({library})" if library else engine,
+                    algorithm or DASH,
+                    *_format_median(record),
+                    str(len(record.samples_us)),
+                    str(record.stop),
+                    format_bytes_per_s(busbw) if busbw > 0 else DASH,
+                    "not checked" if record.wrong is None else str(record.wrong),
+                )
             )
-            head = (format_size(nbytes), engine, curve.implementation.algorithm or DASH)
-            made = (str(len(record.samples_us)), str(record.stop))
-            rows.append((*head, *_format_median(record), *made, _format_busbw(record), wrong))
     return tuple(rows)
 
 
 def _format_median(record: CollectiveRecord) -> tuple[str, str]:
-    """Return the median and its interval, with a ? where that covers less than 95 %."""
+    """Return the median and its interval, the latter with a ? if it covers less than 95 %."""
     middle, low, high = get_time_interval_s(record)
-    sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
-    return format_seconds(middle), f"{format_interval(low, high, format_seconds)}{'' if sure else ' ?'}"
-
-
-def _format_busbw(record: CollectiveRecord) -> str:
-    speed = compute_busbw_interval(record)[0]
-    return format_bytes_per_s(speed) if speed > 0 else DASH
-
-
-def _select_number_columns(columns: Sequence[str]) -> frozenset[str]:
-    words = ("fastest", "engine", "algorithm", "stopped by")
-    return frozenset(column for column in columns if column not in words)
+    is_sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
+    return format_seconds(middle), f"{format_bounds(low, high, format_seconds)}{'' if is_sure else ' ?'}"

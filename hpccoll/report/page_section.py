@@ -1,8 +1,8 @@
-"""What a page is made of: sections with panels, a legend and tables. The template writes them and knows no more."""
+"""The content of a page as data: sections with panels, legends and tables, which the template renders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpccoll.report.curves import Implementation
@@ -11,8 +11,8 @@ from hpccoll.report.line_styles import LineStyle
 
 
 @dataclass(frozen=True, slots=True)
-class ChartPanel:
-    """A picture with its heading; `drawn` is an <svg> element, `swaps` whether it has another vertical scale."""
+class FigurePanel:
+    """A figure with its heading: `svg` is an <svg> element; `has_scale_button` switches its vertical axis."""
 
     title: str
     svg: str
@@ -23,7 +23,7 @@ class ChartPanel:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """An entry of a legend."""
+    """A label and the style of its line."""
 
     label: str
     style: LineStyle
@@ -31,7 +31,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table: its heading, its columns, the columns that hold numbers, its rows; `folded` until it is asked for."""
+    """A table: `number_columns` are aligned to the right; `is_folded` hides the rows until the reader opens them."""
 
     title: str
     columns: tuple[str, ...]
@@ -42,32 +42,44 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of the page.
+    """A section of the page.
 
-    `folded` are panels that are secondary, under a heading of their own; `beside` is a table that stands among the
-    panels, `short` what the list of contents calls the section.
+    Args:
+        element_id: id of the section and prefix of its panels' ids.
+        title: heading.
+        intro: paragraph below the heading.
+        panels: figures that are always visible.
+        legend: legend of the figures.
+        tables: tables below the figures.
+        folded_panels: figures hidden under `folded_title` until the reader opens them.
+        folded_title: heading of the folded panels.
+        notes: remarks below the figures.
+        side_table: a table placed beside the figures.
+        short_title: title in the table of contents; empty means `title`.
     """
 
     element_id: str
     title: str
     intro: str
-    panels: tuple[ChartPanel, ...] = ()
+    panels: tuple[FigurePanel, ...] = ()
     legend: tuple[LegendEntry, ...] = ()
     tables: tuple[PageTable, ...] = ()
-    folded_panels: tuple[ChartPanel, ...] = ()
+    folded_panels: tuple[FigurePanel, ...] = ()
     folded_title: str = ""
     notes: tuple[str, ...] = ()
     side_table: PageTable | None = None
     short_title: str = ""
 
 
-def make_chart_panel(chart: LineChart) -> ChartPanel | None:
-    """Return a chart as a panel; None where it has nothing to draw."""
-    drawn = render_line_chart(chart)
-    return ChartPanel(chart.title, drawn, chart.element_id, is_log=chart.is_log) if drawn else None
+def make_chart_panel(chart: LineChart) -> FigurePanel | None:
+    """Return a line chart as a panel; None if it has nothing to draw."""
+    svg = render_line_chart(chart)
+    return FigurePanel(chart.title, svg, chart.element_id, is_log=chart.is_log) if svg else None
 
 
-def make_legend(names: Iterable[Implementation], looks: dict[Implementation, LineStyle]) -> tuple[LegendEntry, ...]:
-    """Return the legend of these lines: those with a colour first."""
-    found = [LegendEntry(name.label, looks[name]) for name in sorted(set(names), key=lambda each: each.sort_key)]
-    return tuple(sorted(found, key=lambda key: key.style.is_muted))
+def make_legend(
+    implementations: Iterable[Implementation], styles: Mapping[Implementation, LineStyle]
+) -> tuple[LegendEntry, ...]:
+    """Return the legend of these implementations, muted lines last."""
+    ordered = sorted(set(implementations), key=lambda name: (styles[name].is_muted, name.sort_key))
+    return tuple(LegendEntry(implementation.label, styles[implementation]) for implementation in ordered)

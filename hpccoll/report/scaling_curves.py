@@ -1,7 +1,6 @@
-"""What becomes of a size when there are more ranks or nodes: the runs of a sweep, or files of several jobs.
+"""Curve groups of one operation on several job sizes, to show how time changes with the number of ranks or nodes.
 
-A scaling holds one operation in one place, measured on two numbers of ranks or more. It is laid out over nodes where
-these differ and each number of nodes has one number of ranks, else over ranks.
+The x axis is the number of nodes if every job has a different one, else the number of ranks.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import NamedTuple
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
-_ALIKE = 0.1  # of log2: 1048572 B on 3 ranks is the 1 MiB of 4
+_SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks stands for the 1 MiB of 4 ranks
 
 
 class ScalingKey(NamedTuple):
-    """What pictures of one scaling have in common."""
+    """The settings that are the same for all job sizes."""
 
     op: str
     dtype: str
@@ -30,7 +29,7 @@ class ScalingKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """The pictures of one kind by ranks, and the sizes that can be followed through them: small, middle, large."""
+    """The groups of one key in order of job size, and a small, a middle and a large size that all of them have."""
 
     key: ScalingKey
     groups: tuple[CurveGroup, ...]
@@ -39,57 +38,53 @@ class ScalingCurves:
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
-        """Every line of it."""
-        return tuple(
-            sorted(
-                {curve.implementation for picture in self.groups for curve in picture.curves},
-                key=lambda name: name.sort_key,
-            )
-        )
+        """All implementations of the groups, sorted."""
+        names = {curve.implementation for group in self.groups for curve in group.curves}
+        return tuple(sorted(names, key=lambda implementation: implementation.sort_key))
 
-    def get_x(self, picture: CurveGroup) -> int:
-        """Return where a picture's values stand."""
-        return picture.setting.nodes if self.over == "nodes" else picture.setting.ranks
+    def get_x(self, group: CurveGroup) -> int:
+        """Return a group's number of nodes or ranks, whichever is the x axis."""
+        return group.setting.nodes if self.over == "nodes" else group.setting.ranks
 
-    def records_at(self, name: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return a line's measurements of a size, with where they stand."""
-        found = []
-        for picture in self.groups:
-            for curve in picture.curves:
-                record = _find_record(curve, nbytes) if curve.implementation == name else None
+    def records_at(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
+        """Return an implementation's (x, record) of a size for every job size that has one."""
+        points = []
+        for group in self.groups:
+            for curve in group.curves:
+                record = _find_record(curve, nbytes) if curve.implementation == implementation else None
                 if record is not None:
-                    found.append((self.get_x(picture), record))
-        return found
+                    points.append((self.get_x(group), record))
+        return points
 
 
-def group_scaling_curves(pictures: Sequence[CurveGroup]) -> list[ScalingCurves]:
-    """Return the scalings that the pictures hold."""
-    found: dict[ScalingKey, list[CurveGroup]] = {}
-    for picture in pictures:
-        if picture.setting.ranks > 1:
-            of = picture.setting
-            kind = ScalingKey(of.op, of.dtype, of.redop, of.root, of.buffer, picture.in_place)
-            found.setdefault(kind, []).append(picture)
-    return [_make_scaling_curves(kind, several) for kind, several in found.items() if len(several) > 1]
+def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
+    """Return the scaling curves of every operation that was measured on at least two job sizes."""
+    by_key: dict[ScalingKey, list[CurveGroup]] = {}
+    for group in groups:
+        setting = group.setting
+        if setting.ranks > 1:
+            key = ScalingKey(setting.op, setting.dtype, setting.redop, setting.root, setting.buffer, group.in_place)
+            by_key.setdefault(key, []).append(group)
+    return [_make_scaling_curves(key, members) for key, members in by_key.items() if len(members) > 1]
 
 
-def _make_scaling_curves(kind: ScalingKey, pictures: list[CurveGroup]) -> ScalingCurves:
-    ordered = tuple(sorted(pictures, key=lambda each: (each.setting.ranks, each.setting.nodes)))
-    nodes = [picture.setting.nodes for picture in ordered]
+def _make_scaling_curves(key: ScalingKey, groups: list[CurveGroup]) -> ScalingCurves:
+    ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
+    nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
-    common = [size for size in ordered[-1].sizes if all(_has_size(picture, size) for picture in ordered)]
+    common = [size for size in ordered[-1].sizes if all(_has_size(group, size) for group in ordered)]
     sizes = dict.fromkeys([common[0], common[len(common) // 2], common[-1]] if common else [])
-    return ScalingCurves(kind, ordered, over, tuple(sizes))
+    return ScalingCurves(key, ordered, over, tuple(sizes))
 
 
-def _has_size(picture: CurveGroup, nbytes: int) -> bool:
-    return any(_is_same_size(size, nbytes) for size in picture.sizes)
+def _has_size(group: CurveGroup, nbytes: int) -> bool:
+    return any(_is_same_size(size, nbytes) for size in group.sizes)
 
 
 def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
     return next((record for record in curve.records if _is_same_size(record.row.nbytes, nbytes)), None)
 
 
-def _is_same_size(one: int, other: int) -> bool:
-    """Whether two sizes were asked for as one: where a message is blocks, it is rounded to whole elements a block."""
-    return one == other or (min(one, other) > 0 and abs(math.log2(one / other)) < _ALIKE)
+def _is_same_size(a: int, b: int) -> bool:
+    """Whether two sizes are equal up to rounding: messages made of blocks have whole elements per block."""
+    return a == b or (min(a, b) > 0 and abs(math.log2(a / b)) < _SIZE_TOLERANCE)

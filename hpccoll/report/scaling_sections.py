@@ -1,105 +1,111 @@
-"""The sections of scaling: what becomes of a small, a middle and a large message with more ranks or nodes."""
+"""Page sections on scaling: time and bandwidth of a small, a middle and a large message over ranks or nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.report.axis_scale import format_bytes_per_s, format_seconds
 from hpccoll.report.curves import Implementation, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import LineStyle
-from hpccoll.report.page_section import ChartPanel, PageSection, PageTable, make_chart_panel, make_legend
+from hpccoll.report.number_format import format_bytes_per_s, format_seconds
+from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
 from hpccoll.report.scaling_curves import ScalingCurves
 from hpccoll.units import format_size
 
 
 def build_scaling_sections(
-    scalings: Sequence[ScalingCurves], looks: dict[Implementation, LineStyle]
+    scalings: Sequence[ScalingCurves], styles: Mapping[Implementation, LineStyle]
 ) -> list[PageSection]:
-    """Return a section for each scaling that has a size to follow."""
-    return [_build_section(f"sc{at}", scaling, looks) for at, scaling in enumerate(scalings, 1) if scaling.sizes]
+    """Return a section for each of the scaling curves that has a size in common."""
+    return [
+        _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
+    ]
 
 
-def _build_section(ident: str, scaling: ScalingCurves, looks: dict[Implementation, LineStyle]) -> PageSection:
-    kind = scaling.key
-    what = [kind.op, kind.dtype, kind.redop or "", "" if kind.root is None else f"root {kind.root}"]
-    place = "in-place" if kind.in_place else "out-of-place"
-    heading = ", ".join([*(part for part in what if part), f"{kind.buffer} memory", place])
+def _build_section(element_id: str, scaling: ScalingCurves, styles: Mapping[Implementation, LineStyle]) -> PageSection:
+    key = scaling.key
+    parts = [key.op, key.dtype, key.redop or "", "" if key.root is None else f"root {key.root}"]
+    place = "in-place" if key.in_place else "out-of-place"
+    heading = ", ".join([*(part for part in parts if part), f"{key.buffer} memory", place])
     return PageSection(
-        ident,
+        element_id,
         f"Scaling over {scaling.over}: {heading}",
         _describe_jobs(scaling),
-        tuple(_build_panels(ident, scaling, looks)),
-        make_legend(scaling.implementations, looks),
+        tuple(_build_panels(element_id, scaling, styles)),
+        make_legend(scaling.implementations, styles),
         side_table=_build_fastest_table(scaling),
-        short_title=f"{kind.op} over {scaling.over}",
+        short_title=f"{key.op} over {scaling.over}",
     )
 
 
 def _build_fastest_table(scaling: ScalingCurves) -> PageTable:
-    """Return who is fastest with the largest message, and what is left of the first job's bandwidth."""
+    """Return a table of the fastest implementation per job size, for the largest message."""
     nbytes = scaling.sizes[-1]
-    best: dict[int, tuple[float, str, CollectiveRecord]] = {}
-    for name in scaling.implementations:
-        for x, record in scaling.records_at(name, nbytes):
+    fastest: dict[int, tuple[float, str, CollectiveRecord]] = {}
+    for implementation in scaling.implementations:
+        for x, record in scaling.records_at(implementation, nbytes):
             time = record.time_us.p50
-            if not record.wrong and (x not in best or time < best[x][0]):
-                best[x] = (time, name.label, record)
-    columns = (scaling.over, "fastest", "time", "bus bandwidth", "of the first")
-    first: float | None = None
+            if not record.wrong and (x not in fastest or time < fastest[x][0]):
+                fastest[x] = (time, implementation.label, record)
+    columns = (scaling.over, "fastest", "time", "bus bandwidth", "relative to first")
+    first_busbw: float | None = None
     rows = []
-    for x, (time, label, record) in sorted(best.items()):
-        speed = compute_busbw_interval(record)[0]
-        first = first or speed
-        left = (format_bytes_per_s(speed), f"{speed / first:.0%}") if speed else ("-", "-")
-        rows.append((str(x), label, format_seconds(time * 1e-6), *left))
+    for x, (time, label, record) in sorted(fastest.items()):
+        busbw = compute_busbw_interval(record)[0]
+        first_busbw = first_busbw or busbw
+        bandwidth = (format_bytes_per_s(busbw), f"{busbw / first_busbw:.0%}") if busbw else ("-", "-")
+        rows.append((str(x), label, format_seconds(time * 1e-6), *bandwidth))
     heading = f"Fastest with {format_size(nbytes)}" if nbytes else "Fastest"
     return PageTable(heading, columns, tuple(rows), frozenset(columns) - {"fastest"})
 
 
 def _describe_jobs(scaling: ScalingCurves) -> str:
-    jobs = [(picture.setting.ranks, picture.setting.nodes) for picture in scaling.groups]
-    return f"Jobs: {', '.join(f'{ranks} ranks on {nodes} node' + 's' * (nodes > 1) for ranks, nodes in jobs)}."
+    jobs = [(group.setting.ranks, group.setting.nodes) for group in scaling.groups]
+    return f"Jobs: {', '.join(_format_job(ranks, nodes) for ranks, nodes in jobs)}."
 
 
-def _build_panels(ident: str, scaling: ScalingCurves, looks: dict[Implementation, LineStyle]) -> list[ChartPanel]:
-    found = []
-    for at, nbytes in enumerate(scaling.sizes):
-        large = at == len(scaling.sizes) - 1 and nbytes > 0
-        told = format_bytes_per_s if large else format_seconds
-        value: Callable[[CollectiveRecord], tuple[float, float, float]] = (
-            compute_busbw_interval if large else get_time_interval_s
-        )
-        what = "Bus bandwidth" if large else "Time"
-        heading = f"{what} of {format_size(nbytes)}" if nbytes else what
-        lines = tuple(_build_line(scaling, name, nbytes, looks[name], value) for name in scaling.implementations)
-        about = f"{scaling.key.op}: {what.lower()} over {scaling.over}. {_describe_jobs(scaling)}"
+def _build_panels(
+    element_id: str, scaling: ScalingCurves, styles: Mapping[Implementation, LineStyle]
+) -> list[FigurePanel]:
+    """Return a chart per size: bus bandwidth for the largest, time for the others."""
+    panels = []
+    for index, nbytes in enumerate(scaling.sizes):
+        is_largest = index == len(scaling.sizes) - 1 and nbytes > 0
+        quantity = "Bus bandwidth" if is_largest else "Time"
         chart = LineChart(
-            f"{ident}s{at}", heading, about, scaling.over, _format_count, told, lines, is_log=not large, has_bands=False
+            f"{element_id}s{index}",
+            f"{quantity} of {format_size(nbytes)}" if nbytes else quantity,
+            f"{scaling.key.op}: {quantity.lower()} over {scaling.over}. {_describe_jobs(scaling)}",
+            scaling.over,
+            "{:.0f}".format,
+            format_bytes_per_s if is_largest else format_seconds,
+            _build_lines(scaling, nbytes, styles, compute_busbw_interval if is_largest else get_time_interval_s),
+            is_log=not is_largest,
+            has_bands=False,
         )
         panel = make_chart_panel(chart)
         if panel is not None:
-            found.append(panel)
-    return found
+            panels.append(panel)
+    return panels
 
 
-def _build_line(
+def _build_lines(
     scaling: ScalingCurves,
-    name: Implementation,
     nbytes: int,
-    look: LineStyle,
-    value: Callable[[CollectiveRecord], tuple[float, float, float]],
-) -> ChartLine:
-    found = sorted(scaling.records_at(name, nbytes), key=lambda each: each[0])
-    return ChartLine(
-        name.label, look, tuple(ChartPoint(x, *value(record), _describe_job(record)) for x, record in found)
-    )
+    styles: Mapping[Implementation, LineStyle],
+    get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
+) -> tuple[ChartLine, ...]:
+    """Return a line per implementation through (x, value and interval) of a size."""
+    lines = []
+    for implementation in scaling.implementations:
+        points = tuple(
+            ChartPoint(x, *get_value(record), _format_job(record.row.ranks, record.row.nodes))
+            for x, record in sorted(scaling.records_at(implementation, nbytes), key=lambda point: point[0])
+        )
+        lines.append(ChartLine(implementation.label, styles[implementation], points))
+    return tuple(lines)
 
 
-def _describe_job(record: CollectiveRecord) -> str:
-    return f"{record.row.ranks} ranks on {record.row.nodes} node{'s' * (record.row.nodes > 1)}"
-
-
-def _format_count(value: float) -> str:
-    return f"{value:.0f}"
+def _format_job(ranks: int, nodes: int) -> str:
+    return f"{ranks} ranks on {nodes} node{'s' * (nodes > 1)}"

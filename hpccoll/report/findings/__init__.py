@@ -1,1 +1,10 @@
-"""Findings of a report: problems and remarks, each with evidence and a remedy. Start in collect.py."""
+"""Findings of a report: each with a severity, evidence and a remedy; start in collect.py.
+
+Findings have the doctor's format (doctor/finding.py), so scripts read a single kind of record. They are based on
+medians with confidence intervals: a difference that may be due to chance is not reported.
+"""
+
+from hpccoll.report.findings.collect import collect_findings
+from hpccoll.report.findings.runs import BenchRequest
+
+__all__ = ["BenchRequest", "collect_findings"]

@@ -1,49 +1,53 @@
-"""What the results say, in words: every finding with its evidence and what to do, the worst first.
-
-The words are the doctor's (doctor/finding.py), so that scripts read one kind of record. What the doctor and the
-preflight found themselves is passed on; the rest is judged here, from medians with their intervals, never from a
-difference that chance could have made.
-"""
+"""Collects the findings on result files from all other modules of the package."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
-from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.doctor.finding import Finding
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup
-from hpccoll.report.findings import measurements, noise, relayed, runs
-from hpccoll.report.findings.runs import BenchRequest
+from hpccoll.report.findings.measurements import (
+    find_missed_bounds,
+    find_poor_scaling,
+    find_slow_implementations,
+    find_wrong_results,
+)
+from hpccoll.report.findings.noise import find_noise
+from hpccoll.report.findings.relayed import relay_doctor_findings, relay_preflight_faults
+from hpccoll.report.findings.runs import (
+    BenchRequest,
+    find_binding_problems,
+    find_device_memory_problems,
+    find_incomplete_runs,
+)
 from hpccoll.report.load import Results, Run
-
-ReadRequest: TypeAlias = Callable[[Run], BenchRequest | None]
 
 
 def collect_findings(
-    results: Results, pictures: Sequence[CurveGroup], models: BoundModels, wants: ReadRequest = lambda _: None
+    results: Results,
+    groups: Sequence[CurveGroup],
+    models: BoundModels,
+    read_request: Callable[[Run], BenchRequest | None] = lambda _: None,
 ) -> list[Finding]:
-    """Return the findings, problems first.
+    """Return all findings, most severe first.
 
     Args:
-        results: what the files hold.
-        pictures: of their measurements.
-        models: the machines that bounds are taken from.
-        wants: what a run's command asked for; None where that is not known.
+        results: the content of the result files.
+        groups: their measurements as groups of curves.
+        models: the machine models for bounds.
+        read_request: returns the rows that a run's command asked for, or None if unknown.
     """
-    found = [
-        *measurements.find_wrong_results(results.rows),
-        *relayed.relay_preflight_faults(results),
-        *runs.find_incomplete_runs(results, wants),
-        *runs.find_binding_problems(results.runs),
-        *runs.find_device_memory_problems(results.rows),
-        *noise.find_noise(results.rows),
-        *measurements.find_slow_implementations(pictures),
-        *measurements.find_missed_bounds(pictures, models),
-        *measurements.find_poor_scaling(pictures),
-        *runs.relay_doctor_findings(results),
+    findings = [
+        *find_wrong_results(results.rows),
+        *relay_preflight_faults(results),
+        *find_incomplete_runs(results, read_request),
+        *find_binding_problems(results.runs),
+        *find_device_memory_problems(results.rows),
+        *find_noise(results.rows),
+        *find_slow_implementations(groups),
+        *find_missed_bounds(groups, models),
+        *find_poor_scaling(groups),
+        *relay_doctor_findings(results),
     ]
-    return sorted(found, key=lambda finding: -finding.severity)
-
-
-__all__ = ["BenchRequest", "Finding", "ReadRequest", "Severity", "collect_findings"]
+    return sorted(findings, key=lambda finding: -finding.severity)

@@ -1,191 +1,197 @@
-"""Findings on measurements: wrong results, algorithms far behind the best, bounds and growth that are missed."""
+"""Findings on measurements: wrong results, slow implementations, missed bounds and poor scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.measure.table import format_title
-from hpccoll.report.axis_scale import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import MeasuredRow
+from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
 from hpccoll.units import format_size
 
-AUTO_BEHIND, MPI_BEHIND, FAR_BEHIND = 1.10, 1.5, 10.0  # times slower than the best, beyond what chance can do
-OVER_BOUND = 3.0
-FALLS = 0.5  # of the bus bandwidth, from one number of nodes to the next
-_MOST_TOLD = 4
-_JOINED = (
-    "one slow link or node holds up all: hpccoll preflight on these nodes; and look at what joined: a second switch?"
+# Times slower than the fastest, at the low end of the interval, from which a finding is reported.
+AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
+BOUND_LIMIT = 3.0
+MIN_BUSBW_KEPT = 0.5  # fraction of the bus bandwidth, from one job size to the next
+_MAX_LISTED = 4
+_SLOW_NODE = (
+    "one slow link or node slows down all ranks: run hpccoll preflight on these nodes, and check how the added nodes "
+    "are connected (another switch?)"
 )
-_CROWDED = "look at what the ranks share: cores (more ranks than cores?), a socket's memory, one network port"
+_SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), a socket's memory, one network port"
+
+
+class Lag(NamedTuple):
+    """How many times slower than the fastest implementation another one is at a size, with its interval."""
+
+    ratio: Interval
+    nbytes: int
+    fastest: Implementation
+
+    def __str__(self) -> str:
+        at = f" at {format_size(self.nbytes)}" if self.nbytes else ""
+        bounds = f"[{self.ratio.low:.3g}, {self.ratio.high:.3g}]"
+        return f"{self.ratio.value:.3g}x slower than {self.fastest.label}{at} {bounds}"
 
 
 def find_wrong_results(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
-    """Yield what was found wrong, and whether something was not checked."""
+    """Yield a problem per implementation with wrong results, and a note if results were not checked."""
     kept = list(rows)
-    bad: dict[str, list[MeasuredRow]] = {}
-    for timed in kept:
-        row = timed.record.row
-        if timed.record.wrong:
-            library = f" on {timed.run.mpi}" if row.engine == "mpi" and timed.run.mpi else ""
-            bad.setdefault(f"{row.op} by {row.engine} {row.algorithm or ''}".strip() + library, []).append(timed)
-    for name, several in bad.items():
-        told = [
-            f"{each.record.wrong} of {each.record.row.count} elements at {format_size(each.record.row.nbytes)}, "
-            f"{each.record.row.ranks} ranks ({each.run.title})"
-            for each in several[:_MOST_TOLD]
-        ]
+    wrong: dict[str, list[MeasuredRow]] = {}
+    for measured in kept:
+        row = measured.record.row
+        if measured.record.wrong:
+            library = f" on {measured.run.mpi}" if row.engine == "mpi" and measured.run.mpi else ""
+            wrong.setdefault(f"{row.op} by {row.engine} {row.algorithm or ''}".strip() + library, []).append(measured)
+    for name, members in wrong.items():
+        evidence = "; ".join(
+            f"{member.record.wrong} of {member.record.row.count} elements at {format_size(member.record.row.nbytes)}, "
+            f"{member.record.row.ranks} ranks ({member.run.title})"
+            for member in members[:_MAX_LISTED]
+        )
         remedy = (
-            "do not use it here. For an own algorithm: `hpccoll verify` its plan; for the MPI library: another version "
-            "or transport; for GPUs: check the memory (dcgmi diag). Measure again with another --seed"
+            "do not use it here. For hpccoll's algorithms, run `hpccoll verify`; for the MPI library, try another "
+            "version or transport; for GPUs, check the memory (dcgmi diag). Then measure again with another --seed"
         )
-        yield Finding("results", Severity.PROBLEM, f"wrong results: {name}", "; ".join(told), remedy)
-    unchecked = [timed for timed in kept if timed.record.wrong is None]
+        yield Finding("results", Severity.PROBLEM, f"wrong results: {name}", evidence, remedy)
+    unchecked = [measured for measured in kept if measured.record.wrong is None]
     if unchecked:
-        found = f"{len(unchecked)} of {len(kept)} measurements were not checked"
-        evidence = ", ".join(sorted({each.run.title for each in unchecked})[:_MOST_TOLD])
-        yield Finding("results", Severity.NOTE, found, evidence, "leave out --check 0")
+        found = f"the results of {len(unchecked)} of {len(kept)} measurements were not checked"
+        evidence = ", ".join(sorted({measured.run.title for measured in unchecked})[:_MAX_LISTED])
+        yield Finding("results", Severity.NOTE, found, evidence, "measure again without --check 0")
 
 
-def find_slow_implementations(pictures: Iterable[CurveGroup]) -> Iterator[Finding]:
-    """Yield who is far behind the best: `auto`, the MPI library itself, single algorithms."""
-    for picture in pictures:
-        if picture.setting.ranks < 2:
+def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]:
+    """Yield findings on `auto`, the MPI library's own collectives and algorithms that are far behind the fastest."""
+    for group in groups:
+        if group.setting.ranks < 2:
             continue
-        behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]] = {}
-        for nbytes in picture.sizes:
-            for name, leader, ratio in _compare_to_fastest(picture, nbytes):
-                behind.setdefault(name, []).append((ratio.low, nbytes, leader, ratio))
-        yield from _find_slow_auto(picture, behind)
-        yield from _find_slow_mpi(picture, behind)
-        yield from _find_slow_algorithms(picture, behind)
+        lags: dict[Implementation, list[Lag]] = {}
+        for nbytes in group.sizes:
+            for implementation, lag in _compare_to_fastest(group, nbytes):
+                lags.setdefault(implementation, []).append(lag)
+        yield from _find_slow_auto(group, lags)
+        yield from _find_slow_mpi(group, lags)
+        yield from _find_slow_algorithms(group, lags)
 
 
-def _compare_to_fastest(picture: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Implementation, Interval]]:
-    """Yield how many times slower than the best each line is, where that is more than chance."""
-    best = picture.find_fastest(nbytes)
-    if best is None or best[1].time_us.min <= 0:
+def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
+    """Yield the implementations significantly slower than the fastest of the same MPI library, and their lag."""
+    fastest = group.find_fastest(nbytes)
+    if fastest is None or fastest[1].time_us.min <= 0:
         return
-    for curve in picture.curves:
+    for curve in group.curves:
         record = curve.record_at(nbytes)
-        if record is not None and record is not best[1] and curve.implementation.library == best[0].library:
-            ratio = ratio_of_medians(record.samples_us, best[1].samples_us)
-            if ratio.low > 1:
-                yield curve.implementation, best[0], ratio
+        if record is None or record is fastest[1] or curve.implementation.library != fastest[0].library:
+            continue
+        ratio = ratio_of_medians(record.samples_us, fastest[1].samples_us)
+        if ratio.low > 1:
+            yield curve.implementation, Lag(ratio, nbytes, fastest[0])
 
 
-def _format_lag(each: tuple[float, int, Implementation, Interval]) -> str:
-    _, nbytes, leader, ratio = each
-    at = f" at {format_size(nbytes)}" if nbytes else ""
-    return f"{ratio.value:.3g}x slower than {leader.label}{at} [{ratio.low:.3g}, {ratio.high:.3g}]"
+def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
+    """Return the lags beyond a limit, the largest first."""
+    return sorted((lag for lag in lags if lag.ratio.low > limit), key=lambda lag: -lag.ratio.low)
 
 
-def _find_slow_auto(
-    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
-) -> Iterator[Finding]:
-    for name, several in behind.items():
-        far = sorted((each for each in several if each[0] > AUTO_BEHIND), reverse=True, key=lambda each: each[0])
-        if name.algorithm == "auto" and far:
-            found = (
-                f"auto does not take the fastest of {picture.setting.op}, at {len(far)} of {len(picture.sizes)} sizes"
-            )
-            evidence = f"{_name_group(picture)}: {'; '.join(map(_format_lag, far[:_MOST_TOLD]))}"
+def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
+    return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
+
+
+def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    op = group.setting.op
+    for implementation, own in lags.items():
+        far = _select_far_behind(own, AUTO_LIMIT)
+        if implementation.algorithm == "auto" and far:
+            found = f"auto is slower than the fastest algorithm of {op} at {len(far)} of {len(group.sizes)} sizes"
+            remedy = f"run hpccoll tune {op} under the same launcher; it measures and stores the fastest algorithms"
+            yield Finding("algorithm", Severity.WARNING, found, _describe_lags(group, far), remedy)
+
+
+def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    op = group.setting.op
+    for implementation, own in lags.items():
+        far = _select_far_behind(own, MPI_LIMIT)
+        if implementation.engine == "mpi" and far:
+            library = f" of {implementation.library}" if implementation.library else ""
+            found = f"the MPI library's {op}{library} is slow at {len(far)} of {len(group.sizes)} sizes"
             remedy = (
-                f"measure and store what is fastest here: hpccoll tune {picture.setting.op}, under the same launcher"
+                f"use algorithm={far[0].fastest.algorithm or 'auto'!r} at these sizes, or let auto choose it "
+                f"(hpccoll tune {op}); the MPI library may have tuning parameters, too"
             )
-            yield Finding("algorithm", Severity.WARNING, found, evidence, remedy)
+            yield Finding("algorithm", Severity.NOTE, found, _describe_lags(group, far), remedy)
 
 
-def _find_slow_mpi(
-    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
-) -> Iterator[Finding]:
-    for name, several in behind.items():
-        far = sorted((each for each in several if each[0] > MPI_BEHIND), reverse=True, key=lambda each: each[0])
-        if name.engine == "mpi" and far:
-            known = f" of {name.library}" if name.library else ""
-            found = f"the MPI library's {picture.setting.op}{known} is slow at {len(far)} of {len(picture.sizes)} sizes"
-            evidence = f"{_name_group(picture)}: {'; '.join(map(_format_lag, far[:_MOST_TOLD]))}"
-            remedy = (
-                f"take algorithm={far[0][2].algorithm or 'auto'!r} there, or let auto do so (hpccoll tune "
-                f"{picture.setting.op}); the library may have settings of its own for it"
-            )
-            yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
-
-
-def _find_slow_algorithms(
-    picture: CurveGroup, behind: dict[Implementation, list[tuple[float, int, Implementation, Interval]]]
-) -> Iterator[Finding]:
-    """Say in one finding which other lines are an order of magnitude behind somewhere."""
+def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    """Yield one finding on all implementations, other than `auto` and mpi, that are far behind at some size."""
     worst = {
-        name: max(several, key=lambda each: each[0])
-        for name, several in behind.items()
-        if name.engine != "mpi" and name.algorithm != "auto"
+        implementation: max(own, key=lambda lag: lag.ratio.low)
+        for implementation, own in lags.items()
+        if implementation.engine != "mpi" and implementation.algorithm != "auto"
     }
-    far = sorted(((each[0], name, each) for name, each in worst.items() if each[0] > FAR_BEHIND), reverse=True)
-    if far:
-        told = "; ".join(f"{name.label} {_format_lag(each)}" for _, name, each in far[:_MOST_TOLD])
-        found = (
-            f"some ways to do {picture.setting.op} are more than {FAR_BEHIND:.0f}x slower than the best at some size"
-        )
-        evidence = f"{format_title(picture.setting)}, {picture.place}: {told}"
-        remedy = "do not fix an algorithm for all sizes: algorithm='auto', after hpccoll tune"
+    slow = [(lag.ratio.low, name, lag) for name, lag in worst.items() if lag.ratio.low > ALGORITHM_LIMIT]
+    if slow:
+        slow.sort(key=lambda entry: -entry[0])
+        listed = "; ".join(f"{name.label} {lag}" for _, name, lag in slow[:_MAX_LISTED])
+        op = group.setting.op
+        found = f"some algorithms of {op} are more than {ALGORITHM_LIMIT:.0f}x slower than the fastest at some size"
+        evidence = f"{format_title(group.setting)}, {group.place}: {listed}"
+        remedy = f"run hpccoll tune {op}, then use algorithm='auto' instead of one algorithm for all sizes"
         yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
 
 
-def find_missed_bounds(pictures: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
-    """Yield where not even the fastest comes near the model's bound, for the largest message across nodes."""
-    for picture in pictures:
-        best = picture.find_fastest(picture.sizes[-1]) if picture.setting.nodes > 1 else None
-        bound = None if best is None else models.compute_bound_s(best[1])
-        if best is None or bound is None:
+def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
+    """Yield the operations across nodes whose fastest time for the largest message is far above the model's bound."""
+    for group in groups:
+        fastest = group.find_fastest(group.sizes[-1]) if group.setting.nodes > 1 else None
+        bound = None if fastest is None else models.compute_bound_s(fastest[1])
+        if fastest is None or bound is None:
             continue
-        time, low, _ = get_time_interval_s(best[1])
-        if low / bound > OVER_BOUND:
-            found = f"even the fastest {picture.setting.op} takes {format_factor(time / bound)} the model's bound"
-            times = f"{best[0].label} {format_seconds(time)}, bound {format_seconds(bound)}"
-            at = f"{format_size(picture.sizes[-1])}: {times}"
+        time, low, _ = get_time_interval_s(fastest[1])
+        if low / bound > BOUND_LIMIT:
+            found = f"even the fastest {group.setting.op} takes {format_factor(time / bound)} the model's bound"
+            times = f"{fastest[0].label} {format_seconds(time)}, bound {format_seconds(bound)}"
+            evidence = f"{format_title(group.setting)}, {format_size(group.sizes[-1])}: {times}"
             remedy = (
-                "look at links and binding: hpccoll preflight on the same nodes, hpccoll doctor under the same launcher"
+                "check links and binding: run hpccoll preflight on the same nodes and hpccoll doctor under the same "
+                "launcher"
             )
-            yield Finding("bound", Severity.NOTE, found, f"{format_title(picture.setting)}, {at}", remedy)
+            yield Finding("bound", Severity.NOTE, found, evidence, remedy)
 
 
-def find_poor_scaling(pictures: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield where the largest message's bus bandwidth falls from one number of nodes or ranks to the next."""
-    for scaling in group_scaling_curves(pictures):
+def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
+    """Yield the operations whose bus bandwidth for the largest message halves from one job size to the next."""
+    for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    best: dict[int, tuple[float, CollectiveRecord]] = {}
-    for name in scaling.implementations:
-        for x, record in scaling.records_at(name, nbytes):
-            if not record.wrong:
-                speed = compute_busbw_interval(record)[0]
-                best[x] = max(best.get(x, (0.0, record)), (speed, record), key=lambda each: each[0])
-    at = sorted(best)
-    for one, other in pairwise(at):
-        before, after = best[one][1], best[other][1]
-        if scaling.over == "nodes" and one == 1:  # a network is slower than a node's memory: that is no finding
+    """Yield at most one finding: the first drop of the fastest implementation's bandwidth."""
+    fastest: dict[int, tuple[float, CollectiveRecord]] = {}
+    for implementation in scaling.implementations:
+        for x, record in scaling.records_at(implementation, nbytes):
+            busbw = compute_busbw_interval(record)[0]
+            if not record.wrong and (x not in fastest or busbw > fastest[x][0]):
+                fastest[x] = (busbw, record)
+    for smaller, larger in pairwise(sorted(fastest)):
+        before, after = fastest[smaller][1], fastest[larger][1]
+        if scaling.over == "nodes" and smaller == 1:  # a network is expected to be slower than a node's memory
             continue
-        if compute_busbw_interval(after)[2] < FALLS * compute_busbw_interval(before)[1]:
-            speeds = f"{format_bytes_per_s(best[one][0])} to {format_bytes_per_s(best[other][0])}"
-            found = (
-                f"{scaling.key.op} loses more than half its bandwidth from {one} to {other} {scaling.over}: {speeds}"
-            )
-            jobs = [f"{each.row.ranks} ranks on {each.row.nodes} nodes" for each in (before, after)]
+        if compute_busbw_interval(after)[2] < MIN_BUSBW_KEPT * compute_busbw_interval(before)[1]:
+            speeds = f"{format_bytes_per_s(fastest[smaller][0])} to {format_bytes_per_s(fastest[larger][0])}"
+            change = f"from {smaller} to {larger} {scaling.over}: {speeds}"
+            found = f"{scaling.key.op} loses more than half its bandwidth {change}"
+            jobs = [f"{record.row.ranks} ranks on {record.row.nodes} nodes" for record in (before, after)]
             evidence = f"bus bandwidth of the fastest at {format_size(nbytes)}, {jobs[0]} and {jobs[1]}"
-            remedy = _JOINED if scaling.over == "nodes" else _CROWDED
+            remedy = _SLOW_NODE if scaling.over == "nodes" else _SHARED_RESOURCE
             yield Finding("scaling", Severity.WARNING, found, evidence, remedy)
             return
-
-
-def _name_group(group: CurveGroup) -> str:
-    return f"{format_title(group.setting)}, {group.place}"

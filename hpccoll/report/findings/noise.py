@@ -1,4 +1,4 @@
-"""Findings on noise: wide intervals, a row measured twice and not alike, times that drift, too few iterations."""
+"""Findings on noise: wide intervals, repetitions that disagree, times that drift, too few iterations."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.record import CaseKey
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
-from hpccoll.report.axis_scale import format_interval, format_seconds
 from hpccoll.report.load import MeasuredRow
+from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_size
 
-WIDE = 0.10  # half the interval over the median
-MANY = 0.25  # of the rows, from which on it is a matter of the machine and not of a row
-AGAIN = 1.10  # the same thing measured twice: by this factor apart at least, chance aside
-_HALF = 12  # samples of a half, at least, to say that times drift
-_MOST_TOLD = 3
-_QUIETER = (
-    "measure on nodes of your own (--exclusive), bind ranks to cores, and give more time (--budget, --iterations); "
-    "believe no difference that is smaller than this one"
+MAX_UNCERTAINTY = 0.10  # half the interval over the median
+MACHINE_FRACTION = 0.25  # of the rows: if fewer rows are affected, the cause is a row and not the machine
+MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the near end of its interval
+_MIN_HALF = 12  # samples in each half of a row, to detect drift
+_MAX_LISTED = 3
+_REMEDY = (
+    "use nodes of your own (--exclusive), bind ranks to cores, and measure longer (--budget, --iterations); "
+    "do not rely on differences smaller than these"
 )
 
 
@@ -30,92 +30,95 @@ def find_noise(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield from _find_short_rows(rows)
 
 
-def name_row(timed: MeasuredRow) -> str:
-    """Return what to call a row in a sentence."""
-    row = timed.record.row
+def describe_row(measured: MeasuredRow) -> str:
+    """Return `all_reduce ring, 64 B on 2 ranks`."""
+    row = measured.record.row
     return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
 
 
 def _find_wide_intervals(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    widths = [(_compute_relative_width(row), row) for row in rows if row.record.time_us.p50 > 0]
-    wide = sorted((each for each in widths if each[0] > WIDE), key=lambda each: -each[0])
-    if not widths or len(wide) < MANY * len(widths):
+    times = [(row.record.time_us, row) for row in rows if row.record.time_us.p50 > 0]
+    uncertainties = [((time.p50_high - time.p50_low) / 2 / time.p50, row) for time, row in times]
+    wide = sorted((pair for pair in uncertainties if pair[0] > MAX_UNCERTAINTY), key=lambda pair: -pair[0])
+    if not times or len(wide) < MACHINE_FRACTION * len(times):
         return
-    worst = "; ".join(f"{name_row(row)}: {_format_median(row)}" for _, row in wide[:_MOST_TOLD])
-    found = f"many medians are not known well: {len(wide)} of {len(widths)} are uncertain by more than {WIDE:.0%}"
-    yield Finding("noise", Severity.WARNING, found, f"95 % intervals, the widest: {worst}", _QUIETER)
+    widest = "; ".join(f"{describe_row(row)}: {_format_median(row)}" for _, row in wide[:_MAX_LISTED])
+    found = f"many medians are uncertain: {len(wide)} of {len(times)} by more than {MAX_UNCERTAINTY:.0%}"
+    yield Finding("noise", Severity.WARNING, found, f"widest 95 % intervals: {widest}", _REMEDY)
 
 
-def _compute_relative_width(timed: MeasuredRow) -> float:
-    time = timed.record.time_us
-    return (time.p50_high - time.p50_low) / 2 / time.p50
-
-
-def _format_median(timed: MeasuredRow) -> str:
-    time = timed.record.time_us
-    interval = format_interval(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
+def _format_median(measured: MeasuredRow) -> str:
+    time = measured.record.time_us
+    interval = format_bounds(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
     return f"{format_seconds(time.p50 * 1e-6)} {interval}"
 
 
 def _find_disagreeing_runs(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    """Hold measurements of the same row by several runs against each other (A/A)."""
-    alike: dict[tuple[CaseKey, int, str], list[MeasuredRow]] = {}
+    """Compare measurements of the same row in several runs (an A/A test)."""
+    repetitions: dict[tuple[CaseKey, int, str], list[MeasuredRow]] = {}
     for row in rows:
-        alike.setdefault((row.record.row.key, row.record.row.nodes, row.run.mpi), []).append(row)
-    pairs = [(several[0], other) for several in alike.values() for other in several[1:]]
-    found: list[tuple[float, str]] = []
-    for one, other in pairs:
-        ratio = _compare_medians(one, other)
-        if ratio is not None and (ratio.low > AGAIN or ratio.high < 1 / AGAIN):
-            size = max(ratio.value, 1 / ratio.value)
-            medians = [f"{_format_median(row)} in {row.run.title}" for row in (one, other)]
-            words = f"{name_row(one)}: {', '.join(medians)}"
-            found.append((size, words))
-    if not found:
+        repetitions.setdefault((row.record.row.key, row.record.row.nodes, row.run.mpi), []).append(row)
+    pairs = [(members[0], other) for members in repetitions.values() for other in members[1:]]
+    differing: list[tuple[float, str]] = []
+    for first, second in pairs:
+        ratio = _compare_medians(first, second)
+        if ratio is not None and _is_beyond(ratio, MAX_DISAGREEMENT):
+            medians = [f"{_format_median(row)} in {row.run.title}" for row in (first, second)]
+            differing.append((max(ratio.value, 1 / ratio.value), f"{describe_row(first)}: {', '.join(medians)}"))
+    if not differing:
         return
-    found.sort(reverse=True)
-    about = f"{len(found)} of {len(pairs)} rows that were measured twice differ, by up to {found[0][0]:.2f}x"
-    hosts = sorted({str(timed.run.hosts) for pair in pairs for timed in pair})
-    where = "" if len(hosts) < 2 else "; the runs were on different hosts"
-    evidence = "; ".join(words for _, words in found[:_MOST_TOLD]) + where
-    yield Finding(
-        "noise", Severity.WARNING, f"the same was measured again and came out different: {about}", evidence, _QUIETER
+    differing.sort(reverse=True)
+    found = (
+        f"repeated measurements disagree: {len(differing)} of {len(pairs)} rows that were measured twice differ, "
+        f"by up to {differing[0][0]:.2f}x"
     )
+    hosts = {run.hosts for pair in pairs for run in (pair[0].run, pair[1].run)}
+    suffix = "" if len(hosts) < 2 else "; the runs were on different hosts"
+    evidence = "; ".join(words for _, words in differing[:_MAX_LISTED]) + suffix
+    yield Finding("noise", Severity.WARNING, found, evidence, _REMEDY)
 
 
-def _compare_medians(one: MeasuredRow, other: MeasuredRow) -> Interval | None:
-    if min(one.record.time_us.min, other.record.time_us.min) <= 0:
+def _compare_medians(first: MeasuredRow, second: MeasuredRow) -> Interval | None:
+    """Return the ratio of medians; None if there are too few samples for an interval."""
+    if min(first.record.time_us.min, second.record.time_us.min) <= 0:
         return None
-    ratio = ratio_of_medians(one.record.samples_us, other.record.samples_us)
+    ratio = ratio_of_medians(first.record.samples_us, second.record.samples_us)
     return ratio if ratio.coverage >= CONFIDENCE else None
 
 
+def _is_beyond(ratio: Interval, limit: float) -> bool:
+    """Whether a ratio's whole interval is above `limit` or below its inverse."""
+    return ratio.low > limit or ratio.high < 1 / limit
+
+
 def _find_drift(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    """Hold the first half of each row's iterations against the second."""
-    judged, drifting = 0, []
+    """Compare the first half of each row's iterations with the second half."""
+    compared, drifting = 0, []
     for row in rows:
         samples = row.record.samples_us
         half = len(samples) // 2
-        if half < _HALF or min(samples) <= 0:
+        if half < _MIN_HALF or min(samples) <= 0:
             continue
-        judged += 1
+        compared += 1
         ratio = ratio_of_medians(samples[:half], samples[half:])
-        if ratio.low > AGAIN or ratio.high < 1 / AGAIN:
-            drifting.append((max(ratio.value, 1 / ratio.value), name_row(row)))
-    if not drifting or len(drifting) < MANY * judged:
+        if _is_beyond(ratio, MAX_DISAGREEMENT):
+            drifting.append((max(ratio.value, 1 / ratio.value), describe_row(row)))
+    if not drifting or len(drifting) < MACHINE_FRACTION * compared:
         return
-    drifting.sort(reverse=True)
-    size, name = drifting[0]
-    found = f"times drift while they are measured: in {len(drifting)} of {judged} rows the halves of a run differ"
-    evidence = f"medians of the first and the second half of the iterations; most: {name}, by {size:.2f}x"
-    yield Finding("noise", Severity.WARNING, found, evidence, _QUIETER)
+    factor, name = max(drifting)
+    found = f"times drift during the measurement: in {len(drifting)} of {compared} rows the two halves of a run differ"
+    evidence = f"medians of the first and the second half of the iterations; largest: {name}, by {factor:.2f}x"
+    yield Finding("noise", Severity.WARNING, found, evidence, _REMEDY)
 
 
 def _find_short_rows(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    few = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
-    if not few:
+    short = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
+    if not short:
         return
-    found = f"{len(few)} of {len(rows)} rows have too few iterations for a 95 % interval; theirs is the range, marked ?"
-    fewest = min(few, key=lambda row: len(row.record.samples_us))
-    evidence = f"{name_row(fewest)}: {len(fewest.record.samples_us)} iterations"
-    yield Finding("noise", Severity.NOTE, found, evidence, "give more time: --budget, or --iterations 10")
+    found = (
+        f"{len(short)} of {len(rows)} rows have too few iterations for a 95 % interval; "
+        "their range is shown instead, marked ?"
+    )
+    shortest = min(short, key=lambda row: len(row.record.samples_us))
+    evidence = f"{describe_row(shortest)}: {len(shortest.record.samples_us)} iterations"
+    yield Finding("noise", Severity.NOTE, found, evidence, "measure longer: raise --budget, or give --iterations 10")

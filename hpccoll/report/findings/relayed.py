@@ -1,4 +1,4 @@
-"""Findings of the preflight, passed on with its own words: slow and broken links, slow and lost nodes."""
+"""Findings that the preflight and the doctor recorded, repeated in the report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.load import Results, Run, listed
 
 _AREAS = {"slow_node": "node", "lost_node": "node"}
-_BROKEN = ("lost_node", "broken_link")
+_PROBLEMS = ("lost_node", "broken_link")
 
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
-    """Yield a finding for each fault, and whether a preflight found none or did not come to its end."""
-    ended = {run.number for run, _ in results.of_kind("preflight_summary")}
-    for run, summary in results.of_kind("preflight_summary"):
+    """Yield a finding per fault of each preflight, or one that there are none, or that the preflight was cut short."""
+    summaries = results.of_kind("preflight_summary")
+    for run, summary in summaries:
         yield from _relay_summary(run, summary)
-    open_ended = {run.number: run for run, _ in results.preflight if run.number not in ended}
-    for run in open_ended.values():
-        found = f"the preflight of {run.title} was cut short: it names neither slow links nor slow nodes"
+    finished = {run.number for run, _ in summaries}
+    unfinished = {run.number: run for run, _ in results.preflight if run.number not in finished}
+    for run in unfinished.values():
+        found = f"the preflight of {run.title} was cut short before it looked for slow links and nodes"
         evidence = f"{run.file}: pairs were measured, but there is no record of kind preflight_summary"
         yield Finding("run", Severity.WARNING, found, evidence, "run hpccoll preflight again on the same nodes")
 
@@ -27,21 +28,36 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
     nodes = [str(node) for node in listed(summary, "nodes")]
     threshold = summary.get("threshold")
-    looked = (
-        f"{len(nodes)} nodes, each pair measured; slow is below {threshold} of the median of the others ({run.title})"
+    evidence = (
+        f"{len(nodes)} nodes, all pairs measured; slow means below {threshold} of the others' median ({run.title})"
     )
     faults = [fault for fault in listed(summary, "faults") if isinstance(fault, Mapping)]
     for fault in faults:
         kind = str(fault.get("kind"))
-        leave = fault.get("exclude")
-        remedy = str(fault.get("remedy") or "") + (f"; meanwhile: sbatch --exclude={leave}" if leave else "")
+        exclude = fault.get("exclude")
+        remedy = str(fault.get("remedy") or "") + (f"; meanwhile: sbatch --exclude={exclude}" if exclude else "")
         yield Finding(
             _AREAS.get(kind, "link"),
-            Severity.PROBLEM if kind in _BROKEN else Severity.WARNING,
+            Severity.PROBLEM if kind in _PROBLEMS else Severity.WARNING,
             str(fault.get("found")),
-            looked,
+            evidence,
             remedy,
             hosts=tuple(str(node) for node in listed(fault, "nodes")),
         )
     if not faults:
-        yield Finding("link", Severity.OK, "no link and no node is slow or broken", looked)
+        yield Finding("link", Severity.OK, "no link and no node is slow or broken", evidence)
+
+
+def relay_doctor_findings(results: Results) -> Iterator[Finding]:
+    """Yield the doctor's warnings and problems."""
+    for run, record in results.told:
+        severity = str(record.get("severity", "")).upper()
+        if severity in (Severity.WARNING.name, Severity.PROBLEM.name):
+            yield Finding(
+                f"doctor, {record.get('area', '')}",
+                Severity[severity],
+                str(record.get("found", "")),
+                f"{record.get('evidence', '')} ({run.title})",
+                str(record.get("remedy") or ""),
+                hosts=tuple(map(str, listed(record, "hosts"))),
+            )

@@ -1,157 +1,140 @@
-"""Findings on runs: cut short, on too few cores, device memory by a detour; and what the doctor said."""
+"""Findings on runs: incomplete results, oversubscribed or uneven cores, device memory that was staged or not used."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import count_for_bytes, find_timed_operation, message_bytes
 from hpccoll.measure.table import PLACES
+from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import MeasuredRow, Results, Run, listed
 from hpccoll.units import format_size
 
-_AGAIN = "run it again with --resume FILE: what is finished is kept and not measured again"
+_RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
 _BIND = "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores"
-_MOST_TOLD = 4
+_MAX_LISTED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What a command of `hpccoll bench` asked for: sizes in bytes before they are rounded to whole elements."""
+    """The rows that an `hpccoll bench` command asked for.
+
+    Args:
+        operations: names of operations.
+        sizes: sizes in bytes, before rounding to whole elements.
+        places: in place (True) and out of place (False).
+        itemsize: bytes per element.
+    """
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
     places: tuple[bool, ...]
     itemsize: int
 
-    def expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
-        """Return operation, place and size of every row that the run should have."""
-        found = set()
+    def list_expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
+        """Return (operation, in place, bytes) of every row that a complete run has."""
+        expected = set()
         for name in self.operations:
             op = find_timed_operation(name)
             for size in self.sizes:
                 nbytes = message_bytes(op, count_for_bytes(op, size, self.itemsize, ranks), self.itemsize, ranks)
-                found |= {(name, place, nbytes) for place in self.places}
-        return found
+                expected |= {(name, place, nbytes) for place in self.places}
+        return expected
 
 
-def find_incomplete_runs(results: Results, wants: Callable[[Run], BenchRequest | None]) -> Iterator[Finding]:
-    """Yield a finding for each file that does not hold what its run was to measure."""
+def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRequest | None]) -> Iterator[Finding]:
+    """Yield a finding per file with an incomplete last line, without measurements, or with missing sizes."""
     for file in results.torn:
-        evidence = f"{file}: its last line is no whole record, and is left out"
-        yield Finding("run", Severity.WARNING, "a run was cut short while it wrote", evidence, _AGAIN)
-    measured: dict[str, list[MeasuredRow]] = {}
+        evidence = f"{file}: the last line is incomplete and was skipped"
+        yield Finding("run", Severity.WARNING, "a run was cut short while writing a record", evidence, _RESUME)
+    rows_by_file: dict[str, list[MeasuredRow]] = {}
     for row in results.rows:
-        measured.setdefault(row.run.file, []).append(row)
-    beside = {run.file for run, _ in (*results.preflight, *results.told)}
-    last = {run.file: run for run in results.runs}  # of a file that was resumed the last run counts
-    for file, run in last.items():
-        mine = measured.get(file, [])
-        wanted = wants(run)
-        if not mine and file not in beside and run.measures:
-            evidence = f"{file}: a run record and no measurement; command: {run.command}"
-            yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _AGAIN)
-        elif mine and wanted is not None:
-            yield from _find_missing_sizes(run, wanted, mine)
+        rows_by_file.setdefault(row.run.file, []).append(row)
+    files_with_other_records = {run.file for run, _ in (*results.preflight, *results.told)}
+    last_runs = {run.file: run for run in results.runs}  # the last run of a resumed file has the full request
+    for file, run in last_runs.items():
+        rows = rows_by_file.get(file, [])
+        request = read_request(run)
+        if not rows and file not in files_with_other_records and run.measures:
+            evidence = f"{file}: a run record without measurements; command: {run.command}"
+            yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _RESUME)
+        elif rows and request is not None:
+            yield from _find_missing_sizes(run, request, rows)
 
 
-def _find_missing_sizes(run: Run, wanted: BenchRequest, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     ranks = rows[-1].record.row.ranks
-    have = {(row.op, row.in_place, row.nbytes) for timed in rows if (row := timed.record.row).ranks == ranks}
-    missing = sorted(wanted.expected_rows(ranks) - have)
+    present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record.row).ranks == ranks}
+    missing = sorted(request.list_expected_rows(ranks) - present)
     if not missing:
         return
-    by_kind: dict[tuple[str, bool], list[int]] = {}
-    for op, place, nbytes in missing:
-        by_kind.setdefault((op, place), []).append(nbytes)
-    told = [
-        f"{op} {PLACES[place]} {', '.join(format_size(nbytes) for nbytes in sizes[:_MOST_TOLD])}"
-        + (f" and {len(sizes) - _MOST_TOLD} more sizes" if len(sizes) > _MOST_TOLD else "")
-        for (op, place), sizes in by_kind.items()
+    sizes_by_case: dict[tuple[str, bool], list[int]] = {}
+    for op, in_place, nbytes in missing:
+        sizes_by_case.setdefault((op, in_place), []).append(nbytes)
+    cases = [
+        f"{op} {PLACES[in_place]} {', '.join(format_size(nbytes) for nbytes in sizes[:_MAX_LISTED])}"
+        + (f" and {len(sizes) - _MAX_LISTED} more sizes" if len(sizes) > _MAX_LISTED else "")
+        for (op, in_place), sizes in sizes_by_case.items()
     ]
-    evidence = f"{run.file}: missing: {'; '.join(told)}; command: {run.command}"
-    yield Finding(
-        "run", Severity.WARNING, f"{run.title} was cut short: {len(missing)} sizes are missing", evidence, _AGAIN
-    )
+    found = f"{run.title} was cut short: {len(missing)} sizes are missing"
+    evidence = f"{run.file}: missing: {'; '.join(cases)}; command: {run.command}"
+    yield Finding("run", Severity.WARNING, found, evidence, _RESUME)
 
 
 def find_binding_problems(runs: Iterable[Run]) -> Iterator[Finding]:
-    """Yield what is wrong with where ranks may run."""
-    alike: dict[tuple[Severity, str, str, str], list[Run]] = {}
+    """Yield a finding for each distinct binding problem, naming all runs that have it."""
+    runs_by_problem: dict[tuple[Severity, str, str, str], list[Run]] = {}
     for run in runs:
-        for severity, found, evidence, remedy in _check_binding(run):
-            alike.setdefault((severity, found, evidence, remedy), []).append(run)
-    for (severity, found, evidence, remedy), several in alike.items():
-        where = ", ".join(run.title for run in several)
-        yield Finding("binding", severity, found, f"{where}: {evidence}", remedy)
+        for problem in _check_binding(run):
+            runs_by_problem.setdefault(problem, []).append(run)
+    for (severity, found, evidence, remedy), affected in runs_by_problem.items():
+        titles = ", ".join(run.title for run in affected)
+        yield Finding("binding", severity, found, f"{titles}: {evidence}", remedy)
 
 
 def _check_binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
-    ranks = Counter(run.hosts)
+    """Yield severity, problem, evidence and remedy of each binding problem of a run."""
     cores = run.cores
     if not cores or len(cores) != len(run.hosts):
         return
-    busiest, most = ranks.most_common(1)[0]
-    there = sorted({count for host, count in zip(run.hosts, cores, strict=True) if host == busiest})
-    told = f"{most} ranks on {busiest}, each may run on {' or '.join(map(str, there))} core{'s' * (there[-1] > 1)}"
-    if run.record.get("oversubscribed") and most > 1:
-        if there == [1]:
-            found = "ranks are bound to the same core and take turns on it: times are those of waiting for each other"
-            yield Severity.PROBLEM, found, told, f"{_BIND}; or ask for as many cores as ranks"
+    busiest, ranks = Counter(run.hosts).most_common(1)[0]
+    choices = sorted({count for host, count in zip(run.hosts, cores, strict=True) if host == busiest})
+    cores_text = f"{' or '.join(map(str, choices))} core{'s' * (choices[-1] > 1)}"
+    evidence = f"{ranks} ranks on {busiest}, each may run on {cores_text}"
+    if run.record.get("oversubscribed") and ranks > 1:
+        if choices == [1]:
+            found = "several ranks are bound to the same core, so measured times include waiting for the core"
+            yield Severity.PROBLEM, found, evidence, f"{_BIND}; or request one core per rank"
         else:
-            found = "more ranks than cores: waiting ranks take the time of working ones, times are not the network's"
-            remedy = "start at most a rank a core, or ask for more cores (--cpus-per-task, fewer --ntasks-per-node)"
-            yield Severity.WARNING, found, told, remedy
+            found = "more ranks than cores: waiting ranks take CPU time from working ones, so times are too long"
+            remedy = "start at most one rank per core, or request more cores (--cpus-per-task, fewer --ntasks-per-node)"
+            yield Severity.WARNING, found, evidence, remedy
     if len(set(cores)) > 1:
-        counts = ", ".join(f"{count} on {ranks}" for count, ranks in sorted(Counter(cores).items()))
-        found = "ranks may run on different numbers of cores: the tightest bound one holds up all others"
-        yield Severity.WARNING, found, f"cores a rank, and ranks that have so many: {counts}", _BIND
+        counts = [f"{count} ({ranks} rank{'s' * (ranks > 1)})" for count, ranks in sorted(Counter(cores).items())]
+        found = "ranks may run on different numbers of cores; those with the fewest slow down all others"
+        yield Severity.WARNING, found, f"cores per rank: {', '.join(counts)}", _BIND
 
 
 def find_device_memory_problems(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
-    """Yield where device memory reached MPI by a detour, or devices were there and not used."""
+    """Yield findings on device memory that was staged through host memory, and on runs that did not use their GPUs."""
     kept = list(rows)
     pinned = [row for row in kept if row.record.staging == "pinned"]
     if pinned:
         libraries = ", ".join(sorted({row.run.mpi or "this MPI library" for row in pinned}))
-        found = f"{libraries} was not shown to take device memory: it went through pinned host memory"
-        evidence = f"{len(pinned)} measurements have staging pinned, such as {_name_row(pinned[0])}"
+        found = f"{libraries} was not shown to be CUDA-aware: device memory was copied through pinned host memory"
+        evidence = f"{len(pinned)} measurements have staging pinned, such as {describe_row(pinned[0])}"
         remedy = (
-            "load an MPI that is built for CUDA (Open MPI with UCX and CUDA, MPICH with CH4 and CUDA); "
-            "`hpccoll doctor --require cuda-aware` under the same launcher says which operations work"
+            "load an MPI that is built for CUDA (Open MPI with UCX and CUDA, MPICH with CH4 and CUDA); check it with "
+            "`hpccoll doctor --require cuda-aware` under the same launcher"
         )
         yield Finding("cuda", Severity.WARNING, found, evidence, remedy)
-    idle = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
+    runs_with_devices = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
     used = {row.run.number for row in kept if row.record.row.buffer == "cuda"}
-    for number, run in idle.items():
+    for number, run in runs_with_devices.items():
         if number not in used:
-            found = f"{run.title} had GPUs and measured host memory only"
-            evidence = f"devices: {', '.join(map(str, listed(run.record, 'devices')[:_MOST_TOLD]))}"
+            found = f"{run.title} had GPUs but measured only host memory"
+            evidence = f"devices: {', '.join(map(str, listed(run.record, 'devices')[:_MAX_LISTED]))}"
             yield Finding("cuda", Severity.NOTE, found, evidence, "add --buffer cuda to measure device memory as well")
-
-
-def relay_doctor_findings(results: Results) -> Iterator[Finding]:
-    """Yield the doctor's warnings and problems as they are."""
-    for run, record in results.told:
-        severity = str(record.get("severity", "")).upper()
-        if severity in (Severity.WARNING.name, Severity.PROBLEM.name):
-            yield _relay_finding(run, record, Severity[severity])
-
-
-def _relay_finding(run: Run, record: Mapping[str, Any], severity: Severity) -> Finding:
-    return Finding(
-        f"doctor, {record.get('area', '')}",
-        severity,
-        str(record.get("found", "")),
-        f"{record.get('evidence', '')} ({run.title})",
-        str(record.get("remedy") or ""),
-        hosts=tuple(map(str, listed(record, "hosts"))),
-    )
-
-
-def _name_row(timed: MeasuredRow) -> str:
-    row = timed.record.row
-    return f"{row.op} {row.algorithm or row.engine} {format_size(row.nbytes)}"

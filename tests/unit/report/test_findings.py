@@ -9,7 +9,7 @@ import pytest
 from hpccoll.doctor.finding import Severity
 from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
 from hpccoll.report.curves import group_curves
-from hpccoll.report.findings.collect import BenchRequest, collect_findings
+from hpccoll.report.findings import BenchRequest, collect_findings
 from hpccoll.report.load import load
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
 
@@ -103,13 +103,15 @@ def test_ranks_on_one_core_are_a_problem_of_binding(write):
 def test_uneven_binding_is_told(write):
     rows = records()
     rows[0] |= {"cores": [1, 2]}
-    assert "1 on 1, 2 on 1" in one(found(write(rows)), "binding", Severity.WARNING, "different numbers").evidence
+    assert (
+        "1 (1 rank), 2 (1 rank)" in one(found(write(rows)), "binding", Severity.WARNING, "different numbers").evidence
+    )
 
 
 def test_device_memory_by_a_detour_is_missing_cuda_awareness(write):
     rows = steady(records())
     rows[0]["devices"] = ["NVIDIA H100"] * 2
-    note = one(found(write(rows)), "cuda", Severity.NOTE, "host memory only")
+    note = one(found(write(rows)), "cuda", Severity.NOTE, "only host memory")
     assert "--buffer cuda" in note.remedy
     for record in rows[1:]:
         record |= {"buffer": "cuda", "staging": "pinned"}
@@ -127,7 +129,7 @@ def test_a_torn_file_and_missing_sizes_are_runs_cut_short(write, tmp_path):
     assert "--resume" in short.remedy
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(TWO.read_bytes()[:-9])
-    one(found(torn), "run", Severity.WARNING, "while it wrote")
+    one(found(torn), "run", Severity.WARNING, "while writing")
 
 
 def test_a_run_that_measured_nothing_is_told_beside_others(write):
@@ -136,11 +138,11 @@ def test_a_run_that_measured_nothing_is_told_beside_others(write):
 
 
 def test_blocked_operations_want_the_sizes_that_they_round_to():
-    assert BenchRequest(("all_gather",), (8, 1000), (True,), 4).expected_rows(3) == {
+    assert BenchRequest(("all_gather",), (8, 1000), (True,), 4).list_expected_rows(3) == {
         ("all_gather", True, 12),
         ("all_gather", True, 996),
     }
-    assert BenchRequest(("barrier",), (8, 64), (True,), 4).expected_rows(3) == {("barrier", True, 0)}
+    assert BenchRequest(("barrier",), (8, 64), (True,), 4).list_expected_rows(3) == {("barrier", True, 0)}
 
 
 def test_the_same_measured_twice_and_not_alike_is_noise(write):
@@ -148,7 +150,7 @@ def test_the_same_measured_twice_and_not_alike_is_noise(write):
     same = write(steady(records()), "b.jsonl")
     assert not [each for each in found(one_run, same) if each.area == "noise"]
     other = write(slowed(steady(records()), 1.3, op="all_reduce", algorithm="ring"), "c.jsonl")
-    apart = one(found(one_run, other), "noise", Severity.WARNING, "came out different", "1.30x")
+    apart = one(found(one_run, other), "noise", Severity.WARNING, "disagree", "1.30x")
     assert "10 of 90" in apart.found
     assert "run 1 (a.jsonl)" in apart.evidence
 
@@ -158,7 +160,7 @@ def test_wide_intervals_drift_and_few_iterations_are_noise(write):
     assert not [each for each in found(write(rows)) if each.area == "noise"]
     for record in rows[1:]:
         record["samples_us"] = [1.0, 2.0, 1.5, 3.0, 1.2, 2.2, 2.8, 1.1]
-    assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "not known well").found
+    assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "uncertain").found
     for record in rows[1:]:
         record["samples_us"] = LADDER[:20] + [2 * each for each in LADDER[:20]]
     assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "drift").found

@@ -103,7 +103,7 @@ def test_the_page_shows_what_the_files_hold(page):
         "the link of node3 is slow",
         "laptop",
         "256 KiB",
-        "of the first",
+        "relative to first",
     ):
         assert said in words, said
     sections = [attrs["id"] for attrs in parsed.of("section")]

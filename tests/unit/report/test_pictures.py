@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.report.axis_scale import (
-    choose_ticks,
-    format_bytes_per_s,
-    format_interval,
-    format_number,
-    format_seconds,
-    make_linear_scale,
-    make_log_scale,
-)
+from hpccoll.report.axis_scale import choose_ticks, make_linear_scale, make_log_scale
 from hpccoll.report.curves import group_curves
 from hpccoll.report.heat_map import HeatMap, HeatMapCell, interpolate_color
 from hpccoll.report.heat_map import render_heat_map as heat_svg
@@ -36,6 +28,7 @@ from hpccoll.report.line_chart import (
     render_line_chart,
 )
 from hpccoll.report.line_styles import BOUND_STYLE, MUTED_STYLE, LineStyle, assign_line_styles
+from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_number, format_seconds
 
 RING = LineStyle("c1", "M0 0h1z")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -84,8 +77,8 @@ def test_times_are_told_in_a_unit_that_keeps_them_short(seconds, told):
 def test_bandwidths_and_intervals_are_told_with_their_unit_once():
     assert format_bytes_per_s(11.8e9) == "11.8 GB/s"
     assert format_bytes_per_s(49.96e6) == "50 MB/s"
-    assert format_interval(2e-6, 3e-6, format_seconds) == "[2, 3] µs"
-    assert format_interval(2e-6, 3e-3, format_seconds) == "[2 µs, 3 ms]"
+    assert format_bounds(2e-6, 3e-6, format_seconds) == "[2, 3] µs"
+    assert format_bounds(2e-6, 3e-3, format_seconds) == "[2 µs, 3 ms]"
     assert format_number(1234567) == "1,234,567"
     assert format_number(1e-5) == "0.00001"
 
