@@ -1,9 +1,9 @@
-"""`hpccoll preflight`: measures every pair of nodes and every node, and names what is slow or broken.
+"""`hpccoll preflight`: measure every pair of nodes and every node, and name slow or broken nodes and links.
 
-The records, in this order: `preflight_pair`, two for each pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
-`latency_us`, `bandwidth_GBps`, the best of `transfer_us`, and `broken`: why there is none); `preflight_node`, one a
-node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one `preflight_summary` (`nodes`, `threshold`,
-`faults`, `exclude`). hpccoll/preflight/faults.py says what counts as slow.
+Records in this order: `preflight_pair`, two per pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
+`latency_us`, `bandwidth_GBps`, which is that of the shortest of `transfer_us`, and `broken`: the reason if there is no
+bandwidth); `preflight_node`, one per node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one
+`preflight_summary` (`nodes`, `threshold`, `faults`, `exclude`). hpccoll/preflight/faults.py defines what is slow.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from hpccoll.preflight.faults import Fault
     from hpccoll.preflight.results import PreflightResults
 
-MOST_IN_A_TABLE = 12  # nodes whose pairs a table still shows
-FOUND, BROKEN = 1, CommunicationError.exit_status
+MAX_TABLE_NODES = 12  # with more nodes, no table of pairs is printed
+SLOW, BROKEN = 1, CommunicationError.exit_status
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line asked for."""
+class PreflightOptions:
+    """The command-line options."""
 
     sweeps: int
     size: str | None
@@ -47,14 +47,14 @@ class Options:
 
 
 @click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
-@click.option("--sweeps", type=click.IntRange(1), default=5, show_default=True, help="Times a pair is measured.")
-@click.option("--size", help="The long message; default what a typical link here carries in 20 ms.")
+@click.option("--sweeps", type=click.IntRange(1), default=5, show_default=True, help="How often to measure each pair.")
+@click.option("--size", help="Size of the long message; default: as much as a typical link here carries in 20 ms.")
 @click.option(
     "--threshold",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.6,
     show_default=True,
-    help="Slow is below this fraction of the median of the others.",
+    help="A value is slow if it is below this fraction of the median of the others.",
 )
 @click.option(
     "--limit",
@@ -63,166 +63,176 @@ class Options:
     show_default=True,
     help="Seconds after which a message counts as lost.",
 )
-@click.option("--ranks-as-nodes", is_flag=True, help="Take every rank for a node: to try it on one machine.")
-@click.option("--reach", is_flag=True, help="Only try TCP between all nodes, without MPI: srun, one task a node.")
-@click.option("--exclude-file", metavar="FILE", help="Write the --exclude= there, too; empty where all is well.")
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+@click.option("--ranks-as-nodes", is_flag=True, help="Treat every rank as a node, to try preflight on one machine.")
+@click.option(
+    "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
+)
+@click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def preflight(**given: Any) -> int:
-    """Measure every pair of nodes and every node alone, and name the links and nodes that are slow or broken.
+    """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
-    The first rank of each node takes part. Pairs are measured in rounds, each node in one pair of a round. The last
-    line for people is an --exclude= for sbatch. Exit status: 0 all is well; 1 something is slow; 4 something is broken.
+    The first rank of each node measures. Several pairs are measured at a time, each node in one pair. The last line of
+    the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4 something is broken.
     """
     from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
     from hpccoll.runtime import job
 
-    options = Options(**given)
+    options = PreflightOptions(**given)
     if options.reach:
-        return _reach(options)
+        return _check_reachability(options)
     nbytes = parse_size(options.size) if options.size is not None else None
     if nbytes == 0:
-        raise UsageError("--size 0 measures no link; leave it out, or name a size such as 4M")
-    wishes = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
+        raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
+    measurement = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
     world, failure = job.get_world(), job.load_mpi().Exception
     if world.rank != 0:
-        run_worker(world, wishes, failure)
+        run_worker(world, measurement, failure)
         return 0
-    conductor = Coordinator(world, wishes, failure)
-    status = max((_status(fault) for fault in _conduct(conductor, options)), default=0)
-    conductor.end()
-    if not conductor.clean:  # messages are under way that will never arrive: MPI could not end by itself
+    coordinator = Coordinator(world, measurement, failure)
+    status = _exit_status(_measure(coordinator, options))
+    coordinator.end_workers()
+    if not coordinator.can_finalize:  # lost messages are still in flight, so that MPI_Finalize would hang
         job.abort(status)
     return status
 
 
-def _reach(options: Options) -> int:
-    """Find out which nodes reach each other, before MPI has to; node 0 tells, and only of what is broken."""
-    from hpccoll.preflight import tcp_reachability
+def _check_reachability(options: PreflightOptions) -> int:
+    """Check TCP between all nodes; node 0 writes records, prints the faults and returns the exit status."""
     from hpccoll.preflight.faults import find_faults
+    from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
 
-    hosts, me, port = tcp_reachability.from_slurm(os.environ)
-    survey = tcp_reachability.survey(hosts, me, port, options.limit)
-    if survey is None:
+    hosts, node, port = read_slurm_step(os.environ)
+    results = check_reachability(hosts, node, port, options.limit)
+    if results is None:
         return 0
-    found = find_faults(survey, options.threshold)
+    faults = find_faults(results, options.threshold)
     with open_json_lines(options.target) as lines:
         lines.write(make_serial_run_record())
-        lines.write(_summary(survey, options.threshold, found))
-    if options.exclude_file is not None:
-        Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
-    if found and options.target != STDOUT:
-        _tell(found)
-    return BROKEN if found else 0
+        lines.write(_make_summary(results, options.threshold, faults))
+    _write_exclude_file(options, faults)
+    if faults and options.target != STDOUT:
+        _print_faults(faults)
+    return _exit_status(faults)
 
 
-def _conduct(conductor: Coordinator, options: Options) -> list[Fault]:
-    """Measure, write what was found, and return what is wrong; a run that is cut short writes what it has."""
+def _measure(coordinator: Coordinator, options: PreflightOptions) -> list[Fault]:
+    """Measure, write the records, print tables and faults, and return the faults.
+
+    If the measurement is cut short, the records of what was measured are written nevertheless.
+    """
     from hpccoll.preflight.faults import find_faults
 
-    survey = conductor.survey
+    results = coordinator.results
     with open_json_lines(options.target) as lines:
         if options.exclude_file is not None:
             require_writable(options.exclude_file, "--exclude-file")
         if options.target is not None:
-            lines.write(_run_record(survey))
+            lines.write(_make_run_record(results))
         try:
-            with show_progress("rounds", conductor.steps) as advance:
-                conductor.run(advance)
-            conductor.recheck(options.threshold)
+            with show_progress("rounds", coordinator.steps) as advance:
+                coordinator.measure_all(advance)
+            coordinator.remeasure_suspects(options.threshold)
         finally:
-            for record in _measured(survey):
+            for record in _make_records(results):
                 lines.write(record)
-        found = find_faults(survey, options.threshold)
-        lines.write(_summary(survey, options.threshold, found))
-    if options.exclude_file is not None:
-        Path(options.exclude_file).write_text(_exclude(found), encoding="utf-8")
+        faults = find_faults(results, options.threshold)
+        lines.write(_make_summary(results, options.threshold, faults))
+    _write_exclude_file(options, faults)
     if options.target != STDOUT:
-        _show(survey, found)
-    return found
+        _print_results(results, faults)
+    return faults
 
 
-def _run_record(survey: PreflightResults) -> dict[str, Any]:
+def _make_run_record(results: PreflightResults) -> dict[str, Any]:
     from hpccoll.runtime import job
 
-    here = make_serial_run_record()
-    versions = {name: job.collect_versions().get(name) for name in here["versions"]}
-    return here | {
-        "versions": versions,
-        "hosts": list(survey.nodes),
-        "nodes": len(survey.nodes),
-        "ranks": len(survey.nodes),
+    record = make_serial_run_record()
+    versions = job.collect_versions()
+    return record | {
+        "versions": {name: versions.get(name) for name in record["versions"]},
+        "hosts": list(results.nodes),
+        "nodes": len(results.nodes),
+        "ranks": len(results.nodes),
         "commit": job.find_commit(),
     }
 
 
-def _exclude(found: list[Fault]) -> str:
-    from hpccoll.preflight.faults import choose_excluded
+def _format_exclude_option(faults: list[Fault]) -> str:
+    """Return the line with the --exclude= option; empty if there is no fault."""
+    from hpccoll.preflight.faults import list_excluded_nodes
 
-    return f"--exclude={','.join(choose_excluded(found))}\n" if found else ""
-
-
-def _status(fault: Fault) -> int:
-    return BROKEN if fault.ratio is None else FOUND
+    return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
-def _measured(survey: PreflightResults) -> list[dict[str, Any]]:
-    if not survey.nbytes:
-        return []  # only connections were made so far
-    pairs = [each.record(survey.nodes) for each in survey.directions()]
-    return pairs + [survey.node_record(node) for node in range(len(survey.nodes))]
+def _write_exclude_file(options: PreflightOptions, faults: list[Fault]) -> None:
+    if options.exclude_file is not None:
+        Path(options.exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
 
 
-def _summary(survey: PreflightResults, threshold: float, found: list[Fault]) -> dict[str, Any]:
-    from hpccoll.preflight.faults import choose_excluded
+def _exit_status(faults: list[Fault]) -> int:
+    return max((BROKEN if fault.ratio is None else SLOW for fault in faults), default=0)
+
+
+def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
+    """Return the records of kinds `preflight_pair` and `preflight_node`; none before the first real sweep."""
+    if not results.nbytes:
+        return []
+    pairs = [link.to_record(results.nodes) for link in results.directed_links()]
+    return pairs + [results.node_record(node) for node in range(len(results.nodes))]
+
+
+def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
+    from hpccoll.preflight.faults import list_excluded_nodes
 
     return {
         "schema": SCHEMA,
         "kind": "preflight_summary",
-        "nodes": list(survey.nodes),
+        "nodes": list(results.nodes),
         "threshold": threshold,
-        "faults": [fault.as_dict() for fault in found],
-        "exclude": choose_excluded(found),
+        "faults": [fault.as_dict() for fault in faults],
+        "exclude": list_excluded_nodes(faults),
     }
 
 
-def _show(survey: PreflightResults, found: list[Fault]) -> None:
-    """Print for people: pairs and nodes as tables, what is wrong in words, and the option that leaves it out."""
-    names = survey.nodes
-    if len(names) <= MOST_IN_A_TABLE:
-        _show_pairs(survey)
+def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
+    """Print tables of pairs and nodes, then the faults and the --exclude= option."""
+    names = results.nodes
+    if len(names) <= MAX_TABLE_NODES:
+        _print_pairs(results)
     rows = []
     for node, name in enumerate(names):
-        speed = survey.speed(node)
+        speed = results.median_speed(node)
         cells = [f"{speed.copy_bytes_per_s / GB:.2f}", f"{speed.operations_per_s / 1e9:.2f}"] if speed else ["-", "-"]
-        rows.append([name, *cells, survey.lost.get(node, "")])
-    print_table(
-        "Nodes: memory copied, and sines computed", ("node", "copy GB/s", "Gsin/s", ""), rows, ("copy GB/s", "Gsin/s")
-    )
+        rows.append([name, *cells, results.lost.get(node, "")])
+    rates = ("copy GB/s", "Gsin/s")
+    print_table("Nodes: rate of memory copies, and of sines computed", ("node", *rates, ""), rows, rates)
     print()
-    if found:
-        _tell(found)
+    if faults:
+        _print_faults(faults)
     else:
-        print(f"all links and nodes are alike: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
+        print(f"no slow or broken node or link: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
     sys.stdout.flush()
 
 
-def _tell(found: list[Fault]) -> None:
-    for fault in found:
+def _print_faults(faults: list[Fault]) -> None:
+    for fault in faults:
         print(f"{fault.found}\n    remedy: {fault.remedy}")
-    print(_exclude(found), end="", flush=True)
+    print(_format_exclude_option(faults), end="", flush=True)
 
 
-def _show_pairs(survey: PreflightResults) -> None:
-    names = survey.nodes
-    rates = {(name, other): "-" for name in names for other in names}
-    times = dict(rates)
-    for each in survey.directions():
-        key, rate, latency = (names[each.source], names[each.destination]), each.bytes_per_s, each.latency_seconds
+def _print_pairs(results: PreflightResults) -> None:
+    """Print a table of bandwidths and one of latencies."""
+    names = results.nodes
+    rates = {(source, dest): "-" for source in names for dest in names}
+    latencies = dict(rates)
+    for link in results.directed_links():
+        key, rate, latency = (names[link.source], names[link.destination]), link.bytes_per_s, link.latency_seconds
         rates[key] = "broken" if rate is None else f"{rate / GB:.3g}"
-        times[key] = "broken" if rate is None or latency is None else f"{latency * 1e6:.1f}"
+        latencies[key] = "broken" if rate is None or latency is None else f"{latency * 1e6:.1f}"
     for title, cells in (
-        (f"Bandwidth of {format_size(survey.nbytes)} in GB/s, from row to column", rates),
-        ("Latency in us, half a round trip begun by the row", times),
+        (f"Bandwidth of {format_size(results.nbytes)} in GB/s, from row to column", rates),
+        ("Latency in us, half a round trip that the row starts", latencies),
     ):
         rows = [[name, *(cells[name, other] for other in names)] for name in names]
         print_table(title, ("", *names), rows, names)

@@ -1,7 +1,7 @@
-"""Carries a preflight out: rank 0 tells the nodes' first ranks whom to measure, or to measure themselves.
+"""Run a preflight: rank 0 commands one rank per node to measure a link or its node, and collects the replies.
 
-Rounds are short and come in sweeps, so that the repetitions of one measurement lie far apart in time. A pair that once
-failed is left alone from then on, and so is a node that does not answer: what is under way there may never end.
+Every sweep measures all pairs once, in short rounds, so that the samples of one link are far apart in time. A pair that
+failed once and a node that does not answer are left out from then on, because their messages may never complete.
 """
 
 from __future__ import annotations
@@ -11,35 +11,38 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hpccoll.errors import UsageError
-from hpccoll.preflight import node_benchmark
 from hpccoll.preflight.faults import find_faults
 from hpccoll.preflight.link_benchmark import LinkBenchmark, LinkSample
-from hpccoll.preflight.messages import COORDINATOR, ControlChannel
-from hpccoll.preflight.pair_schedule import Pair, schedule_pairs
+from hpccoll.preflight.messages import COORDINATOR, ControlChannel, MessageTimeoutError
+from hpccoll.preflight.node_benchmark import NodeSpeed, measure_node
+from hpccoll.preflight.pair_schedule import Pair, schedule_pairs, split_by_machine
 from hpccoll.preflight.results import PreflightResults
-from hpccoll.preflight.waiting import MessageTimeoutError
 from hpccoll.units import MiB
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-FEWEST_BYTES, MOST_BYTES = 1 * MiB, 64 * MiB  # the fewest are many against what switches and shapers let burst
-TRANSFER_S = 0.02  # what a long message should take on a healthy link
-SOON_S = 0.1  # for who is here already
-RECHECKS = 3
+MIN_NBYTES, MAX_NBYTES = 1 * MiB, 64 * MiB  # the minimum exceeds the bursts that switches and traffic shapers allow
+TRANSFER_S = 0.02  # intended time of a long message on a healthy link
+MIN_WAIT_S = 0.1  # for each introduction, even after the time limit
+MAX_REMEASUREMENTS = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_STEPS = 6  # messages of a pair, each of which may take as long as the limit
-
-
-Group = TypeVar("Group", bound=tuple[int, ...])
+_MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take as long as the limit
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """How to measure: repetitions, the long message (None: as long as the links suggest), seconds for a message."""
+    """How to measure.
+
+    Args:
+        sweeps: how often each link and node is measured.
+        nbytes: size of the long message; None chooses it by the speed of the links.
+        limit_s: seconds after which a message counts as lost.
+        ranks_as_nodes: whether every rank counts as a node, to try preflight on one machine.
+    """
 
     sweeps: int
     nbytes: int | None
@@ -47,75 +50,78 @@ class MeasurementOptions:
     ranks_as_nodes: bool = False
 
 
-def run_worker(comm: MPI.Intracomm, wishes: MeasurementOptions, failure: type[Exception]) -> None:
-    """Do what the conductor says until it says that it is over. Every rank but the conductor's."""
-    mail = ControlChannel(comm)
-    mail.reply(_facts(comm.rank, wishes.ranks_as_nodes))
-    while (order := mail.await_order())["do"] != "end":
-        mail.reply(_obey(comm, order, wishes.limit_s, failure, mail.kept))
-    mail.flush(wishes.limit_s)
-
-
-def _facts(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Name the node, and the running kernel: emulated nodes share one, and would measure each other."""
-    host = platform.node().partition(".")[0]
-    try:
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = host
-    return {"node": f"{host}:{rank}" if ranks_as_nodes else host, "boot": boot}
-
-
-def _obey(
-    comm: MPI.Intracomm, order: Mapping[str, Any], limit_s: float, failure: type[Exception], kept: list[Any]
-) -> dict[str, Any]:
-    if order["do"] == "pair":
-        return asdict(LinkBenchmark(comm, order["peer"], limit_s, kept).measure(order["nbytes"], failure))
-    return asdict(node_benchmark.measure(shared=order["shared"]))
-
-
-def split_by_machine(groups: Sequence[Group], boots: Sequence[str]) -> list[list[Group]]:
-    """Divide what could happen at once into turns, so that no machine is in two groups of a turn.
+def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
+    """Obey the coordinator's commands until it sends `end`. Every rank except the coordinator calls this.
 
     Args:
-        groups: of nodes, each node in one at most.
-        boots: of each node, the running kernel. Real nodes have one each, and all go in one turn.
+        comm: all ranks.
+        options: how to measure.
+        failure: the exception that MPI raises if a connection fails.
     """
-    found: list[tuple[set[str], list[Group]]] = []
-    for group in groups:
-        mine = {boots[node] for node in group}
-        free = next((turn for turn in found if not turn[0] & mine), None)
-        if free is None:
-            found.append((mine, [group]))
-        else:
-            free[0].update(mine)
-            free[1].append(group)
-    return [turn for _, turn in found]
+    channel = ControlChannel(comm)
+    channel.send_reply(_describe_node(comm.rank, options.ranks_as_nodes))
+    while (command := channel.receive_command())["do"] != "end":
+        channel.send_reply(_execute_command(comm, command, options.limit_s, failure, channel.lost_buffers))
+    channel.flush(options.limit_s)
+
+
+def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
+    """Return this rank's node and machine. Emulated nodes share a machine, and must not be measured together."""
+    host = platform.node().partition(".")[0]
+    try:
+        boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot_id = host
+    return {"node": f"{host}:{rank}" if ranks_as_nodes else host, "boot": boot_id}
+
+
+def _execute_command(
+    comm: MPI.Intracomm, command: Mapping[str, Any], limit_s: float, failure: type[Exception], lost_buffers: list[Any]
+) -> dict[str, Any]:
+    """Carry out a command and return the reply: a LinkSample for `pair`, a NodeSpeed for `speed`."""
+    if command["do"] == "pair":
+        link = LinkBenchmark(comm, command["peer"], limit_s, lost_buffers)
+        return asdict(link.measure(command["nbytes"], failure))
+    return asdict(measure_node(shares_machine=command["shared"]))
 
 
 class Coordinator:
-    """Rank 0: knows the nodes, gives the orders, and collects what they find."""
+    """Rank 0, which commands all measurements. The constructor waits for every rank to introduce its node.
 
-    def __init__(self, comm: MPI.Intracomm, wishes: MeasurementOptions, failure: type[Exception]) -> None:
-        self._comm, self._wishes, self._failure = comm, wishes, failure
-        self._mail = ControlChannel(comm)
-        self._boots: list[str] = []
-        self._leaders: list[int] = []  # the rank that stands for each node
-        self.survey = self._met()
-        self.clean = not self.survey.lost  # nothing is left under way in MPI
+    Args:
+        comm: all ranks.
+        options: how to measure.
+        failure: the exception that MPI raises if a connection fails.
 
-    def _met(self) -> PreflightResults:
+    Attributes:
+        results: the results so far.
+        can_finalize: whether no message is lost, so that MPI can finalize.
+
+    Raises:
+        UsageError: all ranks are on one node.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
+        self._comm, self._options, self._failure = comm, options, failure
+        self._channel = ControlChannel(comm)
+        self._boot_ids: list[str] = []
+        self._leaders: list[int] = []  # per node, the rank that measures
+        self.results = self._find_nodes()
+        self.can_finalize = not self.results.lost
+
+    def _find_nodes(self) -> PreflightResults:
+        """Receive each rank's introduction; return empty results with the nodes, the silent ones as lost."""
         nodes: list[str] = []
         lost: dict[int, str] = {}
-        deadline = time.monotonic() + self._wishes.limit_s
+        deadline = time.monotonic() + self._options.limit_s
         for rank in range(self._comm.size):
-            facts = self._introduction(rank, max(deadline - time.monotonic(), SOON_S))
+            facts = self._receive_introduction(rank, max(deadline - time.monotonic(), MIN_WAIT_S))
             if facts is None:
-                lost[len(nodes)] = f"rank {rank} did not answer rank 0 within {self._wishes.limit_s:g} s"
+                lost[len(nodes)] = f"rank {rank} did not answer rank 0 within {self._options.limit_s:g} s"
                 facts = {"node": f"the node of rank {rank}", "boot": ""}
             if facts["node"] not in nodes:
                 nodes.append(facts["node"])
-                self._boots.append(facts["boot"])
+                self._boot_ids.append(facts["boot"])
                 self._leaders.append(rank)
         if len(nodes) < 2:
             raise UsageError(
@@ -124,104 +130,115 @@ class Coordinator:
             )
         return PreflightResults(tuple(nodes), lost=lost)
 
-    def _introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
+    def _receive_introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
+        """Return the description of a rank's node; None if the rank does not answer."""
         if rank == COORDINATOR:
-            return _facts(rank, self._wishes.ranks_as_nodes)
+            return _describe_node(rank, self._options.ranks_as_nodes)
         try:
-            return self._mail.await_reply(rank, limit_s)
+            return self._channel.receive_reply(rank, limit_s)
         except (MessageTimeoutError, self._failure):
             return None
 
-    def run(self, advance: Callable[[str], None]) -> PreflightResults:
-        """Measure everything; call `advance` after each step of `steps`."""
-        self._sweep(self._wishes.nbytes or FEWEST_BYTES, advance)
-        self.survey.nbytes = self._wishes.nbytes or self._suitable()
-        self._forget()
-        for _ in range(self._wishes.sweeps):
-            self._sweep(self.survey.nbytes, advance)
-            self._speeds(range(len(self._leaders)))
-            advance("speed")
-        return self.survey
-
-    def recheck(self, threshold: float) -> None:
-        """Measure single links and nodes that would be accused again: bad luck passes, what is slow stays slow."""
-        at = self.survey.nodes.index
-        for _ in range(RECHECKS):
-            suspects = find_faults(self.survey, threshold)
-            pairs = [(at(each.nodes[0]), at(each.nodes[1])) for each in suspects if each.kind == "slow_link"]
-            nodes = [at(each.nodes[0]) for each in suspects if each.kind == "slow_node"]
-            if not pairs and not nodes:
-                return
-            for _ in range(self._wishes.sweeps):
-                for turn in split_by_machine(pairs, self._boots):
-                    self._measure(turn, self.survey.nbytes)
-                self._speeds(nodes)
-
     @property
     def steps(self) -> int:
-        """How many steps `run` has."""
-        return (self._wishes.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._wishes.sweeps
+        """Number of steps of `measure_all`."""
+        return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
-    def end(self) -> None:
-        """Let the other ranks go. They may not all hear it where `clean` is false."""
+    def measure_all(self, advance: Callable[[str], None]) -> None:
+        """Measure every pair and node in each sweep, into `results`.
+
+        A sweep before the others opens the connections and, unless the options state it, chooses the message size.
+
+        Args:
+            advance: called after each of `steps` steps, with a word about it.
+        """
+        self._sweep(self._options.nbytes or MIN_NBYTES, advance)
+        self.results.nbytes = self._options.nbytes or self._choose_nbytes()
+        for pair, samples in self.results.links.items():
+            self.results.links[pair] = [sample for sample in samples if sample.broken]
+        for _ in range(self._options.sweeps):
+            self._sweep(self.results.nbytes, advance)
+            self._measure_nodes(range(len(self._leaders)))
+            advance("speed")
+
+    def remeasure_suspects(self, threshold: float) -> None:
+        """Measure slow nodes and slow single links again, a few times: chance disturbances pass, real faults stay.
+
+        Args:
+            threshold: as for `find_faults`.
+        """
+        index = self.results.nodes.index
+        for _ in range(MAX_REMEASUREMENTS):
+            faults = find_faults(self.results, threshold)
+            pairs = [(index(fault.nodes[0]), index(fault.nodes[1])) for fault in faults if fault.kind == "slow_link"]
+            nodes = [index(fault.nodes[0]) for fault in faults if fault.kind == "slow_node"]
+            if not pairs and not nodes:
+                return
+            for _ in range(self._options.sweeps):
+                for concurrent in split_by_machine(pairs, self._boot_ids):
+                    self._measure_pairs(concurrent, self.results.nbytes)
+                self._measure_nodes(nodes)
+
+    def end_workers(self) -> None:
+        """Send every other rank the command to end; wait until they received it unless messages are lost."""
         for rank in range(self._comm.size):
             if rank != COORDINATOR:
-                self._mail.order(rank, {"do": "end"})
-        if self.clean:
-            self._mail.flush(self._wishes.limit_s)
+                self._channel.send_command(rank, {"do": "end"})
+        if self.can_finalize:
+            self._channel.flush(self._options.limit_s)
 
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
-        for met in schedule_pairs(len(self._leaders)):
-            for pairs in split_by_machine(met, self._boots):
-                self._measure([(a, b) for a, b in pairs if not self._failed(a, b)], nbytes)
+        """Measure every pair once that has not failed before."""
+        for pairs in schedule_pairs(len(self._leaders)):
+            for concurrent in split_by_machine(pairs, self._boot_ids):
+                self._measure_pairs([(a, b) for a, b in concurrent if not self._has_failed(a, b)], nbytes)
             advance("pairs")
 
-    def _measure(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        ends = dict([*pairs, *((b, a) for a, b in pairs)])
-        orders = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in ends.items()}
-        for a, reply in self._told(orders).items():
-            self.survey.links.setdefault((a, ends[a]), []).append(LinkSample(**reply))
+    def _has_failed(self, a: int, b: int) -> bool:
+        samples = self.results.links.get((a, b), []) + self.results.links.get((b, a), [])
+        return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
-    def _failed(self, a: int, b: int) -> bool:
-        seen = self.survey.links.get((a, b), []) + self.survey.links.get((b, a), [])
-        return a in self.survey.lost or b in self.survey.lost or any(each.broken for each in seen)
+    def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
+        """Measure pairs of different nodes at the same time, and store a sample per direction."""
+        peers = dict([*pairs, *((b, a) for a, b in pairs)])
+        commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
+        for node, reply in self._run_commands(commands).items():
+            self.results.links.setdefault((node, peers[node]), []).append(LinkSample(**reply))
 
-    def _speeds(self, which: Iterable[int]) -> None:
-        """Let nodes measure themselves; those that are one machine take turns."""
-        nodes = [(node,) for node in which if node not in self.survey.lost]
-        for turn in split_by_machine(nodes, self._boots):
-            shared = {node: self._boots.count(self._boots[node]) > 1 for (node,) in turn}
-            orders = {node: {"do": "speed", "shared": shared[node]} for (node,) in turn}
-            for node, reply in self._told(orders).items():
-                self.survey.speeds.setdefault(node, []).append(node_benchmark.NodeSpeed(**reply))
+    def _measure_nodes(self, nodes: Iterable[int]) -> None:
+        """Let nodes measure themselves, at the same time unless they share a machine, and store the samples."""
+        groups = [(node,) for node in nodes if node not in self.results.lost]
+        for concurrent in split_by_machine(groups, self._boot_ids):
+            shared = {node: self._boot_ids.count(self._boot_ids[node]) > 1 for (node,) in concurrent}
+            commands = {node: {"do": "speed", "shared": shared[node]} for (node,) in concurrent}
+            for node, reply in self._run_commands(commands).items():
+                self.results.speeds.setdefault(node, []).append(NodeSpeed(**reply))
 
-    def _told(self, orders: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Give orders by node and return the replies; a node that gives none is lost."""
+    def _run_commands(self, commands: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Send commands by node, carry out rank 0's own, and return the replies; mark silent nodes as lost."""
         replies: dict[int, dict[str, Any]] = {}
-        for node, order in orders.items():
+        limit_s = self._options.limit_s
+        for node, command in commands.items():
             if self._leaders[node] != COORDINATOR:
-                self._mail.order(self._leaders[node], order)
-        for node, order in sorted(orders.items()):
-            limit_s = _STEPS * self._wishes.limit_s
+                self._channel.send_command(self._leaders[node], command)
+        for node, command in sorted(commands.items()):
             try:
                 if self._leaders[node] == COORDINATOR:
-                    replies[node] = _obey(self._comm, order, self._wishes.limit_s, self._failure, self._mail.kept)
+                    lost_buffers = self._channel.lost_buffers
+                    replies[node] = _execute_command(self._comm, command, limit_s, self._failure, lost_buffers)
                 else:
-                    replies[node] = self._mail.await_reply(self._leaders[node], limit_s)
+                    replies[node] = self._channel.receive_reply(self._leaders[node], _MESSAGES_PER_PAIR * limit_s)
             except (MessageTimeoutError, self._failure) as error:
-                self.survey.lost[node] = f"{self.survey.nodes[node]} did not reply to rank 0: {error}"
-        self.clean = self.clean and not self.survey.lost and not any(each.get("broken") for each in replies.values())
+                self.results.lost[node] = f"{self.results.nodes[node]} did not reply to rank 0: {error}"
+        if self.results.lost or any(reply.get("broken") for reply in replies.values()):
+            self.can_finalize = False
         return replies
 
-    def _suitable(self) -> int:
-        """Return a power of two that a typical link carries in about TRANSFER_S."""
-        rates = sorted(each.nbytes_per_s(FEWEST_BYTES) for seen in self.survey.links.values() for each in seen)
+    def _choose_nbytes(self) -> int:
+        """Return a power of two that takes about TRANSFER_S on the median link."""
+        samples = [sample for samples in self.results.links.values() for sample in samples]
+        rates = sorted(sample.nbytes_per_s(MIN_NBYTES) for sample in samples)
         if not rates:
-            return FEWEST_BYTES
-        wanted = int(rates[len(rates) // 2] * TRANSFER_S)
-        return min(max(1 << max(wanted.bit_length() - 1, 0), FEWEST_BYTES), MOST_BYTES)
-
-    def _forget(self) -> None:
-        """Drop the first sweep, which made the connections, except for what failed in it."""
-        for pair, seen in self.survey.links.items():
-            self.survey.links[pair] = [each for each in seen if each.broken]
+            return MIN_NBYTES
+        nbytes = int(rates[len(rates) // 2] * TRANSFER_S)
+        return min(max(1 << max(nbytes.bit_length() - 1, 0), MIN_NBYTES), MAX_NBYTES)

@@ -1,17 +1,16 @@
-"""From what was measured to what is wrong: which nodes, which nodes' links, which single links.
+"""Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow when it is both below a fraction of the median of the others, and below that median by four times their
-spread (the median absolute deviation, scaled to a standard deviation). Where the others differ that much among
-themselves, as across the halves of a tapered network, nobody is accused. Blame goes to the fewest: a node that is slow
-by itself explains its links; a node none of whose links is fast has a slow link itself, whatever its peers; only what
-is left is a matter between two nodes.
+A value is slow if it is below a fraction of the median of the others and also more than four times their spread (the
+median absolute deviation, scaled to a standard deviation) below that median. Nothing is slow where the others differ as
+much among themselves, as across the halves of a tapered network. Faults name as few nodes as possible: a slow node
+explains its slow links; a node whose links are all slow has a slow link itself; the rest are links between two nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
@@ -19,25 +18,25 @@ from hpccoll.preflight.results import DirectedLink, PreflightResults
 from hpccoll.units import GB
 
 DEVIATIONS = 4.0
-TO_SIGMA = 1.4826  # of the median absolute deviation, if values were normal
-SLACK = 0.6  # latencies differ more than rates: their inverse has to fall below this share of the threshold
-Kind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
+MAD_TO_SIGMA = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
+LATENCY_FACTOR = 0.6  # latencies vary more than rates, so the threshold for inverse latencies is multiplied by this
+FaultKind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong.
+    """One fault.
 
     Args:
-        kind: what it is.
-        nodes: the node, or the two ends of the link.
+        kind: the kind of fault.
+        nodes: the name of the node, or of the two ends of the link.
         found: a sentence with the values.
-        ratio: the value over the median of the others; None where nothing came through.
+        ratio: the value divided by the median of the others; None for a lost node or broken link.
         remedy: what to do.
         exclude: the node to leave out of a job.
     """
 
-    kind: Kind
+    kind: FaultKind
     nodes: tuple[str, ...]
     found: str
     ratio: float | None
@@ -45,155 +44,163 @@ class Fault:
     exclude: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fault as it stands in the record of kind `preflight_summary`."""
-        return {
-            "kind": self.kind,
-            "nodes": list(self.nodes),
-            "found": self.found,
-            "ratio": self.ratio,
-            "remedy": self.remedy,
-            "exclude": self.exclude,
-        }
+        """Return the fault as an element of `faults` in the record of kind `preflight_summary`."""
+        return asdict(self)
 
 
-def ratio_if_low(value: float, others: Sequence[float], threshold: float) -> float | None:
-    """Return `value` over the median of `others` where it is far below them, else None."""
+def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
+    """Return `value` divided by the median of `others` if `value` is slow (as defined above), else None.
+
+    Args:
+        value: a rate; higher is better.
+        others: the values to compare it with.
+        threshold: the fraction of their median below which a value may be slow.
+    """
     if not others:
         return None
     middle = median(others)
-    spread = TO_SIGMA * median(abs(other - middle) for other in others)
-    low = value < threshold * middle and value < middle - DEVIATIONS * spread
-    return value / middle if low else None
+    spread = MAD_TO_SIGMA * median(abs(other - middle) for other in others)
+    is_low = value < threshold * middle and value < middle - DEVIATIONS * spread
+    return value / middle if is_low else None
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return the keys whose value is far below the others', with its ratio to their median."""
-    found = {}
+    """Return the keys of slow values, each with its ratio to the median of the others."""
+    ratios = {}
     for key, value in values.items():
-        ratio = ratio_if_low(value, [other for at, other in values.items() if at != key], threshold)
+        ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)
         if ratio is not None:
-            found[key] = ratio
-    return found
+            ratios[key] = ratio
+    return ratios
 
 
-def find_faults(survey: PreflightResults, threshold: float) -> list[Fault]:
-    """Return what is wrong, the worst kinds first.
+def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
+    """Return the faults: lost nodes, broken links, slow nodes, slow links of nodes, slow links between two nodes.
 
     Args:
-        survey: what was measured.
-        threshold: the fraction of the median of the others below which something counts as slow.
+        results: what was measured.
+        threshold: the fraction of the median of the others below which a value may be slow.
     """
-    names = survey.nodes
-    found = [_lost(names[node], why) for node, why in survey.lost.items()]
-    slow = _slow_nodes(survey, threshold)
-    blamed = set(survey.lost) | set(slow)
-    directions = list(survey.directions())
-    broken = _broken(names, [each for each in directions if not {each.source, each.destination} & set(survey.lost)])
-    sound = [each for each in directions if each.broken is None and not {each.source, each.destination} & blamed]
-    links = _node_links(names, sound, threshold)
-    rest = [each for each in sound if not {each.source, each.destination} & set(links)]
-    return [*found, *broken, *slow.values(), *links.values(), *_single_links(names, rest, threshold)]
+    names = results.nodes
+    lost = [_lost_node(names[node], reason) for node, reason in results.lost.items()]
+    slow = _find_slow_nodes(results, threshold)
+    explained = set(results.lost) | set(slow)
+    links = list(results.directed_links())
+    broken = _find_broken_links(names, [each for each in links if not _ends(each) & set(results.lost)])
+    working = [each for each in links if each.broken is None and not _ends(each) & explained]
+    slow_everywhere = _find_slow_node_links(names, working, threshold)
+    rest = [each for each in working if not _ends(each) & set(slow_everywhere)]
+    return [*lost, *broken, *slow.values(), *slow_everywhere.values(), *_find_slow_links(names, rest, threshold)]
 
 
-def choose_excluded(found: Iterable[Fault]) -> list[str]:
-    """Return the nodes to leave out so that no fault is left, the fewest."""
-    return sorted({fault.exclude for fault in found})
+def list_excluded_nodes(faults: Iterable[Fault]) -> list[str]:
+    """Return the names of the nodes to exclude from a job to avoid all faults."""
+    return sorted({fault.exclude for fault in faults})
 
 
-def _lost(name: str, why: str) -> Fault:
-    remedy = f"look at {name}: scontrol show node {name}; is MPI bound to a network that all nodes share?"
-    return Fault("lost_node", (name,), f"{name} is out of reach: {why}", None, remedy, name)
+def _ends(link: DirectedLink) -> set[int]:
+    return {link.source, link.destination}
 
 
-def _slow_nodes(survey: PreflightResults, threshold: float) -> dict[int, Fault]:
-    found: dict[int, Fault] = {}
-    speeds = {node: speed for node in range(len(survey.nodes)) if (speed := survey.speed(node)) is not None}
-    for what, unit, values in (
+def _lost_node(name: str, reason: str) -> Fault:
+    remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
+    return Fault("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
+
+
+def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
+    """Return the faults of nodes that copy memory or compute slowly, by node."""
+    faults: dict[int, Fault] = {}
+    speeds = {node: speed for node in range(len(results.nodes)) if (speed := results.median_speed(node)) is not None}
+    for verb, unit, values in (
         ("copies", "GB/s in memory", {node: speed.copy_bytes_per_s / GB for node, speed in speeds.items()}),
         ("computes", "Gsin/s", {node: speed.operations_per_s / 1e9 for node, speed in speeds.items()}),
     ):
         for node, ratio in find_low_values(values, threshold).items():
-            name, value = survey.nodes[node], values[node]
-            told = f"{name} is slow: it {what} {value:.3g} {unit}, {ratio:.2f} times the median of the other nodes"
-            if node in found:
-                told = f"{found[node].found}; it {what} {ratio:.2f} times theirs"
-            remedy = f"look at {name}: other processes (top), clock and heat (turbostat), memory (dmidecode, EDAC)"
-            found[node] = Fault("slow_node", (name,), told, ratio, remedy, name)
-    return found
+            name, value = results.nodes[node], values[node]
+            found = f"{name} is slow: it {verb} {value:.3g} {unit}, {ratio:.2f} times the median of the other nodes"
+            if node in faults:
+                found = f"{faults[node].found}; it {verb} {ratio:.2f} times theirs"
+            remedy = f"check {name}: other processes (top), clock and heat (turbostat), memory (dmidecode, EDAC)"
+            faults[node] = Fault("slow_node", (name,), found, ratio, remedy, name)
+    return faults
 
 
-def _broken(names: Sequence[str], directions: Sequence[DirectedLink]) -> list[Fault]:
-    pairs = {tuple(sorted((each.source, each.destination))): each.broken for each in directions if each.broken}
-    chosen = _cover(list(pairs))
-    found = []
-    for (a, b), why in pairs.items():
-        told = f"the link between {names[a]} and {names[b]} is broken: {why}"
-        remedy = f"on {names[a]}: ping {names[b]}; look at firewall, routes and the network that MPI takes"
-        found.append(Fault("broken_link", (names[a], names[b]), told, None, remedy, names[chosen[a, b]]))
-    return found
+def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[Fault]:
+    """Return a fault per pair of nodes with a broken direction."""
+    reasons = {tuple(sorted(_ends(link))): link.broken for link in links if link.broken}
+    excluded = _choose_ends(list(reasons))
+    faults = []
+    for (a, b), reason in reasons.items():
+        found = f"the link between {names[a]} and {names[b]} is broken: {reason}"
+        remedy = f"on {names[a]}: ping {names[b]}; check firewall, routes and the network that MPI uses"
+        faults.append(Fault("broken_link", (names[a], names[b]), found, None, remedy, names[excluded[a, b]]))
+    return faults
 
 
-def _node_links(names: Sequence[str], sound: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
-    """Judge each node by the best that it sends, receives and answers to anyone."""
+def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
+    """Return the faults of nodes whose best rate or latency over all their links is slow, by node."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
-    for each in sound:
-        rate, latency = each.bytes_per_s, each.latency_seconds
+    for link in links:
+        rate, latency = link.bytes_per_s, link.latency_seconds
         if rate is None or latency is None:
             continue
-        for what, node, value in (
-            ("sends", each.source, rate),
-            ("receives", each.destination, rate),
-            ("answers", each.source, 1 / latency),
-            ("answers", each.destination, 1 / latency),
+        for verb, node, value in (
+            ("sends", link.source, rate),
+            ("receives", link.destination, rate),
+            ("answers", link.source, 1 / latency),
+            ("answers", link.destination, 1 / latency),
         ):
-            best[what][node] = max(best[what].get(node, 0.0), value)
-    found: dict[int, Fault] = {}
+            best[verb][node] = max(best[verb].get(node, 0.0), value)
     low = {
-        what: find_low_values(values, threshold if what != "answers" else threshold * SLACK)
-        for what, values in best.items()
+        verb: find_low_values(values, threshold * LATENCY_FACTOR if verb == "answers" else threshold)
+        for verb, values in best.items()
     }
+    faults: dict[int, Fault] = {}
     for node in sorted({node for nodes in low.values() for node in nodes}):
-        told = [_told(what, best[what][node], low[what][node]) for what in best if node in low[what]]
-        ratio = min(low[what][node] for what in best if node in low[what])
-        words = f"the link of {names[node]} is slow: to none of its peers is it better; it {' and '.join(told)}"
-        remedy = f"look at the link of {names[node]}: cable, port, rate (ethtool, ibstat), errors (ip -s link)"
-        found[node] = Fault("slow_node_link", (names[node],), words, ratio, remedy, names[node])
-    return found
+        verbs = [verb for verb in best if node in low[verb]]
+        details = " and ".join(_format_value(verb, best[verb][node], low[verb][node], "nodes") for verb in verbs)
+        found = f"{names[node]}'s link is slow to every peer: at best, it {details}"
+        remedy = f"check the link of {names[node]}: cable, port, rate (ethtool, ibstat), errors (ip -s link)"
+        ratio = min(low[verb][node] for verb in verbs)
+        faults[node] = Fault("slow_node_link", (names[node],), found, ratio, remedy, names[node])
+    return faults
 
 
-def _told(what: str, value: float, ratio: float) -> str:
-    if what == "answers":
-        return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other nodes"
-    return f"{what} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other nodes"
+def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
+    """Return a clause on a rate in bytes/s, or for `answers` on an inverse latency; `others` are nodes or links."""
+    if verb == "answers":
+        return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
+    return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
 
 
-def _single_links(names: Sequence[str], rest: Sequence[DirectedLink], threshold: float) -> list[Fault]:
-    rates = {at: each.bytes_per_s for at, each in enumerate(rest) if each.bytes_per_s is not None}
-    answers = {at: 1 / each.latency_seconds for at, each in enumerate(rest) if each.latency_seconds}
-    told: dict[tuple[int, ...], list[tuple[float, str]]] = {}
-    for what, values, least in (("sends", rates, threshold), ("answers", answers, threshold * SLACK)):
-        for at, ratio in find_low_values(values, least).items():
-            each = rest[at]
-            words = f"{names[each.source]} to {names[each.destination]} {_told(what, values[at], ratio)}"
-            words = words.replace("the other nodes", "the other links")
-            told.setdefault(tuple(sorted((each.source, each.destination))), []).append((ratio, words))
-    chosen = _cover(list(told))
-    found = []
-    for (a, b), worse in sorted(told.items()):
-        words = f"the link between {names[a]} and {names[b]} is slow: {'; '.join(words for _, words in worse)}"
-        remedy = f"look at what lies between {names[a]} and {names[b]}: switches, routes; either node may be left out"
-        ratio = min(ratio for ratio, _ in worse)
-        found.append(Fault("slow_link", (names[a], names[b]), words, ratio, remedy, names[chosen[a, b]]))
-    return found
+def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[Fault]:
+    """Return a fault per pair of nodes with a slow direction."""
+    rates = {index: link.bytes_per_s for index, link in enumerate(links) if link.bytes_per_s is not None}
+    answers = {index: 1 / link.latency_seconds for index, link in enumerate(links) if link.latency_seconds}
+    slow: dict[tuple[int, ...], list[tuple[float, str]]] = {}
+    for verb, values, limit in (("sends", rates, threshold), ("answers", answers, threshold * LATENCY_FACTOR)):
+        for index, ratio in find_low_values(values, limit).items():
+            link = links[index]
+            clause = _format_value(verb, values[index], ratio, "links")
+            text = f"{names[link.source]} to {names[link.destination]} {clause}"
+            slow.setdefault(tuple(sorted(_ends(link))), []).append((ratio, text))
+    excluded = _choose_ends(list(slow))
+    faults = []
+    for (a, b), details in sorted(slow.items()):
+        found = f"the link between {names[a]} and {names[b]} is slow: {'; '.join(text for _, text in details)}"
+        remedy = f"check switches and routes between {names[a]} and {names[b]}; either node may be excluded"
+        ratio = min(ratio for ratio, _ in details)
+        faults.append(Fault("slow_link", (names[a], names[b]), found, ratio, remedy, names[excluded[a, b]]))
+    return faults
 
 
-def _cover(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Return for each pair the end to leave out: again and again the node that is in most pairs that are left."""
+def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
+    """Return the end of each pair to exclude: repeatedly the node in most of the remaining pairs (greedy cover)."""
     chosen: dict[tuple[int, ...], int] = {}
-    left = list(pairs)
-    while left:
-        counts = Counter(node for pair in left for node in pair)
-        node = max(counts, key=lambda each: (counts[each], each))
-        chosen |= {pair: node for pair in left if node in pair}
-        left = [pair for pair in left if node not in pair]
+    remaining = list(pairs)
+    while remaining:
+        counts = Counter(node for pair in remaining for node in pair)
+        worst = max(counts, key=lambda node: (counts[node], node))
+        chosen |= {pair: worst for pair in remaining if worst in pair}
+        remaining = [pair for pair in remaining if worst not in pair]
     return chosen

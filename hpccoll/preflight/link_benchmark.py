@@ -1,8 +1,8 @@
-"""One pair of nodes: how long a short message and a long one take, measured from both ends.
+"""Measure the link between two nodes from both ends: latency with short messages, transfer time with a long one.
 
-Latency is half the time of a round trip that this end began, the least of many. A transfer is a long message, answered
-by a short one when it has come as a whole; its time is the round trip less one latency. The receiver has its buffer
-ready before the sender starts, so that nothing but the link is measured.
+Latency is half the shortest of many round trips that this end starts. For a transfer, this end sends a long message and
+the other answers with a short one; the transfer time is that round trip minus one latency. The receiver posts its
+receive before the sender starts, so that only the link is measured.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.preflight.waiting import MessageTimeoutError, wait
+from hpccoll.preflight.messages import MessageTimeoutError, wait_all
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 PINGS = 50
-_SHORT, _LONG = 7101, 7102  # tags, that no other message here has
+_SHORT_TAG, _LONG_TAG = 7101, 7102
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """What one end measured towards the other, in seconds; `broken` says why it could not."""
+    """One measurement of a link from one end, in seconds; `broken` is the reason for a failure, or None."""
 
     latency_seconds: float = 0.0
     transfer_seconds: float = 0.0
     broken: str | None = None
 
     def nbytes_per_s(self, nbytes: int) -> float:
-        """Return the rate at which `nbytes` went; 0 where they did not."""
+        """Return the rate of a transfer of `nbytes`; 0 if the link is broken."""
         return 0.0 if self.broken else nbytes / self.transfer_seconds
 
 
@@ -41,79 +41,82 @@ class LinkBenchmark:
     """This end of the link to `peer`.
 
     Args:
-        comm: the ranks.
+        comm: all ranks.
         peer: the rank at the other end.
         limit_s: seconds after which a message counts as lost.
-        kept: takes the buffers of messages that were lost: MPI may still write to them.
+        lost_buffers: list that gets the buffers of lost messages, to which MPI may still write.
     """
 
-    def __init__(self, comm: MPI.Intracomm, peer: int, limit_s: float, kept: list[Any]) -> None:
-        self._comm, self._peer, self._limit_s, self._kept = comm, peer, limit_s, kept
-        self._out, self._in = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
+    def __init__(self, comm: MPI.Intracomm, peer: int, limit_s: float, lost_buffers: list[Any]) -> None:
+        self._comm, self._peer, self._limit_s, self._lost_buffers = comm, peer, limit_s, lost_buffers
+        self._send_buffer, self._recv_buffer = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
 
     def measure(self, nbytes: int, failure: type[Exception]) -> LinkSample:
-        """Measure with messages of `nbytes`; the other end does the same at the same time.
+        """Measure latency and transfer time; the other end must call this at the same time. Sends messages.
 
         Args:
-            nbytes: of the long message.
-            failure: what MPI raises where the connection fails.
+            nbytes: size of the long message.
+            failure: the exception that MPI raises if the connection fails.
         """
-        first = self._comm.rank < self._peer
+        is_first = self._comm.rank < self._peer
         long = np.zeros(nbytes, np.uint8)
-        self._kept += [self._out, self._in, long]
+        self._lost_buffers += [self._send_buffer, self._recv_buffer, long]
         try:
-            self._meet()
-            latency = self._in_turn(first, self._ping, self._pong)
-            transfer = self._in_turn(first, lambda: self._push(long), lambda: self._pull(long))
+            self._synchronize()
+            latency = self._take_turns(is_first, self._time_pings, self._answer_pings)
+            transfer = self._take_turns(
+                is_first, lambda: self._time_transfer(long), lambda: self._answer_transfer(long)
+            )
         except MessageTimeoutError as error:
             return LinkSample(broken=str(error))
         except failure as error:
             return LinkSample(broken=str(error).partition("\n")[0])
-        del self._kept[-3:]
+        del self._lost_buffers[-3:]
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
-    def _in_turn(self, first: bool, act: Callable[[], float], serve: Callable[[], None]) -> float:
-        if first:
-            seconds = act()
-            serve()
+    def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
+        """Let both ends measure, the first one first; return the seconds that this end measured."""
+        if is_first:
+            seconds = measure()
+            answer()
             return seconds
-        serve()
-        return act()
+        answer()
+        return measure()
 
-    def _send(self, what: NDArray[np.uint8], tag: int = _SHORT) -> None:
-        wait([self._comm.Isend(what, self._peer, tag)], self._limit_s)
+    def _send(self, buffer: NDArray[np.uint8], tag: int = _SHORT_TAG) -> None:
+        wait_all([self._comm.Isend(buffer, self._peer, tag)], self._limit_s)
 
-    def _take(self) -> None:
-        wait([self._comm.Irecv(self._in, self._peer, _SHORT)], self._limit_s)
+    def _receive_short(self) -> None:
+        wait_all([self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)], self._limit_s)
 
-    def _meet(self) -> None:
-        """Connect, and begin at the same time."""
-        coming = self._comm.Irecv(self._in, self._peer, _SHORT)
-        wait([self._comm.Isend(self._out, self._peer, _SHORT), coming], self._limit_s)
+    def _synchronize(self) -> None:
+        """Exchange a message, which opens the connection, so that both ends start at the same time."""
+        receive = self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)
+        wait_all([self._comm.Isend(self._send_buffer, self._peer, _SHORT_TAG), receive], self._limit_s)
 
-    def _ping(self) -> float:
-        best = float("inf")
+    def _time_pings(self) -> float:
+        shortest = float("inf")
         for _ in range(PINGS):
             begin = time.perf_counter()
-            self._send(self._out)
-            self._take()
-            best = min(best, time.perf_counter() - begin)
-        return best / 2
+            self._send(self._send_buffer)
+            self._receive_short()
+            shortest = min(shortest, time.perf_counter() - begin)
+        return shortest / 2
 
-    def _pong(self) -> None:
+    def _answer_pings(self) -> None:
         for _ in range(PINGS):
-            self._take()
-            self._send(self._out)
+            self._receive_short()
+            self._send(self._send_buffer)
 
-    def _push(self, long: NDArray[np.uint8]) -> float:
-        self._take()  # the other end is ready
+    def _time_transfer(self, long: NDArray[np.uint8]) -> float:
+        self._receive_short()  # the other end has posted its receive
         begin = time.perf_counter()
-        self._send(long, _LONG)
-        self._take()
+        self._send(long, _LONG_TAG)
+        self._receive_short()
         return time.perf_counter() - begin
 
-    def _pull(self, long: NDArray[np.uint8]) -> None:
-        coming = self._comm.Irecv(long, self._peer, _LONG)
-        self._send(self._out)
-        wait([coming], self._limit_s)
-        self._send(self._out)
+    def _answer_transfer(self, long: NDArray[np.uint8]) -> None:
+        receive = self._comm.Irecv(long, self._peer, _LONG_TAG)
+        self._send(self._send_buffer)
+        wait_all([receive], self._limit_s)
+        self._send(self._send_buffer)

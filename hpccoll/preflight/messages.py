@@ -1,82 +1,114 @@
-"""Small messages between the rank that conducts and the others: one JSON object each, of fixed size on the wire."""
+"""Wait for MPI messages with a time limit, and exchange commands and replies between rank 0 and the other ranks."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.preflight.waiting import rest, wait
+from hpccoll.errors import CommunicationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MOST_BYTES = 1024
-_ORDER, _REPLY = 7103, 7104
 COORDINATOR = 0
+MESSAGE_NBYTES = 1024
+SPIN_S = 2e-3  # after that long, sleeping no longer distorts the time of a message on a healthy link
+SLEEP_S, LONG_SLEEP_S = 50e-6, 1e-3
+_COMMAND_TAG, _REPLY_TAG = 7103, 7104
+
+
+class MessageTimeoutError(CommunicationError):
+    """A message did not arrive within the time limit."""
+
+
+def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
+    """Wait until all requests are complete; poll without sleeping at first, so that short times are accurate.
+
+    Raises:
+        MessageTimeoutError: `limit_s` seconds have passed. The requests stay active and still use their buffers.
+    """
+    begin = time.perf_counter()
+    while not all(request.Test() for request in requests):
+        waited = time.perf_counter() - begin
+        if waited > limit_s:
+            raise MessageTimeoutError(f"no answer within {limit_s:g} s")
+        if waited > SPIN_S:
+            time.sleep(SLEEP_S)
+        else:
+            os.sched_yield()
 
 
 class ControlChannel:
-    """Orders from the conductor, and replies to it.
+    """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    Collectives would cross links that nobody chose, and one that is broken would hang them all: this is a star.
+    Only point-to-point messages, because a collective would also use links between other ranks, and hang on a broken
+    one.
+
+    Args:
+        comm: all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self.kept: list[Any] = []  # what MPI still uses of messages that were lost
-        self._posted: list[tuple[NDArray[np.uint8], MPI.Request]] = []
+        self.lost_buffers: list[Any] = []  # buffers of messages that timed out: MPI may still write to them
+        self._sent: list[tuple[NDArray[np.uint8], MPI.Request]] = []
 
-    def order(self, rank: int, what: dict[str, Any]) -> None:
-        """Tell a rank what to do, without waiting for it to listen."""
-        self._post(rank, _ORDER, what)
+    def send_command(self, rank: int, command: dict[str, Any]) -> None:
+        """Start to send a command to a rank; do not wait until it is received."""
+        self._send(rank, _COMMAND_TAG, command)
 
-    def reply(self, what: dict[str, Any]) -> None:
-        """Tell the conductor."""
-        self._post(COORDINATOR, _REPLY, what)
+    def send_reply(self, reply: dict[str, Any]) -> None:
+        """Start to send a reply to the coordinator; do not wait until it is received."""
+        self._send(COORDINATOR, _REPLY_TAG, reply)
 
-    def await_order(self) -> dict[str, Any]:
-        """Return the conductor's next order, whenever it comes."""
-        letter = _empty()
-        rest(self._comm.Irecv(letter, COORDINATOR, _ORDER))
-        return _read(letter)
+    def receive_command(self) -> dict[str, Any]:
+        """Return the coordinator's next command. Waits without a limit, and sleeps while it waits."""
+        message = _make_empty_message()
+        request = self._comm.Irecv(message, COORDINATOR, _COMMAND_TAG)
+        while not request.Test():
+            time.sleep(LONG_SLEEP_S)
+        return _decode(message)
 
-    def await_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
-        """Return what a rank says.
+    def receive_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
+        """Return the next reply of a rank.
 
         Raises:
-            MessageTimeoutError: nothing came within `limit_s` seconds.
+            MessageTimeoutError: nothing arrived within `limit_s` seconds.
         """
-        letter = _empty()
-        coming = self._comm.Irecv(letter, rank, _REPLY)
-        self.kept.append((letter, coming))
-        wait([coming], limit_s)
-        self.kept.pop()
-        return _read(letter)
+        message = _make_empty_message()
+        request = self._comm.Irecv(message, rank, _REPLY_TAG)
+        self.lost_buffers.append((message, request))
+        wait_all([request], limit_s)
+        self.lost_buffers.pop()
+        return _decode(message)
 
-    def _post(self, rank: int, tag: int, what: dict[str, Any]) -> None:
-        letter, text = _empty(), json.dumps(what).encode()
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"a letter of {len(text)} bytes, at most {MOST_BYTES}")
-        letter[: len(text)] = np.frombuffer(text, np.uint8)
-        self._posted = [(buffer, request) for buffer, request in self._posted if not request.Test()]
-        self._posted.append((letter, self._comm.Isend(letter, rank, tag)))
+    def _send(self, rank: int, tag: int, content: dict[str, Any]) -> None:
+        message, text = _make_empty_message(), json.dumps(content).encode()
+        if len(text) > MESSAGE_NBYTES:
+            raise ValueError(f"a control message of {len(text)} bytes, at most {MESSAGE_NBYTES}")
+        message[: len(text)] = np.frombuffer(text, np.uint8)
+        self._sent = [(buffer, request) for buffer, request in self._sent if not request.Test()]
+        self._sent.append((message, self._comm.Isend(message, rank, tag)))
 
     def flush(self, limit_s: float) -> None:
-        """Wait until all that was told has been heard.
+        """Wait until all sends are complete.
 
         Raises:
-            MessageTimeoutError: somebody does not listen.
+            MessageTimeoutError: a rank has not received its message within `limit_s` seconds.
         """
-        wait([request for _, request in self._posted], limit_s)
+        wait_all([request for _, request in self._sent], limit_s)
 
 
-def _empty() -> NDArray[np.uint8]:
-    return np.full(MOST_BYTES, ord(" "), np.uint8)
+def _make_empty_message() -> NDArray[np.uint8]:
+    return np.full(MESSAGE_NBYTES, ord(" "), np.uint8)
 
 
-def _read(letter: NDArray[np.uint8]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(letter.tobytes())
-    return found
+def _decode(message: NDArray[np.uint8]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(message.tobytes())
+    return content

@@ -1,12 +1,10 @@
-"""How fast a node is by itself: copies in memory and arithmetic in cache, on all cores that this process may use.
+"""Measure the speed of a node on its own: memory copies, and arithmetic in cache, on all cores this process may use.
 
-A slice counts how often a small piece of work was done within a fixed time, on one thread a core (NumPy lets go of the
-interpreter meanwhile). A slice is long against the scheduler's ticks, so that a node that is held up again and again
-shows in every slice.
+Each core runs a thread that counts how often it completes a small piece of work within a time slice; NumPy releases the
+GIL meanwhile. A slice is much longer than the scheduler's ticks, so that frequent interruptions show in every slice.
 
-On emulated nodes, which share one machine, the time that a thread was ready to run and waited for a core is left out:
-it says how busy the machine is, not how fast the node. On a real node it counts, for whatever takes its cores slows
-every job there.
+On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted: it shows how
+busy the machine is, not how fast the node. On a real node it counts, because whatever takes its cores slows every job.
 """
 
 from __future__ import annotations
@@ -22,75 +20,73 @@ import numpy as np
 
 from hpccoll.units import MiB
 
-SLICE_S, SHORTEST_S = 0.25, 0.01
-COPIED = 16 * MiB  # twice that is beyond the private caches of a core
-IN_CACHE, TIMES = 8192, 20  # float64 that stay in the second cache, and how often they are gone through
-_WAITED = Path("/proc/thread-self/schedstat")
+SLICE_S, MIN_WORK_S = 0.25, 0.01
+COPY_NBYTES = 16 * MiB  # source and target together exceed the private caches of a core
+IN_CACHE, PASSES = 8192, 20  # float64 elements that stay in the L2 cache; passes over them per piece of work
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpeed:
-    """What a node did in one slice of each kind: bytes copied a second, and sines a second, over its cores."""
+    """Bytes copied per second and sines computed per second, summed over the cores of a node."""
 
     copy_bytes_per_s: float
     operations_per_s: float
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def measure(*, shared: bool) -> NodeSpeed:
-    """Keep all cores busy for a slice of each kind.
+def measure_node(*, shares_machine: bool) -> NodeSpeed:
+    """Keep all cores of this process busy for two time slices, and return the speed.
 
     Args:
-        shared: whether this node is one of several on one machine.
+        shares_machine: whether this node is one of several emulated nodes on one machine.
     """
-    threads = cores()
+    threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
-        rates = [
-            sum(pool.map(lambda _, kind=kind: _slice(kind(), shared), range(threads))) for kind in (_copy, _compute)
-        ]
-    return NodeSpeed(*rates)
+        copy, compute = (
+            sum(pool.map(lambda _, prepare=prepare: _measure_rate(prepare(), shares_machine), range(threads)))
+            for prepare in (_prepare_copy, _prepare_compute)
+        )
+    return NodeSpeed(copy, compute)
 
 
-def _slice(work: Callable[[], float], shared: bool) -> float:
-    """Return how much was done a second; the first piece, which touches new memory, is not timed."""
-    work()
-    waited, begin = _waited_s(), time.perf_counter()
+def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
+    """Repeat `work`, which returns the amount done, for a time slice; return the amount per second of this thread."""
+    work()  # not timed, because it touches new memory
+    waited, begin = _read_waiting_s(), time.perf_counter()
     end, done = begin + SLICE_S, 0.0
     while (now := time.perf_counter()) < end:
         done += work()
-    waiting = _waited_s() - waited if shared else 0.0
-    return done / max(now - begin - waiting, SHORTEST_S)
+    waiting = _read_waiting_s() - waited if subtracts_waiting else 0.0
+    return done / max(now - begin - waiting, MIN_WORK_S)
 
 
-def _waited_s() -> float:
-    """Return how long this thread has been ready to run without a core; 0 where the kernel does not tell."""
+def _read_waiting_s() -> float:
+    """Return how long this thread has so far been ready but without a core; 0 if the kernel does not report it."""
     try:
-        return int(_WAITED.read_text(encoding="ascii").split()[1]) / 1e9
+        return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 
 
-def _copy() -> Callable[[], float]:
-    source, target = np.zeros(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+def _prepare_copy() -> Callable[[], float]:
+    """Return a function that copies COPY_NBYTES bytes and returns that number."""
+    source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def work() -> float:
         np.copyto(target, source)
-        return COPIED
+        return COPY_NBYTES
 
     return work
 
 
-def _compute() -> Callable[[], float]:
+def _prepare_compute() -> Callable[[], float]:
+    """Return a function that computes sines of data in cache and returns their number."""
     x = np.linspace(0, 1, IN_CACHE)
     y = np.empty_like(x)
 
     def work() -> float:
-        for _ in range(TIMES):
+        for _ in range(PASSES):
             np.sin(x, out=y)
-        return IN_CACHE * TIMES
+        return IN_CACHE * PASSES
 
     return work

@@ -1,8 +1,8 @@
-"""What was measured: of each direction of each pair of nodes, and of each node alone.
+"""The results of a preflight: samples of each direction of each link, and of each node.
 
-Of a link the best repetition counts, because whatever disturbs a short measurement makes it worse: repetitions are
-spread over the whole run, and what is slow in all of them is slow itself. Of a node alone, whose slices are long, the
-median counts: a node that is held up in most of them is slow.
+For a link the best sample counts, because every disturbance makes a short measurement worse, and the samples are spread
+over the whole run: a link that is slow in all of them is slow itself. For a node the median counts, because its time
+slices are long: a node that is disturbed in most of them is slow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class DirectedLink:
     """One direction of a link, measured by the sender.
 
     Args:
-        source: the sending node's number.
-        destination: the receiving node's.
-        latency_seconds: half the best round trip.
-        transfers: what the long message took each time, in seconds.
-        nbytes: of the long message.
-        broken: why it could not be measured, or None.
+        source: index of the sending node.
+        destination: index of the receiving node.
+        latency_seconds: half the shortest round trip; None if every sample failed.
+        transfers: times of the long message in seconds, one per sample.
+        nbytes: size of the long message.
+        broken: why a sample failed, or None.
     """
 
     source: int
@@ -41,11 +41,11 @@ class DirectedLink:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The best rate; None where the link is broken."""
+        """The best rate; None if the link is broken."""
         return self.nbytes / min(self.transfers) if self.transfers and self.broken is None else None
 
-    def record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
-        """Return the record of kind `preflight_pair`."""
+    def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
+        """Return the record of kind `preflight_pair`; `nodes` are the names of all nodes."""
         rate = self.bytes_per_s
         return {
             "schema": SCHEMA,
@@ -63,14 +63,14 @@ class DirectedLink:
 
 @dataclass(slots=True)
 class PreflightResults:
-    """All that a run found, by node numbers.
+    """All samples of a run. Nodes are identified by their index in `nodes`.
 
     Args:
-        nodes: their names.
-        nbytes: of the long message.
-        links: what each end of a pair saw, by (source, destination), once a sweep.
-        speeds: of each node, once a sweep.
-        lost: nodes that did not answer, and how that showed.
+        nodes: names of the nodes.
+        nbytes: size of the long message.
+        links: samples by (source, destination), one per sweep.
+        speeds: samples of each node, one per sweep.
+        lost: nodes that did not answer, with the reason.
     """
 
     nodes: tuple[str, ...]
@@ -79,32 +79,25 @@ class PreflightResults:
     speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
-    def directions(self) -> Iterator[DirectedLink]:
-        """Yield both directions of every pair that was tried."""
-        for (source, destination), seen in sorted(self.links.items()):
-            broken = next((each.broken for each in seen if each.broken), None)
-            whole = [each for each in seen if each.broken is None]
-            yield DirectedLink(
-                source,
-                destination,
-                min((each.latency_seconds for each in whole), default=None),
-                tuple(each.transfer_seconds for each in whole),
-                self.nbytes,
-                broken,
-            )
+    def directed_links(self) -> Iterator[DirectedLink]:
+        """Yield both directions of every pair that was tried, in order of nodes."""
+        for (source, destination), samples in sorted(self.links.items()):
+            broken = next((sample.broken for sample in samples if sample.broken), None)
+            good = [sample for sample in samples if sample.broken is None]
+            latency = min((sample.latency_seconds for sample in good), default=None)
+            transfers = tuple(sample.transfer_seconds for sample in good)
+            yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
-    def speed(self, node: int) -> NodeSpeed | None:
-        """Return what a node typically showed; None where it was not measured."""
-        found = self.speeds.get(node, [])
-        if not found:
+    def median_speed(self, node: int) -> NodeSpeed | None:
+        """Return the medians of a node's samples; None if there are none."""
+        samples = self.speeds.get(node, [])
+        if not samples:
             return None
-        return NodeSpeed(
-            median(each.copy_bytes_per_s for each in found), median(each.operations_per_s for each in found)
-        )
+        return NodeSpeed(median(s.copy_bytes_per_s for s in samples), median(s.operations_per_s for s in samples))
 
     def node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node`."""
-        speed = self.speed(node)
+        speed = self.median_speed(node)
         return {
             "schema": SCHEMA,
             "kind": "preflight_node",

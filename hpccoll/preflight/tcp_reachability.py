@@ -1,8 +1,7 @@
-"""Whether every node can reach every other by TCP, found out without MPI: over a broken link MPI would not even start.
+"""Check by TCP that every node reaches every other, without MPI, which would hang at startup over a broken link.
 
-Each node listens on one port, connects to every other node and says who it is. What failed goes to the first node,
-which judges. Nodes that cannot tell it are lost. MPI may use another network for its data, but all of them meet over
-this one first.
+Each node listens on one port and connects to every other node. It reports failures to node 0, which combines the
+reports. Nodes that cannot report are lost. MPI may send its data over another network, but starts over this one.
 """
 
 from __future__ import annotations
@@ -21,126 +20,150 @@ from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.results import PreflightResults
 
 FIRST_PORT, PORTS = 20_000, 10_000
-RETRY_S, AT_ONCE = 0.1, 64
-PATIENCE_S = 300.0  # with whoever has been reached
+RETRY_S, MAX_CONNECTIONS = 0.1, 64
+REPORT_LIMIT_S = 300.0  # for reports and their acknowledgement, over a connection that works
 _HELLO = b"hpccoll preflight\n"
 
 
-def from_slurm(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
-    """Return the nodes of this step, this node's place among them, and a port that is the job's own.
+def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
+    """Return the host names of this job step, this node's index among them, and a port for this job. Runs scontrol.
 
     Raises:
-        UnavailableError: this is no step of SLURM.
-        UsageError: the step has not one task on each node.
+        UnavailableError: this process is not in a SLURM job step.
+        UsageError: the step does not have one task per node.
     """
     try:
-        nodes, me, job = environ["SLURM_STEP_NODELIST"], int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
-        told = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        nodes, node, job = environ["SLURM_STEP_NODELIST"], int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
+        scontrol = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
     except (KeyError, OSError, subprocess.CalledProcessError) as error:
         raise UnavailableError(
             f"--reach asks SLURM for the nodes: start it by srun, inside a job ({error!r})"
         ) from error
-    hosts = told.stdout.split()
+    hosts = scontrol.stdout.split()
     if environ.get("SLURM_STEP_NUM_TASKS") != str(len(hosts)):
-        raise UsageError(f"--reach takes one task on each of {len(hosts)} nodes; srun --ntasks-per-node=1")
-    return hosts, me, FIRST_PORT + job % PORTS
+        raise UsageError(f"--reach needs one task on each of {len(hosts)} nodes; srun --ntasks-per-node=1")
+    return hosts, node, FIRST_PORT + job % PORTS
 
 
-class Listener:
-    """Answers every node that connects, and keeps what the nodes report."""
+class ReachabilityServer:
+    """Accept connections of other nodes in background threads, and collect their reports.
+
+    Args:
+        port: the port to listen on.
+
+    Attributes:
+        reports: failures by node that reported them, each a reason by unreachable node.
+        all_reported: set by node 0 when it needs no more reports. Until then a node that reported keeps listening, so
+            that nodes that start later can reach it.
+    """
 
     def __init__(self, port: int) -> None:
         self.reports: dict[int, dict[int, str]] = {}
-        self.complete = threading.Event()  # until then, who reported goes on listening, for nodes that started later
+        self.all_reported = threading.Event()
         self._socket = socket.create_server(("", port), backlog=1024)
-        threading.Thread(target=self._serve, daemon=True).start()
+        threading.Thread(target=self._accept_connections, daemon=True).start()
 
-    def _serve(self) -> None:
+    def _accept_connections(self) -> None:
         while True:
             try:
-                there, _ = self._socket.accept()
+                connection, _ = self._socket.accept()
             except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(there,), daemon=True).start()
+                return  # the socket is closed
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _answer(self, there: socket.socket) -> None:
-        with there, suppress(OSError, ValueError), there.makefile("rwb") as stream:
-            there.settimeout(PATIENCE_S)
+    def _serve(self, connection: socket.socket) -> None:
+        """Greet a node; store its report, if it sends one, and acknowledge it once all nodes have reported."""
+        with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
+            connection.settimeout(REPORT_LIMIT_S)
             stream.write(_HELLO)
             stream.flush()
-            told = json.loads(stream.readline() or b"{}")
-            if "failed" in told:
-                self.reports[int(told["node"])] = {int(node): str(why) for node, why in told["failed"].items()}
-                self.complete.wait(PATIENCE_S)
+            message = json.loads(stream.readline() or b"{}")
+            if "failed" in message:
+                failed = {int(node): str(reason) for node, reason in message["failed"].items()}
+                self.reports[int(message["node"])] = failed
+                self.all_reported.wait(REPORT_LIMIT_S)
                 stream.write(_HELLO)
                 stream.flush()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
 
-def call(host: str, port: int, words: dict[str, object], limit_s: float) -> str | None:
-    """Say something to a node; return why that failed, or None. A node that does not listen yet is tried again."""
-    end = time.monotonic() + limit_s
+def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
+    """Connect to a node and send it a message; retry while it does not listen yet. Return why it failed, or None.
+
+    Args:
+        host: name of the node.
+        port: its port.
+        message: a JSON object; one with `failed` is a report, whose acknowledgement this function waits for.
+        limit_s: seconds to try to connect.
+    """
+    deadline = time.monotonic() + limit_s
     while True:
         try:
-            with socket.create_connection((host, port), timeout=max(end - time.monotonic(), RETRY_S)) as there:
-                stream = there.makefile("rwb")
-                heard = stream.readline()
-                stream.write(json.dumps(words).encode() + b"\n")
+            timeout = max(deadline - time.monotonic(), RETRY_S)
+            with socket.create_connection((host, port), timeout=timeout) as connection:
+                stream = connection.makefile("rwb")
+                greeting = stream.readline()
+                stream.write(json.dumps(message).encode() + b"\n")
                 stream.flush()
-                if "failed" in words:
-                    there.settimeout(PATIENCE_S)
+                if "failed" in message:
+                    connection.settimeout(REPORT_LIMIT_S)
                     stream.readline()
-                return None if heard == _HELLO else f"port {port} of {host} belongs to somebody else"
+                return None if greeting == _HELLO else f"port {port} of {host} belongs to another program"
         except OSError as error:
-            if time.monotonic() + RETRY_S > end:
+            if time.monotonic() + RETRY_S > deadline:
                 return f"no answer by TCP within {limit_s:g} s ({error.strerror or error})"
             time.sleep(RETRY_S)
 
 
-def survey(hosts: Sequence[str], me: int, port: int, limit_s: float) -> PreflightResults | None:
-    """Try to reach all nodes; return what all of them found on node 0, None elsewhere. Every node calls it.
+def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: float) -> PreflightResults | None:
+    """Try to connect to all nodes; return the failures of all of them on node 0, None elsewhere. Every node calls it.
 
     Args:
-        hosts: the names of all nodes, in the same order everywhere.
-        me: this node's place among them.
-        port: a free one, the same everywhere.
-        limit_s: seconds after which a node counts as out of reach.
+        hosts: names of all nodes, in the same order on every node.
+        node: index of this node.
+        port: a free port, the same on every node.
+        limit_s: seconds after which a node counts as unreachable.
     """
-    listener = Listener(port)
-    others = [node for node in range(len(hosts)) if node != me]
-    with ThreadPoolExecutor(min(AT_ONCE, max(len(others), 1))) as pool:
-        answers = pool.map(lambda node: call(hosts[node], port, {"node": me}, limit_s), others)
-        failed = {node: why for node, why in zip(others, answers, strict=True) if why is not None}
-    if me != 0:
-        call(hosts[0], port, {"node": me, "failed": failed}, limit_s)
-        listener.close()
+    server = ReachabilityServer(port)
+    others = [other for other in range(len(hosts)) if other != node]
+    with ThreadPoolExecutor(min(MAX_CONNECTIONS, max(len(others), 1))) as pool:
+        reasons = pool.map(lambda other: contact_node(hosts[other], port, {"node": node}, limit_s), others)
+        failed = {other: reason for other, reason in zip(others, reasons, strict=True) if reason is not None}
+    if node != 0:
+        contact_node(hosts[0], port, {"node": node, "failed": failed}, limit_s)
+        server.close()
         return None
-    listener.reports[0] = failed
-    slack_s = 2 * limit_s  # for nodes that started later, and waited in vain for others
-    end = time.monotonic() + slack_s
-    while len(listener.reports) < len(hosts) and time.monotonic() < end:
+    server.reports[0] = failed
+    report_limit_s = 2 * limit_s  # nodes that started later may have waited for others as long
+    deadline = time.monotonic() + report_limit_s
+    while len(server.reports) < len(hosts) and time.monotonic() < deadline:
         time.sleep(RETRY_S / 10)
-    listener.complete.set()
-    time.sleep(RETRY_S)  # the last answers go out
-    listener.close()
-    return combine_reports(hosts, dict(listener.reports), slack_s)
+    server.all_reported.set()
+    time.sleep(RETRY_S)  # for the threads that send the acknowledgements
+    server.close()
+    return combine_reports(hosts, dict(server.reports), report_limit_s)
 
 
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
-    """Return the survey that the nodes' reports make: links that fail, and nodes that nobody reaches."""
-    found = PreflightResults(tuple(hosts))
+    """Return results with the broken links and lost nodes that the reports imply.
+
+    Args:
+        hosts: names of all nodes.
+        reports: by node, the reason for each node it could not reach; has an entry for node 0.
+        limit_s: seconds that node 0 waited for reports.
+    """
+    results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):
-        tried = [other for other in reports if other != node]
-        if node not in reports and all(node in reports[other] for other in tried):
-            found.lost[node] = reports[0].get(node, f"it did not report to {hosts[0]} within {limit_s:g} s")
+        if node not in reports and all(node in failed for failed in reports.values()):
+            results.lost[node] = reports[0].get(node, f"it did not report to {hosts[0]} within {limit_s:g} s")
     for node, failed in sorted(reports.items()):
-        for other, why in failed.items():
-            if node not in found.lost and other not in found.lost:
-                found.links[node, other] = [LinkSample(broken=why)]
+        for other, reason in failed.items():
+            if node not in results.lost and other not in results.lost:
+                results.links[node, other] = [LinkSample(broken=reason)]
     for node in range(1, len(hosts)):
-        if node not in reports and node not in found.lost:
-            found.links.setdefault((node, 0), [LinkSample(broken=f"it could not report to {hosts[0]}")])
-    return found
+        if node not in reports and node not in results.lost:
+            results.links.setdefault((node, 0), [LinkSample(broken=f"it could not report to {hosts[0]}")])
+    return results

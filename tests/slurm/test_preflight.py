@@ -29,7 +29,7 @@ def test_a_healthy_lab_is_left_in_peace(lab, tmp_path):
     assert all(each["broken"] is None and each["repeats"] == 3 for each in pairs)
     assert all(0.02 < each["bandwidth_GBps"] < 0.07 for each in pairs)  # 400 Mbit/s are 0.05
     assert len(job.records(FILE, "preflight_node")) == 4
-    assert "all links and nodes are alike: 4 nodes, 6 pairs" in job.output
+    assert "no slow or broken node or link: 4 nodes, 6 pairs" in job.output
     assert (job.results / "exclude.txt").read_text() == ""
 
 

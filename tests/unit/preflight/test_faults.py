@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpccoll.measure.schema import schema
-from hpccoll.preflight.faults import choose_excluded, find_faults, ratio_if_low
+from hpccoll.preflight.faults import find_faults, get_low_ratio, list_excluded_nodes
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.preflight.results import PreflightResults
@@ -22,28 +22,28 @@ THRESHOLD = 0.6
 def healthy(nodes, seed=0, noise=0.1):
     """What a lab of equal nodes shows: everything a little worse than it could be, by chance."""
     random = np.random.default_rng(seed)
-    survey = PreflightResults(tuple(f"node{node + 1}" for node in range(nodes)), NBYTES)
+    results = PreflightResults(tuple(f"node{node + 1}" for node in range(nodes)), NBYTES)
 
     def worse():
         return 1 + abs(random.normal(0, noise))
 
     for a, b in permutations(range(nodes), 2):
-        survey.links[a, b] = [LinkSample(LATENCY_S * worse(), NBYTES / RATE * worse()) for _ in range(5)]
+        results.links[a, b] = [LinkSample(LATENCY_S * worse(), NBYTES / RATE * worse()) for _ in range(5)]
     for node in range(nodes):
-        survey.speeds[node] = [NodeSpeed(5e9 / worse(), 1e9 / worse()) for _ in range(5)]
-    return survey
+        results.speeds[node] = [NodeSpeed(5e9 / worse(), 1e9 / worse()) for _ in range(5)]
+    return results
 
 
-def slower(survey, times, *, chosen=lambda a, b: True, latency=1.0):
-    for (a, b), seen in survey.links.items():
+def slower(results, times, *, chosen=lambda a, b: True, latency=1.0):
+    for (a, b), seen in results.links.items():
         if chosen(a, b):
-            survey.links[a, b] = [
+            results.links[a, b] = [
                 LinkSample(each.latency_seconds * latency, each.transfer_seconds * times) for each in seen
             ]
 
 
-def accused(survey):
-    return [(fault.kind, fault.nodes) for fault in find_faults(survey, THRESHOLD)]
+def accused(results):
+    return [(fault.kind, fault.nodes) for fault in find_faults(results, THRESHOLD)]
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 16])
@@ -57,26 +57,26 @@ def test_healthy_nodes_are_left_in_peace(nodes):
 def test_a_node_whose_link_has_a_quarter_of_the_rate_is_named(nodes, which):
     which %= nodes
     for seed in range(15):
-        survey = healthy(nodes, seed)
-        slower(survey, 4, chosen=lambda a, b: which in (a, b))
-        assert accused(survey) == [("slow_node_link", (f"node{which + 1}",))], seed
-        assert choose_excluded(find_faults(survey, THRESHOLD)) == [f"node{which + 1}"]
+        results = healthy(nodes, seed)
+        slower(results, 4, chosen=lambda a, b: which in (a, b))
+        assert accused(results) == [("slow_node_link", (f"node{which + 1}",))], seed
+        assert list_excluded_nodes(find_faults(results, THRESHOLD)) == [f"node{which + 1}"]
 
 
 @pytest.mark.parametrize("way", ["sends", "receives"])
 def test_a_link_that_is_slow_in_one_direction_is_named_with_it(way):
-    survey = healthy(4)
-    slower(survey, 4, chosen=lambda a, b: (a if way == "sends" else b) == 2)
-    (fault,) = find_faults(survey, THRESHOLD)
+    results = healthy(4)
+    slower(results, 4, chosen=lambda a, b: (a if way == "sends" else b) == 2)
+    (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_node_link", ("node3",))
     assert f"it {way} 0.01" in fault.found
     assert ("sends" in fault.found) != ("receives" in fault.found)
 
 
 def test_a_late_link_is_named():
-    survey = healthy(4)
-    slower(survey, 1, chosen=lambda a, b: 1 in (a, b), latency=20)
-    (fault,) = find_faults(survey, THRESHOLD)
+    results = healthy(4)
+    slower(results, 1, chosen=lambda a, b: 1 in (a, b), latency=20)
+    (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_node_link", ("node2",))
     assert "answers in" in fault.found
 
@@ -84,66 +84,66 @@ def test_a_late_link_is_named():
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])
 def test_a_slow_node_explains_its_links(nodes):
     for seed in range(15):
-        survey = healthy(nodes, seed)
-        survey.speeds[1] = [
-            NodeSpeed(each.copy_bytes_per_s / 3, each.operations_per_s / 3) for each in survey.speeds[1]
+        results = healthy(nodes, seed)
+        results.speeds[1] = [
+            NodeSpeed(each.copy_bytes_per_s / 3, each.operations_per_s / 3) for each in results.speeds[1]
         ]
-        slower(survey, 3, chosen=lambda a, b: 1 in (a, b), latency=30)
-        assert accused(survey) == [("slow_node", ("node2",))], seed
+        slower(results, 3, chosen=lambda a, b: 1 in (a, b), latency=30)
+        assert accused(results) == [("slow_node", ("node2",))], seed
 
 
 def test_a_slow_node_and_a_slow_link_are_both_named():
-    survey = healthy(6)
-    survey.speeds[0] = [NodeSpeed(1e9, 1e9)] * 5
-    slower(survey, 4, chosen=lambda a, b: 5 in (a, b))
-    assert accused(survey) == [("slow_node", ("node1",)), ("slow_node_link", ("node6",))]
-    assert choose_excluded(find_faults(survey, THRESHOLD)) == ["node1", "node6"]
+    results = healthy(6)
+    results.speeds[0] = [NodeSpeed(1e9, 1e9)] * 5
+    slower(results, 4, chosen=lambda a, b: 5 in (a, b))
+    assert accused(results) == [("slow_node", ("node1",)), ("slow_node_link", ("node6",))]
+    assert list_excluded_nodes(find_faults(results, THRESHOLD)) == ["node1", "node6"]
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_a_link_between_two_nodes_is_theirs_alone(nodes):
-    survey = healthy(nodes)
-    slower(survey, 4, chosen=lambda a, b: {a, b} == {0, 1})
-    (fault,) = find_faults(survey, THRESHOLD)
+    results = healthy(nodes)
+    slower(results, 4, chosen=lambda a, b: {a, b} == {0, 1})
+    (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_link", ("node1", "node2"))
     assert fault.exclude in fault.nodes
 
 
 def test_the_fewest_nodes_are_left_out():
-    survey = healthy(10)
-    slower(survey, 4, chosen=lambda a, b: {a, b} in ({2, 0}, {2, 5}, {2, 7}))
-    found = find_faults(survey, THRESHOLD)
+    results = healthy(10)
+    slower(results, 4, chosen=lambda a, b: {a, b} in ({2, 0}, {2, 5}, {2, 7}))
+    found = find_faults(results, THRESHOLD)
     assert [fault.nodes for fault in found] == [("node1", "node3"), ("node3", "node6"), ("node3", "node8")]
-    assert choose_excluded(found) == ["node3"]
+    assert list_excluded_nodes(found) == ["node3"]
 
 
 def test_bad_luck_is_no_fault():
-    survey = healthy(4)
+    results = healthy(4)
     for pair in [(0, 1), (1, 0), (1, 2), (2, 1), (1, 3), (3, 1)]:
-        survey.links[pair][:4] = [LinkSample(LATENCY_S * 50, NBYTES / RATE * 50)] * 4  # one good repetition is enough
-    survey.speeds[2][:2] = [NodeSpeed(1e8, 1e8)] * 2  # but of a node most count
-    assert accused(survey) == []
-    survey.speeds[2][:3] = [NodeSpeed(1e8, 1e8)] * 3
-    assert accused(survey) == [("slow_node", ("node3",))]
+        results.links[pair][:4] = [LinkSample(LATENCY_S * 50, NBYTES / RATE * 50)] * 4  # one good repetition is enough
+    results.speeds[2][:2] = [NodeSpeed(1e8, 1e8)] * 2  # but of a node most count
+    assert accused(results) == []
+    results.speeds[2][:3] = [NodeSpeed(1e8, 1e8)] * 3
+    assert accused(results) == [("slow_node", ("node3",))]
 
 
 def test_halves_of_a_tapered_network_are_no_fault():
-    survey = healthy(8)
-    slower(survey, 2.5, chosen=lambda a, b: (a < 4) != (b < 4))
-    assert accused(survey) == []
+    results = healthy(8)
+    slower(results, 2.5, chosen=lambda a, b: (a < 4) != (b < 4))
+    assert accused(results) == []
 
 
 def test_two_nodes_cannot_say_whose_link_is_slow():
-    survey = healthy(2)
-    slower(survey, 100)
-    assert accused(survey) == []
+    results = healthy(2)
+    slower(results, 100)
+    assert accused(results) == []
 
 
 def test_what_is_broken_comes_first_and_is_not_compared():
-    survey = healthy(4)
-    survey.links[0, 1] = survey.links[1, 0] = [LinkSample(broken="no answer within 20 s")]
-    survey.lost[3] = "rank 3 did not answer"
-    found = find_faults(survey, THRESHOLD)
+    results = healthy(4)
+    results.links[0, 1] = results.links[1, 0] = [LinkSample(broken="no answer within 20 s")]
+    results.lost[3] = "rank 3 did not answer"
+    found = find_faults(results, THRESHOLD)
     assert [(fault.kind, fault.nodes, fault.ratio) for fault in found] == [
         ("lost_node", ("node4",), None),
         ("broken_link", ("node1", "node2"), None),
@@ -152,15 +152,15 @@ def test_what_is_broken_comes_first_and_is_not_compared():
 
 
 def test_the_records_are_what_the_schema_says():
-    from hpccoll.cli.preflight import _measured, _summary
+    from hpccoll.cli.preflight import _make_records, _make_summary
 
-    survey = healthy(4)
-    slower(survey, 4, chosen=lambda a, b: 2 in (a, b))
-    survey.links[0, 1] = [LinkSample(broken="no answer")]
-    survey.speeds.pop(3)
-    survey.lost[3] = "gone"
+    results = healthy(4)
+    slower(results, 4, chosen=lambda a, b: 2 in (a, b))
+    results.links[0, 1] = [LinkSample(broken="no answer")]
+    results.speeds.pop(3)
+    results.lost[3] = "gone"
     validator = jsonschema.Draft202012Validator(schema())
-    records = [*_measured(survey), _summary(survey, THRESHOLD, find_faults(survey, THRESHOLD))]
+    records = [*_make_records(results), _make_summary(results, THRESHOLD, find_faults(results, THRESHOLD))]
     for record in records:
         validator.validate(json.loads(json.dumps(record, allow_nan=False)))
     assert [record["kind"] for record in records] == ["preflight_pair"] * 12 + ["preflight_node"] * 4 + [
@@ -182,4 +182,4 @@ def test_the_records_are_what_the_schema_says():
     ],
 )
 def test_low(value, others, expected):
-    assert ratio_if_low(value, others, THRESHOLD) == expected
+    assert get_low_ratio(value, others, THRESHOLD) == expected

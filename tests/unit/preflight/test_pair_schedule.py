@@ -6,8 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from hpccoll.preflight.coordinator import split_by_machine
-from hpccoll.preflight.pair_schedule import schedule_pairs
+from hpccoll.preflight.pair_schedule import schedule_pairs, split_by_machine
 
 
 @pytest.mark.parametrize("nodes", [*range(2, 34), 100, 101])

@@ -9,7 +9,7 @@ import pytest
 
 from hpccoll.errors import UnavailableError
 from hpccoll.preflight import tcp_reachability
-from hpccoll.preflight.faults import choose_excluded, find_faults
+from hpccoll.preflight.faults import find_faults, list_excluded_nodes
 
 
 @pytest.fixture
@@ -24,36 +24,39 @@ def met(hosts, port, present, monkeypatch):
     addresses = [(hosts[node], port) for node in present]
     monkeypatch.setattr(socket, "create_server", lambda _, backlog: server(addresses.pop(), backlog=backlog))
     with ThreadPoolExecutor(len(present)) as pool:
-        calls = [pool.submit(tcp_reachability.survey, hosts, node, port, 1.0) for node in sorted(present, reverse=True)]
+        calls = [
+            pool.submit(tcp_reachability.check_reachability, hosts, node, port, 1.0)
+            for node in sorted(present, reverse=True)
+        ]
         found = [call.result() for call in reversed(calls)]
     assert all(each is None for each in found[1:])
     return found[0]
 
 
 def test_all_reach_all(port, monkeypatch):
-    survey = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1, 2], monkeypatch)
-    assert (survey.lost, survey.links) == ({}, {})
+    results = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1, 2], monkeypatch)
+    assert (results.lost, results.links) == ({}, {})
 
 
 def test_a_node_that_is_not_there_is_lost(port, monkeypatch):
-    survey = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1], monkeypatch)
-    assert list(survey.lost) == [2]
-    found = find_faults(survey, 0.6)
+    results = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1], monkeypatch)
+    assert list(results.lost) == [2]
+    found = find_faults(results, 0.6)
     assert [fault.kind for fault in found] == ["lost_node"]
-    assert choose_excluded(found) == ["127.0.0.3"]
+    assert list_excluded_nodes(found) == ["127.0.0.3"]
 
 
 def test_a_link_that_two_nodes_report_is_theirs():
     why = "no answer"
-    survey = tcp_reachability.combine_reports(["a", "b", "c", "d"], {0: {}, 1: {3: why}, 2: {}, 3: {1: why}}, 1)
-    assert [(fault.kind, fault.nodes) for fault in find_faults(survey, 0.6)] == [("broken_link", ("b", "d"))]
+    results = tcp_reachability.combine_reports(["a", "b", "c", "d"], {0: {}, 1: {3: why}, 2: {}, 3: {1: why}}, 1)
+    assert [(fault.kind, fault.nodes) for fault in find_faults(results, 0.6)] == [("broken_link", ("b", "d"))]
 
 
 def test_a_node_that_cannot_report_to_the_first_has_a_broken_link_to_it():
-    survey = tcp_reachability.combine_reports(["a", "b", "c"], {0: {2: "no answer"}, 1: {}}, 1)
-    assert [(fault.kind, fault.nodes) for fault in find_faults(survey, 0.6)] == [("broken_link", ("a", "c"))]
+    results = tcp_reachability.combine_reports(["a", "b", "c"], {0: {2: "no answer"}, 1: {}}, 1)
+    assert [(fault.kind, fault.nodes) for fault in find_faults(results, 0.6)] == [("broken_link", ("a", "c"))]
 
 
 def test_outside_slurm_it_says_so():
     with pytest.raises(UnavailableError, match="start it by srun"):
-        tcp_reachability.from_slurm({})
+        tcp_reachability.read_slurm_step({})
