@@ -1,10 +1,10 @@
-"""What every test gets: the same examples on every rank, and a run in which no rank is left waiting.
+"""Fixtures and hooks of all tests: the same hypothesis examples on every rank, and no rank that waits forever.
 
 Under mpirun each rank runs pytest over the same tests in the same order (tests/run_mpi.sh). After every test, and after
-every example that hypothesis draws, the ranks tell each other whether it went well, so what fails on one rank fails on
-all. Where a failure leaves the others inside a collective that will never end, the failed rank shows what went wrong
-and aborts the job after GRACE seconds; a hang without a failure is ended by pytest-timeout, whose thread works while
-the main one waits inside MPI.
+every example that hypothesis draws, the ranks exchange their outcomes, so a test that fails on one rank fails on all.
+Where a failure leaves other ranks inside a collective that never ends, the failed rank prints the failure and aborts
+the job after GRACE_S seconds. A hang without a failure is ended by pytest-timeout, whose thread runs while the main
+thread waits inside MPI.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisException
 
-from tests.leftovers import remove
+from tests.leftovers import remove_unused_files
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRACE = 20.0  # seconds that a failed rank waits for the others
+GRACE_S = 20.0  # seconds that a failed rank waits for the others
 MPI_TESTS = Path(__file__).parent / "mpi"
 
-# Ranks that drew different examples would call different collectives. So examples are derived from the test's name
-# alone, and what depends on the clock is off. Shrinking is off under MPI, where each step of it could hang.
+# Ranks that drew different examples would call different collectives. So examples depend on the test's name alone, and
+# deadlines are off. Shrinking is off under MPI, where each of its steps could hang.
 settings.register_profile("alone", derandomize=True, database=None, deadline=None)
 settings.register_profile(
     "ranks",
@@ -43,111 +43,111 @@ settings.register_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how examples are drawn; under MPI also keep the ranks in step."""
+    """Choose the hypothesis profile; under MPI also register the exchange of outcomes."""
     with_mpi = config.getoption("--with-mpi")
     settings.load_profile("ranks" if with_mpi else "alone")
     if with_mpi:
         from mpi4py import MPI
 
-        config.pluginmanager.register(Together(MPI.COMM_WORLD, config), "together")
+        config.pluginmanager.register(OutcomeExchange(MPI.COMM_WORLD, config), "outcome_exchange")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/mpi is a test for mpirun, whether it says so or not."""
+    """Mark every test in tests/mpi with `mpi`."""
     for item in items:
         if MPI_TESTS in item.path.parents:
             item.add_marker("mpi")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tidy(request: pytest.FixtureRequest) -> Generator[None, None, None]:
-    """Tests that kill ranks leave MPI's segments behind; under mpirun run_mpi.sh removes them when all have ended."""
+def remove_mpi_segments(request: pytest.FixtureRequest) -> Generator[None, None, None]:
+    """Remove the shared-memory files that killed ranks left; under mpirun, run_mpi.sh does it after the run."""
     began = time.time()
     yield
     if not request.config.getoption("--with-mpi"):
-        remove(time.time() - began)
+        remove_unused_files(time.time() - began)
 
 
 @pytest.fixture(scope="session")
 def comm() -> MPI.Intracomm:
-    """All ranks of the run."""
+    """MPI.COMM_WORLD."""
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
 
 
-class Together:
-    """Keeps the ranks of a run in step; registered only where tests run under MPI."""
+class OutcomeExchange:
+    """Makes a test fail on all ranks when it fails on one; registered only where tests run under MPI."""
 
     def __init__(self, world: MPI.Intracomm, config: pytest.Config) -> None:
-        self.news = world.Dup()
+        self.comm = world.Dup()
         self.config = config
         self.failed = False
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Let the ranks agree after each example of a test that hypothesis draws for."""
+        """Wrap a hypothesis test such that the ranks exchange outcomes after each example."""
         self.failed = False
         drawn = getattr(getattr(item, "obj", None), "hypothesis", None)
         if drawn is not None and not hasattr(drawn.inner_test, "__wrapped__"):
-            drawn.inner_test = self.example(drawn.inner_test, item.nodeid)
+            drawn.inner_test = self.wrap_example(drawn.inner_test, item.nodeid)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Show a failure as soon as it happens; after the last phase of a test, agree with the other ranks."""
+        """Print a failure at once; after the teardown of a test, exchange outcomes with the other ranks."""
         report = yield
         if report.failed:
             self.failed = True
-            self.show(f"{item.nodeid} ({call.when})\n{report.longreprtext}")
+            self.print_now(f"{item.nodeid} ({call.when})\n{report.longreprtext}")
         if call.when == "teardown":
-            others = self.agree(item.nodeid, failed=self.failed)
+            others = self.exchange(item.nodeid, failed=self.failed)
             if others and not self.failed:
-                report.outcome, report.longrepr = "failed", blame(others)
+                report.outcome, report.longrepr = "failed", describe_failure(others)
         return report
 
-    def example(self, inner: Callable[..., None], nodeid: str) -> Callable[..., None]:
-        """Return `inner` made to fail on every rank when it fails on one."""
+    def wrap_example(self, inner: Callable[..., None], nodeid: str) -> Callable[..., None]:
+        """Return `inner` such that it fails on every rank when it fails on one."""
 
         @functools.wraps(inner)
-        def together(*args: Any, **kwargs: Any) -> None:
+        def wrapped(*args: Any, **kwargs: Any) -> None:
             try:
                 inner(*args, **kwargs)
-            except HypothesisException:  # an example that does not count: alike on all ranks
+            except HypothesisException:  # a rejected example; all ranks reject it
                 raise
             except Exception:
-                self.agree(nodeid, failed=True)
+                self.exchange(nodeid, failed=True)
                 raise
-            others = self.agree(nodeid, failed=False)
+            others = self.exchange(nodeid, failed=False)
             if others:
-                pytest.fail(blame(others), pytrace=False)
+                pytest.fail(describe_failure(others), pytrace=False)
 
-        return together
+        return wrapped
 
-    def agree(self, nodeid: str, *, failed: bool) -> list[int]:
-        """Return the ranks that failed; abort the job where this one failed and the others do not come to ask."""
-        mine, all_ranks = np.array([failed], np.int8), np.zeros(self.news.size, np.int8)
-        request = self.news.Iallgather(mine, all_ranks)
-        end = time.monotonic() + GRACE
+    def exchange(self, nodeid: str, *, failed: bool) -> list[int]:
+        """Return the ranks that failed; abort the job if this one failed and the others do not respond in time."""
+        mine, all_ranks = np.array([failed], np.int8), np.zeros(self.comm.size, np.int8)
+        request = self.comm.Iallgather(mine, all_ranks)
+        end = time.monotonic() + GRACE_S
         while not request.Test():
             if failed and time.monotonic() > end:
-                why = traceback.format_exc() if sys.exc_info()[0] else ""  # within an example: not yet shown
-                self.show(f"{why}{nodeid} failed here, and other ranks have been waiting in it since: aborting")
-                self.news.Abort(1)
+                why = traceback.format_exc() if sys.exc_info()[0] else ""  # not yet printed in an example
+                self.print_now(f"{why}{nodeid} failed here, and other ranks still wait in it: aborting")
+                self.comm.Abort(1)
             time.sleep(0.0005)
         return [int(rank) for rank in np.nonzero(all_ranks)[0]]
 
-    def show(self, text: str) -> None:
-        """Print at once, past pytest's capture, what an abort would take along."""
+    def print_now(self, text: str) -> None:
+        """Print to standard error without pytest's capture, whose text an abort would lose."""
         with self.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            print(f"\nrank {self.news.rank} of {self.news.size}: {text}", file=sys.stderr, flush=True)
+            print(f"\nrank {self.comm.rank} of {self.comm.size}: {text}", file=sys.stderr, flush=True)
 
     def pytest_unconfigure(self) -> None:
-        """Give the communicator back."""
-        self.news.Free()
+        """Free the communicator."""
+        self.comm.Free()
 
 
-def blame(ranks: list[int]) -> str:
-    """Say where to look."""
-    return f"failed on rank {', '.join(map(str, ranks))}: see what it printed"
+def describe_failure(ranks: list[int]) -> str:
+    """Return a message that names the ranks that failed."""
+    return f"failed on rank {', '.join(map(str, ranks))}: see its output"

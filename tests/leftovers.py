@@ -1,6 +1,6 @@
-"""Removes what MPI libraries left in /dev/shm during a run of tests, some of which kill ranks on purpose.
+"""Removes files that MPI libraries left in /dev/shm during a test run; some tests kill ranks on purpose.
 
-python tests/leftovers.py SECONDS    # files no older than that which no process has mapped or open
+python tests/leftovers.py SECONDS    # removes unused files that are at most so old
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hpccoll.doctor.stale_shared_memory import list_library_files
 SHM = Path("/dev/shm")
 
 
-def remove(age_s: float) -> list[str]:
-    """Remove the files that came in the last `age_s` seconds and that nobody uses; return their names."""
+def remove_unused_files(age_s: float) -> list[str]:
+    """Remove the files of the last `age_s` seconds that no process uses; return their names."""
     gone = [
         each.path for each in list_library_files(SHM) if each.is_inspectable and not each.in_use and each.age_s <= age_s
     ]
@@ -24,4 +24,4 @@ def remove(age_s: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    remove(float(sys.argv[1]))
+    remove_unused_files(float(sys.argv[1]))

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests of tests/mpi on a number of real MPI ranks:
+# Run the tests of tests/mpi on real MPI ranks:
 #
 #   tests/run_mpi.sh ENVIRONMENT RANKS [PYTEST ARGUMENT]...
 #
-# Rank 0 reports; what the others print is kept in files and shown when the run fails. A run ends after
-# HPCCOLL_TEST_LIMIT seconds (600) whatever happens.
+# Rank 0 prints the report; the output of the other ranks is shown only if the run fails. A run is killed after
+# HPCCOLL_TEST_LIMIT seconds (default 600).
 set -euo pipefail
 
-if [ "$1" = --rank ]; then # what mpirun starts: one rank of the run
+if [ "$1" = --rank ]; then # one rank of the run, started by mpirun
     rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:?is not set: this launcher is neither MPICH nor Open MPI}}
     logs=$2
     shift 2
@@ -21,17 +21,17 @@ shift 2
 here=$(dirname "$(readlink -f "$0")")
 bin=$(readlink -f "$environment")/bin
 
-export PYTHONHASHSEED=0  # or ranks would walk through the same set in different orders
-export HPCCOLL_TUNING=off # a table on this machine must not decide what tests run
-export MALLOC_PERTURB_=165 # memory that was let go of, or never filled, does not look as if it were right
-export OMP_NUM_THREADS=1 # ranks share the cores; more threads would only fight over them
-# Open MPI refuses root and more ranks than cores unless told otherwise. More ranks than cores also need unbound ranks
-# that yield while they wait, or each wait lasts a time slice. MPICH reads none of these.
+export PYTHONHASHSEED=0  # otherwise ranks iterate over the same set in different orders
+export HPCCOLL_TUNING=off # a tuning table of this machine must not change the tests
+export MALLOC_PERTURB_=165 # fill freed and uninitialised memory, so that wrong reads are detected
+export OMP_NUM_THREADS=1 # ranks share the cores
+# Open MPI refuses root and more ranks than cores by default. With more ranks than cores, ranks must be unbound and
+# yield while they wait, otherwise each wait lasts a time slice. MPICH ignores these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
 export OMPI_MCA_mpi_yield_when_idle=1
 
-color=no # Open MPI gives ranks a terminal even where there is none
+color=no # Open MPI gives ranks a terminal even if there is none
 [ -t 1 ] && color=yes
 logs=$(mktemp -d)
 trap '"$bin/python" "$here/leftovers.py" "$SECONDS" || true; rm -rf "$logs"' EXIT
