@@ -1,7 +1,7 @@
 """`hpccoll demo`: the classic examples, run on MPI ranks and printed rank by rank.
 
-The record of kind `demo`, one an example: `name`, `ranks`, `op` and `algorithm` (null where several calls play
-together), `before` and `after`: for each column of the table its values in rank order (lists, numbers, or null).
+The record of kind `demo`, one per example: `name`, `ranks`, `op` and `algorithm` (null for several different calls),
+`before` and `after`: for each column of the table its values in rank order (lists, numbers, or null).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from hpccoll.errors import UsageError
 if TYPE_CHECKING:
     from hpccoll.demo.run_example import RankValues
 
-WHOLE_LINE = 110
+LINE_WIDTH = 110
 
 
 @click.command(epilog="Example: mpirun -n 3 hpccoll demo broadcast --draw")
 @click.argument("name", required=False)
 @click.option("--draw", is_flag=True, help="Also draw the plan, round by round.")
-@click.option("--algorithm", metavar="NAME | FILE.py:FUNCTION", help="What carries out the example's operation.")
-@click.option("--force", is_flag=True, help="Run send_send_deadlock although the checker refuses it.")
+@click.option("--algorithm", metavar="NAME | FILE.py:FUNCTION", help="Algorithm for the example's operation.")
+@click.option("--force", is_flag=True, help="Run send_send_deadlock, although it deadlocks.")
 @click.option(
-    "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Seconds for --force."
+    "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Seconds of --force."
 )
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, target: str | None) -> None:
-    """Run a classic example on MPI ranks: what each rank holds before and after, and the call in three libraries.
+    """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
-    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, an algorithm of your own: it is proven,
-    then runs the example of its operation. The status is 4 where --force ran into the deadlock that it asked for.
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, an algorithm of your own: it is proven and
+    then runs the example of its operation. The exit status is 4 if --force ran into the deadlock.
     """
     if name is None:
-        _list()
+        _print_examples()
         return
-    example, chosen = _chosen(name, algorithm)
+    example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":
         raise UsageError(f"--force is for send_send_deadlock; {example.name} runs without it")
     from hpccoll.communicator import Communicator
@@ -55,61 +55,57 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
         raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
     if target != STDOUT and is_printing_rank():
-        _introduce(example, chosen, draw)
+        _print_introduction(example, chosen, draw)
     if force:
         deadlock.force_deadlock(world, example.arguments(world.rank)[0], limit)
     with Communicator(world) as comm:
-        held = world.gather(run_example(example, comm, chosen))
-    _report(world, example, chosen, held, target)
+        values = world.gather(run_example(example, comm, chosen))
+    _output(world, example, chosen, values, target)
 
 
-def _list() -> None:
+def _print_examples() -> None:
     rows = [
-        (each.name, str(each.ranks), f"mpirun -n {each.ranks} hpccoll demo {each.name}", each.about[0])
+        (each.name, str(each.ranks), f"mpirun -n {each.ranks} hpccoll demo {each.name}", each.description[0])
         for each in EXAMPLES
     ]
     print_table("Examples", ("name", "ranks", "command", "what it shows"), rows, numbers=("ranks",))
 
 
-def _chosen(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
-    """Return the example, and the proven algorithm that its operation runs with (None where it has none)."""
+def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
+    """Return the example and the algorithm of its operation, proven if it was given; None without an operation."""
     if loader.is_file_reference(name):
         if algorithm is not None:
             raise UsageError(f"{name} is an algorithm itself; leave --algorithm out, or name an example before it")
-        own = loader.load_algorithm(name)
-        shows = find_example(own.operation)
-        if shows is None:
+        chosen = loader.load_algorithm(name)
+        shown = find_example(chosen.operation)
+        if shown is None:
             valid = sorted({each.operation.value for each in EXAMPLES if each.operation is not None})
-            raise UsageError(f"no example shows {own.operation.value}; there are examples of {', '.join(valid)}")
-        return shows, _proven(shows, own)
+            raise UsageError(f"no example shows {chosen.operation.value}; there are examples of {', '.join(valid)}")
+        loader.prove_algorithm(chosen, shown.ranks)
+        return shown, chosen
     example = get_example(name)
     operation = example.operation
     if algorithm is None:
         return example, get_algorithm(operation, example.algorithm) if operation is not None else None
-    if operation is None or not example.variable:
-        raise UsageError(f"{name} runs as it is; leave --algorithm out")
-    own = (
-        loader.load_algorithm(algorithm) if loader.is_file_reference(algorithm) else get_algorithm(operation, algorithm)
-    )
-    if own.operation is not operation:
-        raise UsageError(f"--algorithm {algorithm} is for {own.operation.value}, and {name} shows {operation.value}")
-    return example, _proven(example, own)
+    if operation is None or not example.accepts_algorithm:
+        raise UsageError(f"{name} takes no other algorithm; leave --algorithm out")
+    is_file = loader.is_file_reference(algorithm)
+    chosen = loader.load_algorithm(algorithm) if is_file else get_algorithm(operation, algorithm)
+    if chosen.operation is not operation:
+        raise UsageError(f"--algorithm {algorithm} is for {chosen.operation.value}, and {name} shows {operation.value}")
+    loader.prove_algorithm(chosen, example.ranks)
+    return example, chosen
 
 
-def _proven(example: Example, own: Algorithm) -> Algorithm:
-    loader.prove_algorithm(own, example.ranks)
-    return own
-
-
-def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
-    """Print what is going to happen, before it does."""
+def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
+    """Print the example's description and its plan's cost, before it runs."""
     print(f"{example.name}, on {example.ranks} ranks\n")
-    print("\n".join(example.about))
+    print("\n".join(example.description))
     if example.name == "send_send_deadlock":
         from hpccoll.demo import deadlock
 
-        told = f"The checker, before anything runs: {deadlock.explain_deadlock()}"
-        print("\n" + "\n".join(textwrap.wrap(told, WHOLE_LINE)))
+        message = f"The checker, before anything runs: {deadlock.explain_deadlock()}"
+        print("\n" + "\n".join(textwrap.wrap(message, LINE_WIDTH)))
     if algorithm is None:
         if draw:
             print("\nThere is no plan to draw: each rank follows its own program.")
@@ -117,7 +113,7 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
     plan = algorithm.plan(example.ranks)
     proof = loader.prove_algorithm(algorithm, example.ranks)
     steps = f"{proof.cost.steps} step{'s' * (proof.cost.steps != 1)}"
-    sends = f"; the busiest rank sends {proof.cost.most} S, S being the message" if proof.cost.most else ""
+    sends = f"; the busiest rank sends {proof.cost.most} S, where S is the message size" if proof.cost.most else ""
     print(f"Runs {plan.name}, proven: {steps}{sends}.")
     if draw:
         from hpccoll.plan.drawing.history import record_history
@@ -126,45 +122,46 @@ def _introduce(example: Example, algorithm: Algorithm | None, draw: bool) -> Non
         print(f"\n{format_text_grid(record_history(plan))}", end="")
 
 
-def _report(
-    world: Any, example: Example, algorithm: Algorithm | None, held: Sequence[RankValues] | None, target: str | None
+def _output(
+    world: Any, example: Example, algorithm: Algorithm | None, values: Sequence[RankValues] | None, target: str | None
 ) -> None:
-    """Print and write what the ranks held; collective, though only rank 0 has it."""
+    """Print and record the values of all ranks, which rank 0 has. Collective over `world`."""
     from hpccoll.cli.run_record import make_run_record
 
     run = make_run_record(world) if target is not None else None
-    if held is None:
+    if values is None:
         return
     with open_json_lines(target) as lines:
         if run is not None:
             lines.write(run)
-            lines.write(_record(example, algorithm, held))
+            lines.write(_make_record(example, algorithm, values))
     if target != STDOUT:
-        _show(example, held)
+        _print_values(example, values)
 
 
-def _record(example: Example, algorithm: Algorithm | None, held: Sequence[RankValues]) -> dict[str, Any]:
+def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
     columns = {
-        side: {title: [getattr(each, side)[at] for each in held] for at, title in enumerate(titles)}
+        side: {title: [getattr(each, side)[at] for each in values] for at, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
     }
-    op = algorithm.operation.value if algorithm else None
-    what = {"name": example.name, "ranks": example.ranks, "op": op, "algorithm": algorithm.name if algorithm else None}
-    return {"schema": SCHEMA, "kind": "demo", **what, **columns}
+    op, name = (algorithm.operation.value, algorithm.name) if algorithm else (None, None)
+    facts = {"name": example.name, "ranks": example.ranks, "op": op, "algorithm": name}
+    return {"schema": SCHEMA, "kind": "demo", **facts, **columns}
 
 
-def _show(example: Example, held: Sequence[RankValues]) -> None:
+def _print_values(example: Example, values: Sequence[RankValues]) -> None:
+    """Print the table of all ranks' values, and the example's calls in each library."""
     from hpccoll.demo.library_calls import format_library_calls
     from hpccoll.demo.run_example import format_value
 
     before, after = example.titles
     rows = [
         (f"rank {rank}", *(format_value(value) for value in (*each.before, *each.after)))
-        for rank, each in enumerate(held)
+        for rank, each in enumerate(values)
     ]
     print()
-    print("The exchange, mended" if example.name == "send_send_deadlock" else "What each rank holds")
-    # Plain also on a terminal, so that what a guide shows is what its reader sees.
+    print("The exchange without deadlock" if example.name == "send_send_deadlock" else "Values of each rank")
+    # Plain text on a terminal too, so that the output matches docs/course.md.
     lines = [("", *before, *after), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

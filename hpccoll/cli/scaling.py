@@ -1,7 +1,7 @@
-"""`hpccoll scaling`: result files of several runs, side by side over the number of nodes.
+"""`hpccoll scaling`: the results of several runs, side by side over the number of nodes.
 
-The record of kind `scaling`, one a series: `op`, `nbytes`, `in_place`, `dtype`, `buffer`, `engine`, `algorithm`, and
-`points`: `nodes`, `ranks`, `p50_us` with its interval, `busbw_GBps`, and `ratio`, the median over that of the first.
+The record of kind `scaling`, one per series: `op`, `nbytes`, `in_place`, `dtype`, `buffer`, `engine`, `algorithm`, and
+`points`: `nodes`, `ranks`, `p50_us` with its interval, `busbw_GBps`, and `ratio` to the first point's median.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: hpccoll scaling results/sweep-1234")
 @click.argument("paths", metavar="FILE|FOLDER...", nargs=-1, required=True)
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def scaling(paths: tuple[str, ...], target: str | None) -> None:
-    """Put result files of `hpccoll bench` side by side: each row's time over the numbers of nodes it was run on.
+    """Compare result files of `hpccoll bench`: each row's time per number of nodes it was measured on.
 
-    A folder stands for all .jsonl files in it and beneath, such as those that slurm/sweep.sh leaves.
+    A folder stands for all .jsonl files in it and its subfolders, such as those of slurm/sweep.sh.
     """
     if not is_printing_rank():
         return
@@ -43,21 +43,22 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
         for each in found:
             lines.write(each.record())
     if target != STDOUT:
-        _show(found)
+        _print_tables(found)
 
 
-def _show(found: Sequence[Scaling]) -> None:
-    """Print a table for each operation, place and kind of buffer; a column for each number of nodes."""
-    for (op, in_place, dtype, buffer), group in groupby(
-        sorted(found, key=lambda each: (each.series.op, each.series.in_place, each.series.dtype, each.series.buffer)),
-        key=lambda each: (each.series.op, each.series.in_place, each.series.dtype, each.series.buffer),
-    ):
+def _print_tables(found: Sequence[Scaling]) -> None:
+    """Print a table per operation, place, dtype and kind of buffer, with a column per number of nodes."""
+
+    def group_key(each: Scaling) -> tuple[str, bool, str, str]:
+        return each.series.op, each.series.in_place, each.series.dtype, each.series.buffer
+
+    for (op, in_place, dtype, buffer), group in groupby(sorted(found, key=group_key), key=group_key):
         members = list(group)
         places = sorted({point.place for each in members for point in each.points})
         counts = [
             f"{nodes} x {ranks // nodes}" if ranks % nodes == 0 else f"{ranks} on {nodes}" for nodes, ranks in places
         ]
-        title = f"{op}, {dtype}, {buffer} memory, {'in' if in_place else 'out of'} place; us by nodes x ranks a node"
+        title = f"{op}, {dtype}, {buffer} memory, {'in' if in_place else 'out of'} place; us by nodes x ranks per node"
         rows = []
         for each in members:
             cells = {point.place: f"{point.time_us.p50:.4g}" for point in each.points}

@@ -1,11 +1,10 @@
-"""`hpccoll verify`: proves every registered plan for every rank count in a range, on all cores.
+"""`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
-Each algorithm is proven with roots 0, 1, n/2 and n-1 where it has one, in 1, 2, 3 and 8 chunks where it is pipelined
-(1 and 3 where it also depends on nodes, of which it gets several layouts), for 0, 1, n-1, 7 and 1,000,003 elements.
-The record of kind `plan`, one an algorithm and rank count: `command` ("verify"), `op`, `algorithm`, `ranks`, `plans`
-(roots times chunk counts times layouts of nodes), `proven` (true or false), `failures` (messages), `rounds`, `steps`,
-`messages` and `sent_mean`, `sent_most` (what a rank sends, in multiples of nccl-tests' S, mean and maximum over ranks),
-these five of the last variant that was proven and null where none was, and `seconds`.
+Each algorithm is proven with every variant of root, chunk count and node layout that it takes (`list_variants`), and
+for 0, 1, n-1, 7 and 1,000,003 elements. The record of kind `plan`, one per algorithm and rank count: `command`
+("verify"), `op`, `algorithm`, `ranks`, `plans` (the number of variants), `proven` (true or false), `failures`
+(messages), `rounds`, `steps`, `messages`, `sent_mean` and `sent_most` (what a rank sends, in multiples of nccl-tests'
+S, mean and maximum over ranks), these five of the last variant that was proven and null if none was, and `seconds`.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan import Nodes, Operation, Proof
 from hpccoll.units import parse_range
 
-CHUNKS, FEW_CHUNKS = (1, 2, 3, 8), (1, 3)
-PORTION = 16  # tasks that a worker takes at once
-ALONE = 200  # tasks up to which starting workers takes longer than the work
+CHUNK_COUNTS = (1, 2, 3, 8)
+FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
+TASKS_PER_PORTION = 16  # tasks that a worker process takes at once
+MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes cost more time than they save
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was found of one algorithm on one number of ranks; the fields are those of the record."""
+    """The proof result of one algorithm on one rank count; the fields are those of the record."""
 
     op: str
     algorithm: str
@@ -57,15 +57,15 @@ class VerifyResult:
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
-    """Yield the (root, chunks, nodes) that are proven; those that the algorithm does not take are 0, 1 and None."""
+    """Yield the (root, chunks, nodes) to prove; parameters that the algorithm does not take are 0, 1 and None."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
-    on_nodes = "nodes" in algorithm.parameters
-    chunks = (FEW_CHUNKS if on_nodes else CHUNKS) if "chunks" in algorithm.parameters else (1,)
-    return product(roots, chunks, list_node_layouts(ranks) if on_nodes else [None])
+    takes_nodes = "nodes" in algorithm.parameters
+    chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
+    return product(roots, chunk_counts, list_node_layouts(ranks) if takes_nodes else [None])
 
 
 def list_node_layouts(ranks: int) -> list[Nodes]:
-    """Return nodes to prove: one; of equal size; of 6 and a rest; one rank and all others; dealt out to three."""
+    """Return the layouts to prove: one node; equal nodes; nodes of 6 and a rest; 1 and the others; 3 interleaved."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: list[Nodes] = [None, (size,) * (ranks // size)]
@@ -76,7 +76,7 @@ def list_node_layouts(ranks: int) -> list[Nodes]:
 
 
 def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
-    """Prove all variants of `algorithm` on `ranks` ranks."""
+    """Prove all variants of `algorithm` on `ranks` ranks and return the result; failures are in it, not raised."""
     start, failures, plans = time.perf_counter(), [], 0
     proof: Proof | None = None
     for root, chunks, nodes in list_variants(algorithm, ranks):
@@ -86,9 +86,9 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
             proof = loader.prove_algorithm(algorithm, ranks, root, chunks, (0, 1, ranks - 1, 7, 1_000_003), nodes)
         except PlanError as error:
             failures.append(f"{variant}: {error}")
-        except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong too, and the others are still due
-            what = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
-            failures.append(f"{variant}: {what}")
+        except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven
+            message = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
+            failures.append(f"{variant}: {message}")
     return VerifyResult(
         op=algorithm.operation.value,
         algorithm=algorithm.name,
@@ -106,108 +106,114 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
 
 
 def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
-    """Return the algorithms that `names` mean: `operation/algorithm`, an operation for all of its, `FILE.py:FUNCTION`.
+    """Return the algorithms that `names` mean, all registered ones for no names; runs the files of FILE.py:FUNCTION.
+
+    Args:
+        names: each is OP/ALGORITHM, OP for all algorithms of an operation, or FILE.py:FUNCTION.
 
     Raises:
-        UnknownNameError: lists the valid names.
-        UsageError, PlanError: a user's file is not there, or raises.
+        UnknownNameError: an operation or algorithm does not exist; lists the valid names.
+        UsageError, PlanError: a file cannot be read, or raises.
     """
     if not names:
         return list_algorithms()
-    found: dict[str, Algorithm] = {}
+    by_name: dict[str, Algorithm] = {}
     for name in names:
-        if loader.is_file_reference(name):
-            own = loader.load_algorithm(name)
-            found[own.full_name] = own
-            continue
-        of, slash, wanted = name.partition("/")
-        known = {op.value for op in Operation}
-        if of not in known:
-            raise UnknownNameError("operation", of, sorted(known))
-        operation = Operation.from_name(of)
-        mine = (
-            [get_algorithm(operation, wanted)]
-            if slash
-            else [each for each in list_algorithms() if each.operation is operation]
-        )
-        found |= {each.full_name: each for each in mine}
-    return list(found.values())
+        is_file = loader.is_file_reference(name)
+        algorithms = [loader.load_algorithm(name)] if is_file else _resolve_registered(name)
+        by_name |= {each.full_name: each for each in algorithms}
+    return list(by_name.values())
 
 
-def _portion(tasks: list[tuple[str, int]]) -> list[VerifyResult]:
-    """Prove a portion in a worker; algorithms travel by name, since their functions may not be pickled."""
+def _resolve_registered(name: str) -> list[Algorithm]:
+    """Return the registered algorithm OP/ALGORITHM, or all of OP."""
+    op, slash, algorithm = name.partition("/")
+    valid = sorted(each.value for each in Operation)
+    if op not in valid:
+        raise UnknownNameError("operation", op, valid)
+    operation = Operation.from_name(op)
+    if slash:
+        return [get_algorithm(operation, algorithm)]
+    return [each for each in list_algorithms() if each.operation is operation]
+
+
+def _prove_portion(tasks: list[tuple[str, int]]) -> list[VerifyResult]:
+    """Prove tasks in a worker process; algorithms are passed by name because their functions may not be picklable."""
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[VerifyResult], None]) -> None:
-    """Prove every algorithm on every rank count, on all cores, and hand each verdict to `done` as it comes."""
+    """Prove every algorithm on every rank count, in worker processes on all cores; call `done` with each result.
+
+    Few tasks, and algorithms from files, are proven in this process.
+    """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
-    alone = any(loader.is_user_defined(each) for each in algorithms)  # workers do not know what was loaded here
-    if alone or cores == 1 or sum(n for _, n in tasks) <= ALONE * len(algorithms):
-        for each, n in tasks:
-            done(prove_variants(each, n))
+    from_files = any(loader.is_user_defined(each) for each in algorithms)  # worker processes have not loaded these
+    if from_files or cores == 1 or sum(n for _, n in tasks) <= MAX_SERIAL_RANKS * len(algorithms):
+        for algorithm, n in tasks:
+            done(prove_variants(algorithm, n))
         return
-    # Dealt like cards, the largest first, so that every portion holds as much work as the next.
-    hands = max(cores, len(tasks) // PORTION)
-    portions = [[(each.full_name, n) for each, n in tasks[first::hands]] for first in range(hands)]
-    # Spawned, not forked: the progress bar has a thread, and a fork of it could inherit a held lock.
+    # Tasks are sorted by size and dealt out in turn, so that all portions take about the same time.
+    count = max(cores, len(tasks) // TASKS_PER_PORTION)
+    portions = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
+    # Spawned, not forked: the progress bar has a thread, and a forked child could inherit a lock that it holds.
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(_portion, portion) for portion in portions]):
-                for verdict in future.result():
-                    done(verdict)
+            for future in as_completed([pool.submit(_prove_portion, portion) for portion in portions]):
+                for result in future.result():
+                    done(result)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _show(algorithms: Sequence[Algorithm], verdicts: Sequence[VerifyResult]) -> None:
+def _print_results(algorithms: Sequence[Algorithm], results: Sequence[VerifyResult]) -> None:
+    """Print one row per algorithm; steps and bytes are those of its largest rank count."""
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
-    for each in algorithms:
-        mine = [v for v in verdicts if (v.op, v.algorithm) == (each.operation.value, each.name)]
-        if not mine:
+    for algorithm in algorithms:
+        own = [each for each in results if (each.op, each.algorithm) == (algorithm.operation.value, algorithm.name)]
+        if not own:
             continue
-        last = max(mine, key=lambda verdict: verdict.ranks)
-        plans = sum(v.plans for v in mine)
-        wrong = sum(len(v.failures) for v in mine)
-        found = (f"{value:.6g}" if value is not None else "-" for value in (last.steps, last.sent_mean, last.sent_most))
-        proven, seconds = f"{plans - wrong}/{plans}", f"{sum(v.seconds for v in mine):.2f}"
-        formula = (each.cost.__doc__ or "").split("\n", 1)[0]
-        rows.append((each.full_name, proven, *found, seconds, formula))
-    most = max((verdict.ranks for verdict in verdicts), default=0)
-    title = f"Plans proven; steps, and what a rank sends (mean and most, in multiples of S), on {most} ranks"
+        largest = max(own, key=lambda each: each.ranks)
+        plans, failures = sum(each.plans for each in own), sum(len(each.failures) for each in own)
+        costs = (largest.steps, largest.sent_mean, largest.sent_most)
+        cells = [f"{plans - failures}/{plans}", *("-" if cost is None else f"{cost:.6g}" for cost in costs)]
+        formula = (algorithm.cost.__doc__ or "").split("\n", 1)[0]
+        rows.append([algorithm.full_name, *cells, f"{sum(each.seconds for each in own):.2f}", formula])
+    ranks = max((each.ranks for each in results), default=0)
+    title = f"Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on {ranks} ranks"
     print_table(title, columns, rows, numbers=columns[1:6])
 
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record a line; - for standard output.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
-    """Prove plans: each contribution arrives exactly once, in one order, and nothing can deadlock.
+    """Prove plans: every contribution arrives exactly once, in one order, and nothing can deadlock.
 
-    Without a name all plans are proven; OP alone means all algorithms of an operation; FILE.py:FUNCTION is one of your
-    own. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks,
-    and for uneven layouts.
+    Without a name all plans are proven; OP alone selects all algorithms of an operation; FILE.py:FUNCTION is one of
+    your own. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8
+    chunks, and for uneven layouts of ranks on nodes.
     """
     algorithms, counts = resolve_algorithms(names), parse_range(ranks)
     if not is_printing_rank():
         return
-    verdicts: list[VerifyResult] = []
+    results: list[VerifyResult] = []
     with open_json_lines(target) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
         if target is not None:
             lines.write(make_serial_run_record())
 
-        def done(verdict: VerifyResult) -> None:
-            verdicts.append(verdict)
-            lines.write(verdict.record())
-            advance(f"{verdict.op}/{verdict.algorithm}")
+        def done(result: VerifyResult) -> None:
+            results.append(result)
+            lines.write(result.record())
+            advance(f"{result.op}/{result.algorithm}")
 
         prove_all(algorithms, counts, done)
     if target != STDOUT:
-        _show(algorithms, verdicts)
-    failures = [failure for verdict in sorted(verdicts, key=lambda v: v.ranks) for failure in verdict.failures]
+        _print_results(algorithms, results)
+    failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
     if failures:
         raise HpccollError(f"{len(failures)} plans are wrong:\n" + "\n".join(failures))

@@ -1,4 +1,4 @@
-"""Two ranks that both send first: what the checker says of it, and what happens to who tries it nevertheless."""
+"""The example in which two ranks send first: the proof of the deadlock, and a run that ends after a time limit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hpccoll.plan.proof import Action, RecvAction, SendAction, check_program
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOOK_S = 0.001  # between two looks at a request
+POLL_S = 0.001
 STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
 def make_program() -> list[list[Action]]:
-    """Return the example as a free program: x is chunk 0, y is chunk 1; both ranks send, then receive."""
+    """Return the example as a free program: both ranks send x (chunk 0), then receive y (chunk 1)."""
     return [[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]
 
 
 def explain_deadlock() -> str:
-    """Return what the checker says of the program, before anything runs."""
+    """Return the checker's message about the program; nothing is sent."""
     try:
         check_program(make_program())
     except DeadlockError as error:
@@ -32,40 +32,40 @@ def explain_deadlock() -> str:
 
 
 def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
-    """Run the program for real, by synchronous sends, and give up after `limit_s` seconds.
+    """Run the program with synchronous sends, and give up after `limit_s` seconds. Collective over `world`.
 
     Raises:
-        CommunicationError: always, since it cannot end; names each rank and the step at which it was found.
+        CommunicationError: the ranks are deadlocked; names each rank and its step.
     """
-    news = world.Dup()  # its own message space: the other's is stuck
+    progress = world.Dup()  # a second communicator, since messages on the first one are stuck
     peer, y = 1 - world.rank, np.empty_like(x)
     step = 0
     for start in (world.Issend, world.Irecv):
-        if not _ended(start(x if step == 0 else y, peer), limit_s):
+        if not _wait(start(x if step == 0 else y, peer), limit_s):
             break
         step += 1
-    mine, steps = np.array([step], np.int64), np.full(2, -1, np.int64)
-    _ended(news.Iallgather(mine, steps), limit_s)  # a rank that did end is not waited for for ever
+    own_step, steps = np.array([step], np.int64), np.full(2, -1, np.int64)
+    _wait(progress.Iallgather(own_step, steps), limit_s)  # with a limit: the other rank may have ended
     if (steps == len(STEPS)).all():
         return
-    found = "; ".join(_found(rank, int(at)) for rank, at in enumerate(steps))
+    states = "; ".join(_format_state(rank, int(at)) for rank, at in enumerate(steps))
     raise CommunicationError(
-        f"nothing has moved for {limit_s:g} s: {found}. Each waits for the other to receive; "
+        f"nothing has moved for {limit_s:g} s: {states}. Each waits for the other to receive; "
         "let one of them receive first, or use isend and irecv"
     )
 
 
-def _found(rank: int, step: int) -> str:
+def _format_state(rank: int, step: int) -> str:
     if 0 <= step < len(STEPS):
         return f"rank {rank} is still at step {step} ({STEPS[step].format(1 - rank)})"
     return f"rank {rank} has ended" if step == len(STEPS) else f"rank {rank} does not answer"
 
 
-def _ended(request: Any, limit_s: float) -> bool:
-    """Whether a request ends within `limit_s`."""
+def _wait(request: Any, limit_s: float) -> bool:
+    """Wait until `request` completes, for at most `limit_s` seconds; return whether it did."""
     end = time.monotonic() + limit_s
     while not request.Test():
         if time.monotonic() > end:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return True

@@ -1,7 +1,7 @@
-"""The examples themselves: how many ranks, what each brings, and what they show in two lines.
+"""The examples of `hpccoll demo`: rank counts, each rank's arguments, and a description in two lines.
 
-Values are small enough to follow by eye. In `ring_all_reduce_5` rank r brings (c + 1) 10**r as its chunk c, so the
-digits of a sum show the chunk, and how many and which ranks are in it.
+Values are small enough to follow by eye. In `ring_all_reduce_5` chunk c of rank r is (c + 1) 10**r, so the digits of a
+sum show the chunk and the ranks that were added.
 """
 
 from __future__ import annotations
@@ -27,114 +27,120 @@ _STEPS = ([1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6])
 class Example:
     """One example.
 
-    `brings` holds, for each argument, what each rank passes (None: nothing; a number is passed as it is). `calls` names
-    the functions in the in_*.py files, each of which runs on arguments of its own; `titles` are those of the arguments
-    and of all that they return. `algorithm` is what the operation's call runs with, and what is drawn; `variable` says
-    whether `--algorithm` may name another.
+    Args:
+        name: its name on the command line.
+        ranks: number of ranks that it takes.
+        calls: the functions of the in_*.py files that it runs, each on arguments of its own.
+        inputs: for each argument of a call, every rank's value; numbers and None are passed as they are.
+        titles: table headings of the arguments and of all results.
+        description: two lines about it.
+        operation: the collective that `algorithm` is for; None for several calls without one.
+        algorithm: the algorithm that runs the operation and is drawn.
+        accepts_algorithm: whether `--algorithm` may name another.
     """
 
     name: str
     ranks: int
     calls: tuple[str, ...]
-    brings: tuple[Sequence[Values], ...]
+    inputs: tuple[Sequence[Values], ...]
     titles: tuple[tuple[str, ...], tuple[str, ...]]
-    about: tuple[str, str]
+    description: tuple[str, str]
     operation: Operation | None = None
     algorithm: str = ""
-    variable: bool = True
+    accepts_algorithm: bool = True
 
     def arguments(self, rank: int) -> tuple[Array | float | None, ...]:
-        """Return what `rank` passes: new float32 arrays, numbers, or None."""
-        return tuple(_argument(each[rank]) for each in self.brings)
+        """Return the arguments of `rank`: new float32 arrays, numbers, or None."""
+        return tuple(_argument(each[rank]) for each in self.inputs)
 
 
 def _argument(value: Values) -> Array | float | None:
     return value if value is None or isinstance(value, float) else np.array(value, np.float32)
 
 
-def _vector(
-    name: str, operation: Operation, algorithm: str, brings: Sequence[Values], about: tuple[str, str]
+def _make_vector_example(
+    name: str, operation: Operation, algorithm: str, inputs: Sequence[Values], description: tuple[str, str]
 ) -> Example:
     titles = (("before",), ("after",))
-    return Example(name, len(brings), (operation.value,), (brings,), titles, about, operation, algorithm)
+    return Example(name, len(inputs), (operation.value,), (inputs,), titles, description, operation, algorithm)
 
 
 EXAMPLES = (
-    _vector(
+    _make_vector_example(
         "broadcast",
         Operation.BROADCAST,
         "tree",
         ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
-        ("The root's vector becomes everyone's.", "In a tree, who knows tells one more rank in every step."),
+        ("Every rank gets the root's vector.", "In a tree, each rank that has it sends it to one more rank per step."),
     ),
-    _vector(
+    _make_vector_example(
         "reduce",
         Operation.REDUCE,
         "tree",
         _ONES,
         ("The root gets the element-wise sum of all vectors.", "Only the root's vector changes."),
     ),
-    _vector(
+    _make_vector_example(
         "all_reduce",
         Operation.ALL_REDUCE,
         "ring",
         _ONES,
         (
             "Every rank gets the element-wise sum.",
-            "As if a reduce were followed by a broadcast, at less than their cost.",
+            "The result of a reduce and a broadcast, at a lower cost.",
         ),
     ),
-    _vector(
+    _make_vector_example(
         "gather",
         Operation.GATHER,
         "tree",
         _ONES,
         ("The root collects all vectors, in rank order.", "Nothing is summed; the other ranks get nothing."),
     ),
-    _vector(
+    _make_vector_example(
         "all_gather",
         Operation.ALL_GATHER,
         "ring",
         _ONES,
-        ("Every rank collects all vectors, in rank order.", "A gather whose result everyone has."),
+        ("Every rank collects all vectors, in rank order.", "A gather whose result is on every rank."),
     ),
-    _vector(
+    _make_vector_example(
         "scatter",
         Operation.SCATTER,
         "tree",
         (_ONES, None, None),
-        ("The root hands row r of its matrix to rank r.", "The gather backwards."),
+        ("The root sends row r of its matrix to rank r.", "The reverse of a gather."),
     ),
-    _vector(
+    _make_vector_example(
         "reduce_scatter",
         Operation.REDUCE_SCATTER,
         "ring",
         ([[1, 2], [1, 4], [1, 8]], [[2, 4], [4, 16], [8, 64]], [[3, 6], [9, 36], [27, 216]]),
-        ("Rank r gets the sum of everyone's row r.", "A reduce whose result is dealt out, a row to each rank."),
+        ("Rank r gets the sum of all ranks' row r.", "A reduce whose result is scattered, one row per rank."),
     ),
-    _vector(
+    _make_vector_example(
         "all_reduce_ranks4",
         Operation.ALL_REDUCE,
         "recursive_doubling",
         ([0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]),
         (
             "Every rank gets the sum, on four ranks.",
-            "Recursive doubling: partners at distance 1, then 2, swap what they have.",
+            "Recursive doubling: partners at distance 1, then 2, exchange their sums.",
         ),
     ),
-    _vector(
+    _make_vector_example(
         "reduce_scatter_ranks2",
         Operation.REDUCE_SCATTER,
         "ring",
         ([[0], [1]], [[1], [2]]),
         ("Row r of the sum goes to rank r: 0 + 1 = 1 and 1 + 2 = 3.", "The first half of an all_reduce."),
     ),
-    _vector(
+    _make_vector_example(
         "all_gather_ranks2",
         Operation.ALL_GATHER,
         "ring",
         ([1], [3]),
-        ("What the reduce_scatter left is collected everywhere.", "all_reduce = reduce_scatter, then all_gather."),
+        ("Every rank collects the results of the reduce_scatter.", "all_reduce = reduce_scatter, then all_gather."),
     ),
     Example(
         "send_recv_chain",
@@ -143,8 +149,8 @@ EXAMPLES = (
         (([100, 200], [0, 0], [0, 0]),),
         (("before",), ("send/recv", "isend/irecv")),
         (
-            "Rank 0 sends to 1, which doubles what it got and sends it to 2.",
-            "First with send and recv, which wait; then with isend and irecv, while every rank works.",
+            "Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2.",
+            "First with blocking send and recv, then with isend and irecv, during which each rank computes.",
         ),
     ),
     Example(
@@ -154,8 +160,8 @@ EXAMPLES = (
         (([0], [1], [2], [3]),),
         (("before",), ("sum of the pair", "both sums")),
         (
-            "Ranks 0, 1 and ranks 2, 3 are groups of their own, and each sums.",
-            "Then every rank learns both sums by a maximum over the world.",
+            "Ranks 0 and 1 form one group, ranks 2 and 3 another; each group sums.",
+            "Then a maximum over all ranks gives both sums to every rank.",
         ),
     ),
     Example(
@@ -165,8 +171,8 @@ EXAMPLES = (
         (([1, 2, 3, 4, 5], [0] * 5, [0] * 5), ([0] * 3, [10, 20, 30], [0] * 3)),
         (("x before", "y before"), ("x after", "y after")),
         (
-            "x comes from rank 0 and y, of another length, from rank 1.",
-            "Both are started before either is waited for; all ranks start them in the same order.",
+            "x is broadcast from rank 0 and y, of another length, from rank 1.",
+            "Both start before either is waited for; all ranks start them in the same order.",
         ),
         Operation.BROADCAST,
         "tree",
@@ -217,8 +223,8 @@ EXAMPLES = (
         ((0.0, 1.0, 2.0),),
         (("comes at, s",), ("leaves at, s",)),
         (
-            "Rank r comes r seconds late; nobody leaves before the last has come.",
-            "What is above 2 s is the barrier's own cost, and the scheduler's.",
+            "Rank r enters r seconds late; no rank leaves before the last has entered.",
+            "The time above 2 s is the cost of the barrier and of the scheduler.",
         ),
         Operation.BARRIER,
         "dissemination",
@@ -230,8 +236,8 @@ EXAMPLES = (
         (([1, 2, 3], [4, 5, 6]), ([0, 0, 0], [0, 0, 0])),
         (("x", "y before"), ("y after",)),
         (
-            "Both ranks send first and receive second; a synchronous send ends when its receive is reached.",
-            "So neither send ends. Small messages hide it: MPI buffers them, until they are larger.",
+            "Both ranks send first and receive second; a synchronous send ends when its receive starts.",
+            "So neither send ends. With small messages it goes unnoticed, because MPI buffers them.",
         ),
     ),
     Example(
@@ -242,17 +248,17 @@ EXAMPLES = (
         (("before",), ("after reduce_scatter", "after all_gather", "all_reduce")),
         (
             "reduce_scatter: each chunk travels once around the ring and is summed; rank r ends with chunk r.",
-            "all_gather: every sum travels once around again. Each rank sends 2 (5 - 1) 5/5 = 8 elements.",
+            "all_gather: each sum travels once around the ring. Each rank sends 2 (5 - 1) 5/5 = 8 elements.",
         ),
         Operation.ALL_REDUCE,
         "ring",
-        variable=False,
+        accepts_algorithm=False,
     ),
 )
 
 
 def get_example(name: str) -> Example:
-    """Return the example of that name, or raise UnknownNameError with the valid ones."""
+    """Return the example of that name; raise UnknownNameError, which lists the valid names, if there is none."""
     for example in EXAMPLES:
         if example.name == name:
             return example
@@ -260,5 +266,5 @@ def get_example(name: str) -> Example:
 
 
 def find_example(operation: Operation) -> Example | None:
-    """Return the example that shows an operation, None where there is none."""
-    return next((each for each in EXAMPLES if each.operation is operation and each.variable), None)
+    """Return the first example of an operation that can run with any algorithm of it, None if there is none."""
+    return next((each for each in EXAMPLES if each.operation is operation and each.accepts_algorithm), None)

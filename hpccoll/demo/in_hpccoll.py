@@ -1,8 +1,8 @@
-"""Each example as a call of hpccoll. These very functions run in `hpccoll demo`, and their bodies are what it shows.
+"""Each example as calls of hpccoll; `hpccoll demo` runs these functions and prints their bodies.
 
-Each takes a communicator and this rank's arrays, and returns what the rank holds afterwards.
+Each takes a communicator and this rank's arrays, and returns this rank's values afterwards.
 """
-# ruff: noqa: RET504 - a result is given its name first, since the last return is not shown
+# ruff: noqa: RET504 - results are named because the last return is not printed
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpccoll import premul_sum
 
 
 def broadcast(comm: Any, x: Any) -> Any:
-    """Rank 0's x becomes everyone's."""
+    """Every rank gets rank 0's x."""
     comm.broadcast(x, root=0)
     return x
 
@@ -27,19 +27,19 @@ def reduce(comm: Any, x: Any) -> Any:
 
 
 def all_reduce(comm: Any, x: Any) -> Any:
-    """Everyone gets the sum."""
+    """Every rank gets the sum."""
     comm.all_reduce(x, op="sum")
     return x
 
 
 def gather(comm: Any, x: Any) -> Any:
-    """Rank 0 gets everyone's x, in rank order."""
+    """Rank 0 gets every rank's x, in rank order."""
     rows = comm.gather(x, root=0)
     return rows
 
 
 def all_gather(comm: Any, x: Any) -> Any:
-    """Everyone gets everyone's x, in rank order."""
+    """Every rank gets every rank's x, in rank order."""
     rows = comm.all_gather(x)
     return rows
 
@@ -52,13 +52,13 @@ def scatter(comm: Any, x: Any) -> Any:
 
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
-    """Rank r gets the sum of everyone's row r."""
+    """Rank r gets the sum of every rank's row r."""
     row = comm.reduce_scatter(x, op="sum")
     return row
 
 
 def send_recv_chain(comm: Any, x: Any) -> Any:
-    """0 sends to 1, which doubles it and sends it on to 2."""
+    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
     if comm.rank == 0:
         comm.send(x, dest=1)
     elif comm.rank == 1:
@@ -71,23 +71,23 @@ def send_recv_chain(comm: Any, x: Any) -> Any:
 
 
 def send_recv_chain_async(comm: Any, x: Any) -> Any:
-    """The same chain; between start and wait each rank works on something else."""
+    """The same chain without blocking: each rank computes between start and wait."""
     sent = [comm.isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.irecv(x, source=comm.rank - 1)
-        _ = sum(k * k for k in range(1000))  # anything that leaves x alone
+        _ = sum(k * k for k in range(1000))  # any work that does not use x
         coming.wait()
     if comm.rank == 1:
         x *= 2
         sent.append(comm.isend(x, dest=2))
-    _ = sum(k * k for k in range(1000))  # x may be read, not changed
+    _ = sum(k * k for k in range(1000))  # any work that does not change x
     for work in sent:
         work.wait()
     return x
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Pairs sum among themselves; then everyone learns both sums by a maximum."""
+    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")
@@ -99,7 +99,7 @@ def new_group(comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
-    """x comes from rank 0, y from rank 1; both are under way at once."""
+    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
     first = comm.broadcast(x, root=0, async_op=True)
     second = comm.broadcast(y, root=1, async_op=True)
     first.wait()
@@ -108,13 +108,13 @@ def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(comm: Any, x: Any, weights: Any) -> Any:
-    """Each element is scaled by its weight before the sum."""
+    """Every rank gets the sum, element j scaled by weight j."""
     comm.all_reduce(x, op=premul_sum(weights))
     return x
 
 
 def distributed_softmax(comm: Any, x: Any) -> Any:
-    """Softmax over the ranks, element by element: maximum, exponential, sum, quotient."""
+    """Return the softmax over the ranks, element by element."""
     top = x.copy()
     comm.all_reduce(top, op="max")
     share = np.exp(x - top)
@@ -125,7 +125,7 @@ def distributed_softmax(comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(comm: Any, x: Any) -> Any:
-    """Each element divided by its 2-norm over the ranks."""
+    """Divide each element by its 2-norm over the ranks."""
     squares = x * x
     comm.all_reduce(squares, op="sum")
     x /= np.sqrt(squares)
@@ -133,14 +133,14 @@ def l2_normalise(comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(comm: Any, seconds: float) -> Any:
-    """Everyone leaves when the last has come."""
+    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
     time.sleep(seconds)
     comm.barrier()
     return seconds
 
 
 def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
-    """The exchange, mended: the ranks send and receive in opposite order."""
+    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
     if comm.rank == 0:
         comm.send(x, dest=1)
         comm.recv(y, source=1)
@@ -151,7 +151,7 @@ def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
 
 
 def ring_all_reduce_5(comm: Any, x: Any) -> Any:
-    """The two phases one by one, then both in one call."""
+    """Both phases in two calls, then in one call."""
     part = comm.reduce_scatter(x, op="sum", algorithm="ring")
     rows = comm.all_gather(part, algorithm="ring")
     comm.all_reduce(x, op="sum", algorithm="ring")

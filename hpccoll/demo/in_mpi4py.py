@@ -1,8 +1,8 @@
-"""Each example as a call of mpi4py, which `hpccoll demo` shows beside its own; tests run these functions.
+"""Each example as calls of mpi4py; `hpccoll demo` prints the bodies of these functions, and tests run them.
 
-Each takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns what the rank holds afterwards.
+Each takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns this rank's values afterwards.
 """
-# ruff: noqa: N803 - MPI is how everyone writes it
+# ruff: noqa: N803 - MPI is the conventional name
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def broadcast(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes the module
-    """Rank 0's x becomes everyone's."""
+    """Every rank gets rank 0's x."""
     comm.Bcast(x, root=0)
     return x
 
@@ -28,20 +28,20 @@ def reduce(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def all_reduce(MPI: Any, comm: Any, x: Any) -> Any:
-    """Everyone gets the sum."""
+    """Every rank gets the sum."""
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 gets everyone's x, in rank order."""
+    """Rank 0 gets every rank's x, in rank order."""
     rows = np.empty((comm.size, *x.shape), x.dtype) if comm.rank == 0 else None
     comm.Gather(x, rows, root=0)
     return rows
 
 
 def all_gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Everyone gets everyone's x, in rank order."""
+    """Every rank gets every rank's x, in rank order."""
     rows = np.empty((comm.size, *x.shape), x.dtype)
     comm.Allgather(x, rows)
     return rows
@@ -55,14 +55,14 @@ def scatter(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def reduce_scatter(MPI: Any, comm: Any, x: Any) -> Any:
-    """Rank r gets the sum of everyone's row r."""
+    """Rank r gets the sum of every rank's row r."""
     row = np.empty(x.shape[1:], x.dtype)
     comm.Reduce_scatter_block(x, row, op=MPI.SUM)
     return row
 
 
 def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """0 sends to 1, which doubles it and sends it on to 2."""
+    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
     if comm.rank == 0:
         comm.Send(x, dest=1)
     elif comm.rank == 1:
@@ -75,22 +75,22 @@ def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
-    """The same chain; between start and wait each rank works on something else."""
+    """The same chain without blocking: each rank computes between start and wait."""
     sent = [comm.Isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.Irecv(x, source=comm.rank - 1)
-        _ = sum(k * k for k in range(1000))  # anything that leaves x alone
+        _ = sum(k * k for k in range(1000))  # any work that does not use x
         coming.Wait()
     if comm.rank == 1:
         x *= 2
         sent.append(comm.Isend(x, dest=2))
-    _ = sum(k * k for k in range(1000))  # x may be read, not changed
+    _ = sum(k * k for k in range(1000))  # any work that does not change x
     MPI.Request.Waitall(sent)
     return x
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Pairs sum among themselves; then everyone learns both sums by a maximum."""
+    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)
@@ -101,7 +101,7 @@ def new_group(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
-    """x comes from rank 0, y from rank 1; both are under way at once."""
+    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
     first = comm.Ibcast(x, root=0)
     second = comm.Ibcast(y, root=1)
     MPI.Request.Waitall([first, second])
@@ -109,14 +109,14 @@ def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(MPI: Any, comm: Any, x: Any, weights: Any) -> Any:
-    """Each element is scaled by its weight before the sum."""
+    """Every rank gets the sum, element j scaled by weight j."""
     x *= weights
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
-    """Softmax over the ranks, element by element: maximum, exponential, sum, quotient."""
+    """Return the softmax over the ranks, element by element."""
     top = x.copy()
     comm.Allreduce(MPI.IN_PLACE, top, op=MPI.MAX)
     share = np.exp(x - top)
@@ -127,7 +127,7 @@ def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
-    """Each element divided by its 2-norm over the ranks."""
+    """Divide each element by its 2-norm over the ranks."""
     squares = x * x
     comm.Allreduce(MPI.IN_PLACE, squares, op=MPI.SUM)
     x /= np.sqrt(squares)
@@ -135,14 +135,14 @@ def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(MPI: Any, comm: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Everyone leaves when the last has come."""
+    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
     time.sleep(seconds)
     comm.Barrier()
     return seconds
 
 
 def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """The exchange, mended: the ranks send and receive in opposite order."""
+    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
     if comm.rank == 0:
         comm.Ssend(x, dest=1)
         comm.Recv(y, source=1)
@@ -153,7 +153,7 @@ def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG
 
 
 def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
-    """The two phases one by one, then both in one call; which algorithm runs is the library's choice."""
+    """Both phases in two calls, then in one call; the library selects the algorithm."""
     part = np.empty(1, np.float32)
     comm.Reduce_scatter_block(x, part, op=MPI.SUM)
     whole = np.empty(5, np.float32)

@@ -1,7 +1,7 @@
-"""Each example as a call of torch.distributed, which `hpccoll demo` shows beside its own; tests run these functions.
+"""Each example as calls of torch.distributed; `hpccoll demo` prints the bodies of these functions, and tests run them.
 
 Each takes the modules torch and torch.distributed (as dist, with its default group ready) and this rank's tensors,
-and returns what the rank holds afterwards.
+and returns this rank's values afterwards.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Any
 
 
 def broadcast(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes both modules
-    """Rank 0's x becomes everyone's."""
+    """Every rank gets rank 0's x."""
     dist.broadcast(x, src=0)
     return x
 
 
 def reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 gets the sum; what the others hold afterwards is not defined: Gloo leaves partial sums there."""
+    """Rank 0 gets the sum; x of the other ranks is undefined afterwards: Gloo leaves partial sums there."""
     dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)
     return x
 
 
 def all_reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Everyone gets the sum."""
+    """Every rank gets the sum."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Rank 0 gets everyone's x, in rank order."""
+    """Rank 0 gets every rank's x, in rank order."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(x, rows, dst=0)
     return rows
 
 
 def all_gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Everyone gets everyone's x, in rank order."""
+    """Every rank gets every rank's x, in rank order."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, x)
     return rows
@@ -50,14 +50,14 @@ def scatter(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def reduce_scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """Rank r gets the sum of everyone's row r."""
+    """Rank r gets the sum of every rank's row r."""
     row = torch.empty_like(x[0])
     dist.reduce_scatter(row, list(x), op=dist.ReduceOp.SUM)
     return row
 
 
 def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """0 sends to 1, which doubles it and sends it on to 2."""
+    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
     rank = dist.get_rank()
     if rank == 0:
         dist.send(x, dst=1)
@@ -71,24 +71,24 @@ def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """The same chain; between start and wait each rank works on something else."""
+    """The same chain without blocking: each rank computes between start and wait."""
     rank = dist.get_rank()
     sent = [dist.isend(x, dst=1)] if rank == 0 else []
     if rank > 0:
         coming = dist.irecv(x, src=rank - 1)
-        _ = sum(k * k for k in range(1000))  # anything that leaves x alone
+        _ = sum(k * k for k in range(1000))  # any work that does not use x
         coming.wait()
     if rank == 1:
         x *= 2
         sent.append(dist.isend(x, dst=2))
-    _ = sum(k * k for k in range(1000))  # x may be read, not changed
+    _ = sum(k * k for k in range(1000))  # any work that does not change x
     for work in sent:
         work.wait()
     return x
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Pairs sum among themselves; then everyone learns both sums by a maximum."""
+    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])
@@ -99,7 +99,7 @@ def new_group(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """x comes from rank 0, y from rank 1; both are under way at once."""
+    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
     first = dist.broadcast(x, src=0, async_op=True)
     second = dist.broadcast(y, src=1, async_op=True)
     first.wait()
@@ -108,14 +108,14 @@ def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG00
 
 
 def weighted_sum(torch: Any, dist: Any, x: Any, weights: Any) -> Any:  # noqa: ARG001
-    """Each element is scaled by its weight before the sum."""
+    """Every rank gets the sum, element j scaled by weight j."""
     x *= weights
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
-    """Softmax over the ranks, element by element: maximum, exponential, sum, quotient."""
+    """Return the softmax over the ranks, element by element."""
     top = x.clone()
     dist.all_reduce(top, op=dist.ReduceOp.MAX)
     share = torch.exp(x - top)
@@ -126,7 +126,7 @@ def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
-    """Each element divided by its 2-norm over the ranks."""
+    """Divide each element by its 2-norm over the ranks."""
     squares = x * x
     dist.all_reduce(squares, op=dist.ReduceOp.SUM)
     x /= torch.sqrt(squares)
@@ -134,14 +134,14 @@ def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def barrier_staggered(torch: Any, dist: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Everyone leaves when the last has come."""
+    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
     time.sleep(seconds)
     dist.barrier()
     return seconds
 
 
 def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """The exchange, mended: the ranks send and receive in opposite order."""
+    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
     if dist.get_rank() == 0:
         dist.send(x, dst=1)
         dist.recv(y, src=1)
@@ -152,7 +152,7 @@ def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: A
 
 
 def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
-    """The two phases one by one, then both in one call; which algorithm runs is the backend's choice."""
+    """Both phases in two calls, then in one call; the backend selects the algorithm."""
     part, whole = torch.empty(1), torch.empty(5)
     dist.reduce_scatter(part, list(x.split(1)), op=dist.ReduceOp.SUM)
     dist.all_gather(list(whole.split(1)), part)

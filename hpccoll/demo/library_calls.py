@@ -1,4 +1,4 @@
-"""The same call in three libraries, as text: the bodies of the functions that run and are tested."""
+"""The source code of an example's calls in each library, taken from the functions that run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARIES: dict[str, ModuleType] = {
 
 
 def format_library_calls(example: Example) -> dict[str, str]:
-    """Return, for each library, the lines that make the example's calls."""
+    """Return, by library, the source lines that make the calls of `example`."""
     return {
         library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()
@@ -29,11 +29,11 @@ def format_library_calls(example: Example) -> dict[str, str]:
 
 
 def get_function_body(function: Callable[..., Any]) -> str:
-    """Return the statements of a function as it is written, without its docstring and its last return."""
+    """Return the source of a function's body, without its docstring and its last return."""
     source = textwrap.dedent(inspect.getsource(function))
     definition = ast.parse(source).body[0]
     if not isinstance(definition, ast.FunctionDef):
-        raise TypeError(f"{function} is no plain function")
+        raise TypeError(f"{function} is not a plain function")
     statements = definition.body[1:-1]
     lines = source.splitlines()[statements[0].lineno - 1 : statements[-1].end_lineno]
     return textwrap.dedent("\n".join(re.sub(r"\s*# noqa.*", "", line) for line in lines))

@@ -1,4 +1,4 @@
-"""Runs an example on the ranks of a communicator, and tells what this rank held before and after."""
+"""Runs an example on the ranks of a communicator and collects each rank's values before and after."""
 
 from __future__ import annotations
 
@@ -20,53 +20,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankValues:
-    """What one rank held: values as nested lists, numbers or None, in the order of the example's titles."""
+    """One rank's values before and after, in the order of the example's titles: nested lists, numbers or None."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
 
 
 def run_example(example: Example, comm: Communicator, algorithm: Algorithm | None) -> RankValues:
-    """Run every call of the example, each on arguments of its own. Collective.
+    """Run every call of the example, each on new arguments, and return this rank's values. Collective over `comm`.
 
     Args:
-        example: what to run; `comm` has as many ranks as it asks for.
-        comm: where.
-        algorithm: what carries out the example's operation; None leaves every choice to the communicator.
+        example: the example; `comm` must have as many ranks as it takes.
+        comm: the ranks to run on.
+        algorithm: the algorithm of the example's operation; None leaves the choice to `comm`.
     """
-    before = tuple(_plain(value) for value in example.arguments(comm.rank))
-    ranks = comm if algorithm is None else _Chosen(comm, algorithm)
+    before = tuple(_as_list(value) for value in example.arguments(comm.rank))
+    chosen_comm = comm if algorithm is None else _CommunicatorWithAlgorithm(comm, algorithm)
     after: list[Any] = []
     for call in example.calls:
         arguments = example.arguments(comm.rank)
-        comm.barrier()  # so that all ranks count from the same moment
+        comm.barrier()  # so that all ranks start the clock at the same moment
         start = time.perf_counter()
-        result = getattr(in_hpccoll, call)(ranks, *arguments)
+        result = getattr(in_hpccoll, call)(chosen_comm, *arguments)
         seconds = time.perf_counter() - start
         if example.operation is Operation.BARRIER:
             result = round(seconds, 4)
-        after += [_plain(value) for value in (result if isinstance(result, tuple) else (result,))]
+        after += [_as_list(value) for value in (result if isinstance(result, tuple) else (result,))]
     return RankValues(before, tuple(after))
 
 
-class _Chosen:
-    """A communicator whose calls of one operation run with one algorithm."""
+class _CommunicatorWithAlgorithm:
+    """A communicator that runs the operation of `algorithm` with that algorithm."""
 
     def __init__(self, comm: Communicator, algorithm: Algorithm) -> None:
         self._comm, self._algorithm = comm, algorithm
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        return partial(found, algorithm=self._algorithm) if name == self._algorithm.operation.value else found
+        attribute = getattr(self._comm, name)
+        if name != self._algorithm.operation.value:
+            return attribute
+        return partial(attribute, algorithm=self._algorithm)
 
 
-def _plain(value: Any) -> Any:
-    """Return an array as nested lists, anything else as it is."""
+def _as_list(value: Any) -> Any:
+    """Return an array as nested lists, any other value unchanged."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def format_value(value: Any) -> str:
-    """Return a value for people: `[1, 2.5]`, `-` for nothing."""
+    """Return a value as a string: `[1, 2.5000]` for a list, `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, list):

@@ -108,8 +108,8 @@ def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
         alike(next(iter(record["before"].values())), BEFORE[name], 0)
     lines = [line for line in done.stdout.splitlines() if re.match(r"rank \d+ ", line)]
     assert [line.split()[1] for line in lines] == [str(rank) for rank in range(example.ranks)]
-    for about in example.about:
-        assert about in done.stdout
+    for line in example.description:
+        assert line in done.stdout
     for library, text in format_library_calls(example).items():
         assert f"\n{library}:\n    {text.splitlines()[0]}" in done.stdout
 

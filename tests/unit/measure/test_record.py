@@ -36,7 +36,7 @@ RUN = RunRecord(
     commit="0123abc",
     start_time=datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=1))),
 )
-VERDICT = VerifyResult("all_reduce", "ring", 4, 1, True, (), 6, 6, 24, 1.5, 1.5, 0.01)
+VERIFY_RESULT = VerifyResult("all_reduce", "ring", 4, 1, True, (), 6, 6, 24, 1.5, 1.5, 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +136,9 @@ def test_a_start_without_a_time_zone_is_refused():
 
 
 def test_a_plan_fulfils_the_schema_also_where_it_is_not_proven(validator):
-    plan = written(VERDICT.record())
+    plan = written(VERIFY_RESULT.record())
     validator.validate(plan)
-    unknown = replace(VERDICT, rounds=None, steps=None, messages=None, sent_mean=None, sent_most=None)
+    unknown = replace(VERIFY_RESULT, rounds=None, steps=None, messages=None, sent_mean=None, sent_most=None)
     validator.validate(written(replace(unknown, proven=False, failures=("round 3",)).record()))
     assert set(schema()["$defs"]["plan"]["properties"]) == set(plan) - {"schema", "kind"}
     assert not validator.is_valid({key: value for key, value in plan.items() if key != "proven"})
