@@ -1,16 +1,16 @@
-"""Finds the machine behind measured times: the alpha, beta and gamma with which simulation comes closest to them.
+"""Fits a machine to measured times: the alpha, beta and gamma whose simulated times are closest to them.
 
-The sizes are dealt out in turn: half of them are fitted, the other half only predicted, so that the error is that of
-prediction. What is minimised is the sum over rows of |log(simulated / measured)|, softened near zero, so that a row of
-microseconds counts as much as one of milliseconds and a row that was disturbed does not draw the others with it.
+Every other message size is fitted; the sizes in between are only predicted, so the errors on them are errors of
+prediction. The fit minimises the sum over rows of |log(simulated / measured)|, smoothed near zero: rows of microseconds
+count as much as rows of milliseconds, and outliers have little influence.
 
-Between ranks of one host a byte does not cost the same in every message: small ones go through a buffer, large ones
-in pieces, and what no cache holds is slower. So the link within a node is fitted in bands of message size, each with
-its own beta, and a call costs something before its first message. (Source of the idea: Kielmann, Bal and Verstoep,
-Fast measurement of LogP parameters, 2000.)
+Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
+ones are sent in pieces, and messages larger than the caches are slower. Each link therefore has bands of message size
+with a beta each, and a call has a cost before its first message. (Idea: Kielmann, Bal and Verstoep, Fast measurement of
+LogP parameters, 2000.)
 
-A simulated time is the longest of many paths, each linear in the parameters. So it is simulated for its slopes, the
-linear model is fitted, and both again until nothing moves. Cost: some thirty simulations a row.
+A simulated time is the longest of many paths, each linear in the parameters. The fit computes its slopes by simulation,
+solves the linearised model, and repeats both until the parameters converge. Cost: about thirty simulations per row.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.units import KiB, MiB
 
 Floats: TypeAlias = NDArray[np.float64]
-BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # where a band of message sizes ends and the next begins
-_FEWEST_SIZES = 4
-_ROUNDS, _STEP, _SOFT = 4, 1e-3, 0.1
-_LEAST, _MOST = 1e-16, 1e3  # seconds: of any parameter
+BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes between bands
+_MIN_SIZES = 4
+_MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1
+_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A row that was measured: an algorithm's plan for `count` elements of `itemsize`, S in bytes, and its median."""
+    """A measured plan: `count` elements of `itemsize` bytes per rank, S in bytes, and the median time."""
 
     algorithm: Algorithm
     plan: Plan
@@ -51,7 +51,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A measured row and what the fitted machine predicts for it; `fitted` where it was among those fitted."""
+    """A measured row, the time that the fitted machine predicts for it, and whether the row was fitted."""
 
     row: MeasuredRow
     seconds: float
@@ -59,108 +59,111 @@ class PredictedRow:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a fraction of what was measured."""
+        """The error of the prediction, as a fraction of the measured time."""
         return abs(self.seconds / self.row.seconds - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFit:
-    """The machine that was found, and every row beside its prediction."""
+    """A fitted machine, and every row with its prediction."""
 
     machine: Machine
     rows: tuple[PredictedRow, ...]
 
     def median_error(self, *, fitted: bool) -> float:
-        """Return the median error of the rows that were fitted, or of those that were left out."""
+        """Return the median error of the fitted rows, or of the rows that were left out."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
-def fit_machine(rows: Sequence[MeasuredRow], where: str) -> MachineFit:
-    """Fit a machine to every other size of `rows`, and predict the others.
+def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
+    """Fit a machine to every other size of `rows`, and predict all rows with it.
 
     Args:
-        rows: of one job: the same ranks on the same nodes.
-        where: what to call them in messages, such as the file.
+        rows: measurements of one job, with the same ranks on the same nodes.
+        source: the rows' origin for messages and the machine's name, such as the file.
 
     Raises:
         UsageError: rows of several jobs, or of too few sizes.
     """
     sizes = sorted({row.nbytes for row in rows})
-    if len(sizes) < _FEWEST_SIZES:
+    if len(sizes) < _MIN_SIZES:
         found = f"{len(rows)} rows of {len(sizes)} sizes that the engine hpccoll measured on 2 ranks or more"
-        raise UsageError(
-            f"{where}: a fit takes {_FEWEST_SIZES} sizes above 0 bytes; found {found}; run `hpccoll bench`"
-        )
+        raise UsageError(f"{source}: a fit takes {_MIN_SIZES} sizes above 0 bytes; found {found}; run `hpccoll bench`")
     jobs = sorted({(row.plan.ranks, row.nodes) for row in rows})
     if len(jobs) > 1:
         listed = "; ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in jobs)
-        raise UsageError(f"{where}: holds several jobs ({listed}); a fit takes the rows of one")
-    known = set(sizes[::2])
-    fences = any(row.algorithm.uses_shared_memory for row in rows)
-    shape = _Shape(*jobs[0], max(sizes), fences)
-    values = _fitted(shape, [row for row in rows if row.nbytes in known])
-    machine = shape.machine(values, f"fit:{where}")
-    found_rows = (PredictedRow(row, _simulated(row, machine), row.nbytes in known) for row in rows)
-    return MachineFit(machine, tuple(found_rows))
+        raise UsageError(f"{source}: holds several jobs ({listed}); a fit takes the rows of one")
+    fitted_sizes = set(sizes[::2])
+    has_fences = any(row.algorithm.uses_shared_memory for row in rows)
+    parameters = _ParameterLayout(*jobs[0], max(sizes), has_fences)
+    values = _fit_parameters(parameters, [row for row in rows if row.nbytes in fitted_sizes])
+    machine = parameters.make_machine(values, f"fit:{source}")
+    predictions = (PredictedRow(row, _simulate_seconds(row, machine), row.nbytes in fitted_sizes) for row in rows)
+    return MachineFit(machine, tuple(predictions))
 
 
-class _Shape:
-    """Which parameters there are: call, gamma, a fence's, and the links within and between nodes, in bands."""
+class _ParameterLayout:
+    """The parameters to fit, K in all: call, gamma, fence, then alpha and one beta per band of each link.
 
-    def __init__(self, ranks: int, nodes: int, largest: int, fences: bool) -> None:
-        self.ranks_per_node, self.fences = -(-ranks // nodes), fences
+    Parameters that no row depends on are left out: the fence, and the links inside or between nodes.
+    """
+
+    def __init__(self, ranks: int, nodes: int, largest: int, has_fences: bool) -> None:
+        self.ranks_per_node, self.has_fences = -(-ranks // nodes), has_fences
         self.borders = tuple(border for border in BAND_BORDERS if border < largest)
-        one = 2 + len(self.borders)
-        self.near = one if self.ranks_per_node > 1 else 0
-        near = [3e-6, *[2e-10] * (one - 1)] if self.near else []
-        wide = [3e-5, *[1e-9] * (one - 1)] if nodes > 1 else []
-        self.start = np.array([1e-6, 1e-10, *([3e-6] if fences else []), *near, *wide])
+        per_link = 2 + len(self.borders)
+        self.within_count = per_link if self.ranks_per_node > 1 else 0
+        within = [3e-6, *[2e-10] * (per_link - 1)] if self.within_count else []
+        between = [3e-5, *[1e-9] * (per_link - 1)] if nodes > 1 else []
+        self.start = np.array([1e-6, 1e-10, *([3e-6] if has_fences else []), *within, *between])
 
-    def machine(self, values: Floats, name: str) -> Machine:
-        """Return the machine that has these parameters; a link that no rank used costs what the other does."""
+    def make_machine(self, values: Floats, name: str) -> Machine:
+        """Return the machine with these parameters, shape (K,); a link without parameters equals the other one."""
         call, gamma, *rest = values.tolist()
-        fence = rest.pop(0) if self.fences else None
-        links = [self._link(each) for each in (rest[: self.near], rest[self.near :]) if each]
+        fence = rest.pop(0) if self.has_fences else None
+        link_values = (rest[: self.within_count], rest[self.within_count :])
+        links = [self._make_link(each) for each in link_values if each]
         return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call, fence)
 
-    def _link(self, values: list[float]) -> Link:
+    def _make_link(self, values: list[float]) -> Link:
         bands = tuple(zip(self.borders, values[2:], strict=True))
         return replace(Link.one_port(*values[:2]), bands=bands)
 
 
-def _fitted(shape: _Shape, rows: Sequence[MeasuredRow]) -> Floats:
-    """Return the parameters, shape (K,), that come closest to the rows."""
+def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -> Floats:
+    """Return the parameters, shape (K,), whose simulated times are closest to the rows."""
     measured = np.array([row.seconds for row in rows])
-    values = shape.start
-    for _ in range(_ROUNDS):
-        slopes = np.array([_slopes(shape, row, values) for row in rows])  # (rows, K)
+    values = parameters.start
+    for _ in range(_MAX_ITERATIONS):
+        slopes = np.array([_compute_slopes(parameters, row, values) for row in rows])  # (rows, K)
 
-        def misses(logs: Floats, slopes: Floats = slopes) -> Floats:
+        def log_errors(logs: Floats, slopes: Floats = slopes) -> Floats:
             return np.asarray(np.log(slopes @ np.exp(logs) / measured))
 
-        limits = (np.log(_LEAST), np.log(_MOST))
-        found = least_squares(misses, np.log(values), loss="soft_l1", f_scale=_SOFT, bounds=limits)
-        before, values = values, np.exp(found.x)
-        if np.allclose(before, values, rtol=10 * _STEP):
+        limits = (np.log(_MIN_PARAMETER), np.log(_MAX_PARAMETER))
+        solution = least_squares(log_errors, np.log(values), loss="soft_l1", f_scale=_SMOOTHING, bounds=limits)
+        previous, values = values, np.exp(solution.x)
+        if np.allclose(previous, values, rtol=10 * _RELATIVE_STEP):
             break
     return values
 
 
-def _slopes(shape: _Shape, row: MeasuredRow, values: Floats) -> Floats:
-    """Return by how much a row's simulated time grows with each parameter, shape (K,).
+def _compute_slopes(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
+    """Return the slope of a row's simulated time in each parameter, shape (K,).
 
-    The time is homogeneous in the parameters: slopes times parameters give it back.
+    The time is homogeneous in the parameters: it equals the dot product of slopes and parameters.
     """
-    here = _simulated(row, shape.machine(values, ""))
+    seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     slopes = np.empty_like(values)
     for at, value in enumerate(values):
-        more = values.copy()
-        more[at] = value * (1 + _STEP)
-        slopes[at] = (_simulated(row, shape.machine(more, "")) - here) / (value * _STEP)
+        changed = values.copy()
+        changed[at] = value * (1 + _RELATIVE_STEP)
+        changed_seconds = _simulate_seconds(row, parameters.make_machine(changed, ""))
+        slopes[at] = (changed_seconds - seconds) / (value * _RELATIVE_STEP)
     return np.maximum(slopes, 0.0)
 
 
-def _simulated(row: MeasuredRow, machine: Machine) -> float:
+def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:
     if row.algorithm.is_hybrid:
         return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

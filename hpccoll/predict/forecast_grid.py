@@ -1,4 +1,4 @@
-"""Which algorithm is fastest over ranks and sizes on a machine.
+"""Forecasts of several algorithms over a grid of rank counts and message sizes, and the fastest at each point.
 
 Shapes: A algorithms, R rank counts, S sizes.
 """
@@ -17,7 +17,7 @@ from hpccoll.plan import Machine
 from hpccoll.predict.forecast import can_run_on, forecast
 
 Floats: TypeAlias = NDArray[np.float64]
-TIE = 1e-9  # two that differ by less, relatively, are equally fast: the first of them is named
+TIE = 1e-9  # relative difference up to which times are equal; the first such algorithm wins
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class ForecastGrid:
     sizes: tuple[int, ...]
     seconds: Floats
 
-    def winner(self, ranks: int, nbytes: int) -> Algorithm:
-        """Return the fastest at one of the points."""
-        at = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
-        return self.algorithms[int(np.argmax(at <= at.min() * (1 + TIE)))]
+    def find_winner(self, ranks: int, nbytes: int) -> Algorithm:
+        """Return the fastest algorithm at a point of the grid."""
+        seconds = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
+        return self.algorithms[int(np.argmax(seconds <= seconds.min() * (1 + TIE)))]
 
 
 def forecast_grid(
@@ -43,9 +43,14 @@ def forecast_grid(
     sizes: Sequence[int],
     done: Callable[[str], object] = lambda _: None,
 ) -> ForecastGrid:
-    """Simulate every algorithm at every point; `done` is told each algorithm and rank count that is finished.
+    """Simulate every algorithm at every rank count and size; return infinity where it cannot run.
 
-    Where the ranks of an algorithm would share memory across nodes, it takes for ever.
+    Args:
+        algorithms: shape (A,).
+        machine: the machine.
+        ranks: rank counts, shape (R,).
+        sizes: message sizes in bytes, shape (S,).
+        done: called with a description after each algorithm and rank count.
     """
     seconds = np.full((len(algorithms), len(ranks), len(sizes)), np.inf)
     for a, algorithm in enumerate(algorithms):
@@ -56,9 +61,9 @@ def forecast_grid(
     return ForecastGrid(machine, tuple(algorithms), tuple(ranks), tuple(sizes), seconds)
 
 
-def list_rank_counts(most: int, machine: Machine) -> list[int]:
-    """Return rank counts from 2 to `most`: powers of two within a node, then full nodes, each twice as many."""
+def list_rank_counts(max_ranks: int, machine: Machine) -> list[int]:
+    """Return rank counts from 2 to `max_ranks`: powers of two inside a node, then full nodes, doubling."""
     q = machine.ranks_per_node
-    inside = [1 << k for k in range(1, most.bit_length()) if 1 << k < min(q, most + 1)]
-    nodes = [q << k for k in range(most.bit_length()) if 2 <= q << k <= most]
+    inside = [1 << k for k in range(1, max_ranks.bit_length()) if 1 << k < min(q, max_ranks + 1)]
+    nodes = [q << k for k in range(max_ranks.bit_length()) if 2 <= q << k <= max_ranks]
     return inside + nodes

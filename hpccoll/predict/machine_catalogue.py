@@ -1,4 +1,4 @@
-"""The machines that come along, from data sheets and with their sources, and those of a user's own TOML file."""
+"""The built-in machines, described from data sheets with their sources, and machines in a user's TOML file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hpccoll.plan import Machine
 from hpccoll.plan.simulation import MachineError, build_machine
 
 _FOLDER, _SUFFIX = "machines", ".toml"
-_MOST_BYTES = 2**20
+_MAX_CHARACTERS = 2**20
 
 
 def list_machines() -> list[str]:
-    """Return the names of the machines that come along."""
+    """Return the names of the built-in machines, sorted."""
     entries = (entry.name for entry in (files(__package__) / _FOLDER).iterdir())
     return sorted(name.removesuffix(_SUFFIX) for name in entries if name.endswith(_SUFFIX))
 
 
 def load_machine(name: str) -> Machine:
-    """Return a machine by its name, or as the TOML file of that path describes it.
+    """Return the built-in machine of that name, or the machine that a TOML file describes; reads the file.
 
     Raises:
-        UnknownNameError: neither a name nor a path to a TOML file.
+        UnknownNameError: `name` is neither a built-in machine nor a path ending in .toml.
         UsageError: the file cannot be read.
-        MachineError: it does not describe a machine.
+        MachineError: the file does not describe a machine.
     """
     if name in list_machines():
         text = (files(__package__) / _FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
@@ -43,25 +43,25 @@ def load_machine(name: str) -> Machine:
     try:
         return parse_machine(data.decode(), f"--machine {name}")
     except UnicodeDecodeError as error:
-        raise MachineError(f"--machine {name}: is no text ({error.reason} at byte {error.start})") from error
+        raise MachineError(f"--machine {name}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
-def parse_machine(text: str, where: str) -> Machine:
-    """Return the machine that a TOML text describes.
+def parse_machine(text: str, source: str) -> Machine:
+    """Return the machine that a TOML string describes.
 
     Args:
-        text: see `build_machine` for its keys.
-        where: what to call it in messages.
+        text: the TOML; see `build_machine` for its keys.
+        source: names the machine and its source in messages.
 
     Raises:
-        MachineError: it is no TOML, or does not describe a machine.
+        MachineError: `text` is not TOML, or does not describe a machine.
     """
-    if len(text) > _MOST_BYTES:
-        raise MachineError(f"{where}: has {len(text)} characters; a description of a machine takes a dozen lines")
+    if len(text) > _MAX_CHARACTERS:
+        raise MachineError(f"{source}: has {len(text)} characters; a description of a machine takes a dozen lines")
     try:
-        found = tomllib.loads(text)
+        data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise MachineError(f"{where}: is no TOML ({error})") from error
-    except ValueError as error:  # a whole number of more digits than Python takes
-        raise MachineError(f"{where}: {error}") from error
-    return build_machine(found, where)
+        raise MachineError(f"{source}: is not TOML ({error})") from error
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise MachineError(f"{source}: {error}") from error
+    return build_machine(data, source)

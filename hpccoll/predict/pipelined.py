@@ -1,7 +1,7 @@
-"""Collectives of two levels as they are run: part after part, work within nodes behind messages between them.
+"""Simulation of hierarchical plans the way they run: in segments, with work inside nodes hidden behind messages.
 
-The first part takes what the simulation of the plan says. Each further one follows as soon as the busiest node's link
-has carried it, since messages of several parts are under way at once and all other work hides behind them.
+The first segment takes the simulated time of the plan. Every further segment adds the time that the busiest node's link
+takes to carry it: messages of several segments are in flight at once, and all other work overlaps with them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from hpccoll.plan import Machine, Plan, Simulation, simulate
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Return what a plan of two levels takes on `machine`; on one node, what it takes in one part.
+    """Simulate a hierarchical plan on `machine`, cut into the segments of a run; into one segment on a single node.
 
     Args:
-        plan: of loads and stores within nodes, and messages between them.
-        machine: the topology and the cost of its links.
-        count: elements a rank: of its vector, or of one block.
-        itemsize: bytes an element.
-        full: simulate every rank, also where a period would do.
+        plan: loads and stores inside nodes, and messages between nodes.
+        machine: the topology and its costs.
+        count: elements per rank, of its vector or of one block.
+        itemsize: bytes per element.
+        full: simulate every rank, even if a few ranks stand for all.
     """
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
-    parts = wanted_parts(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
-    first = simulate(plan, machine, -(-count // parts), itemsize, full=full, trace=False)
-    if parts == 1:
+    segments = wanted_parts(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
+    first = simulate(plan, machine, -(-count // segments), itemsize, full=full, trace=False)
+    if segments == 1:
         return first
     nodes = np.arange(len(first.between)) // machine.ranks_per_node
     busiest = float(np.bincount(nodes, first.between).max()) / machine.nics_per_node
-    message = np.array([float(MESSAGE_BYTES)])  # of which parts are made
-    later = (parts - 1) * busiest * float(machine.between.transfer_s(message)[0]) / MESSAGE_BYTES
+    message = np.array([float(MESSAGE_BYTES)])
+    later = (segments - 1) * busiest * float(machine.between.transfer_s(message)[0]) / MESSAGE_BYTES
     whole = plan.operation.message_bytes(count, itemsize, plan.ranks)
-    within, between = first.within * parts, first.between * parts
+    within, between = first.within * segments, first.between * segments
     return replace(first, nbytes=whole, clocks_s=first.clocks_s + later, within=within, between=between)

@@ -73,7 +73,7 @@ def test_the_machines_that_come_along_have_sources_and_are_plausible():
         (("alpha_us = 1.5", "alpha_us = -1.5"), r"\[within\]: need 0 <= overhead_us <= alpha_us; found -1.5"),
         (("overhead_us = 2.5", "overhead_us = 11"), r"\[between\]: need 0 <= overhead_us <= alpha_us; found 11 and 10"),
         (("overhead_us = 2.5", "alpah_us = 1"), r"\[between\]: unknown key 'alpah_us'"),
-        (("[within]", "[within"), "is no TOML"),
+        (("[within]", "[within"), "is not TOML"),
     ],
 )
 def test_what_cannot_be_meant_is_named(change, message):
@@ -103,7 +103,7 @@ def test_names_that_are_none(name, error, message):
 def test_files_that_are_no_text(tmp_path):
     path = tmp_path / "my.toml"
     path.write_bytes(b"name = '\xff'")
-    with pytest.raises(MachineError, match="is no text"):
+    with pytest.raises(MachineError, match="is not UTF-8 text"):
         load_machine(str(path))
     path.write_text(GOOD)
     assert load_machine(str(path)).name == "two nodes"

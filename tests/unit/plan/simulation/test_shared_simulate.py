@@ -129,8 +129,8 @@ def test_memory_is_not_shared_across_nodes():
     assert can_run_on(hierarchical("shared", "ring"), 8, node_of(4))
     both = (algorithm, get_algorithm(Operation.ALL_GATHER, "ring"))
     map_of = forecast_grid(both, node_of(4), (4, 8), (64,))
-    assert map_of.winner(4, 64) is algorithm
-    assert map_of.winner(8, 64) is both[1]
+    assert map_of.find_winner(4, 64) is algorithm
+    assert map_of.find_winner(8, 64) is both[1]
 
 
 @pytest.mark.parametrize("name", ["all_reduce/shared_two_shot", "gather/shared", "barrier/shared"])
