@@ -27,7 +27,8 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import Reduction, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import SIGHTINGS
-from hpccoll.runtime.messages.mpi_collectives import NAMES, Library
+from hpccoll.runtime.messages.mpi_calls import METHODS
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 
 BATCH = 100
 RAW = "mpi4py Allreduce(IN_PLACE, x)"
@@ -69,7 +70,7 @@ def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
     """Return MPI's own all-reduce of `x` in place, as hpccoll binds it."""
     buffer = as_buffer(x, "x", writable=True)
     job = CollectiveCall(Operation.ALL_REDUCE, None, 0, Reduction("sum"), buffer, buffer, buffer.count)
-    return Library(comm, (), lambda: None, lambda: False).bind(job)
+    return MpiCollectives(comm, (), lambda: None, lambda: False).bind(job)
 
 
 def waited(own: Communicator, x: Floats) -> Callable[[], object]:
@@ -96,7 +97,7 @@ def first_sight(bench: Bench, x: Floats) -> Case:
 
 def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterator[Case]:
     """Time the blocking, the persistent and the non-blocking form of one of MPI's collectives."""
-    comm, name = bench.comm, NAMES[operation]
+    comm, name = bench.comm, METHODS[operation]
     arguments = arranged(comm, operation, nbytes)
     request = getattr(comm, f"{name}_init")(*arguments)
     issue = partial(getattr(comm, f"I{name.lower()}"), *arguments)

@@ -10,7 +10,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.job import RankLayout, get_mpi_library
-from hpccoll.runtime.messages.mpi_collectives import Library
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.selection import BufferKind, Selection, SelectionQuery, Selector, choose_chunk_count
 from hpccoll.selection.selector import open_selection_log
@@ -27,7 +27,7 @@ class Decider:
         library: the MPI library's own collectives.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, node: Node, library: Library) -> None:
+    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, node: Node, library: MpiCollectives) -> None:
         self._ranks, self._node, self._library = comm.size, node, library
         table = load_tuning_table(
             comm,
@@ -47,7 +47,7 @@ class Decider:
         """
         nbytes = job.count * job.dtype.itemsize * (self._ranks if job.operation.has_blocks else 1)
         if job.library:
-            if not self._library.offers(job):
+            if not self._library.can_run(job):
                 raise UsageError(
                     f"the MPI library's own {job.operation.value} does not mean the same for {job.dtype.name} and "
                     f"{job.reduction.name} here; choose an algorithm by name, or auto"
@@ -58,7 +58,12 @@ class Decider:
         else:
             shared = not self._node.problem and not job.module.on_device
             question = SelectionQuery(
-                job.operation, nbytes, job.dtype.itemsize, memory_of(job, self._node), self._library.offers(job), shared
+                job.operation,
+                nbytes,
+                job.dtype.itemsize,
+                memory_of(job, self._node),
+                self._library.can_run(job),
+                shared,
             )
             choice = self._selector.select(question)
             if self._log is not None:

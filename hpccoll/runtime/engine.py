@@ -34,7 +34,7 @@ from hpccoll.runtime.hierarchical.executable import MixedExecutable
 from hpccoll.runtime.job import detect_layout
 from hpccoll.runtime.lowering import Program, lower_plan
 from hpccoll.runtime.messages.executable import Executable, Run, Setting
-from hpccoll.runtime.messages.mpi_collectives import Library, LibraryExecutable
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives, MpiExecutable
 from hpccoll.runtime.shared_memory.executable import NodeExecutable
 from hpccoll.runtime.shared_memory.node import Node
 from hpccoll.selection import Selection
@@ -43,7 +43,7 @@ BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
 PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024
 
 
-Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | MixedExecutable | LibraryExecutable
+Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | MixedExecutable | MpiExecutable
 
 
 class UnderWay(Protocol):
@@ -92,7 +92,7 @@ class Engine:
         where = detect_layout(comm)
         self._nodes = where.members
         self.node = Node(comm, where, self._active, self.progress)
-        self.library = Library(comm, self._active, self.progress, takes_device_memory)
+        self.library = MpiCollectives(comm, self._active, self.progress, takes_device_memory)
         self._binder = Binder(comm, self.node, self._nodes, self.program, self._scratch, self._active, self.progress)
         self._decider = Decider(comm, where, self.node, self.library)
 
@@ -132,7 +132,7 @@ class Engine:
             begun = self._binder.begin(job, algorithm)
             if begun is None:
                 return Done()
-        self.library.asynchronous()
+        self.library.use_non_blocking()
         lane = FIRST_LANE + self._asynchronous % LANES
         self._asynchronous += 1
         while lane in self._active:

@@ -19,7 +19,8 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_arguments
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, Library, Underway, means_the_same
+from hpccoll.runtime.messages.mpi_calls import has_same_semantics
+from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives, NonBlockingCollective
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
@@ -31,7 +32,7 @@ class Others:
     """Asynchronous operations under way, as an engine has them."""
 
     def __init__(self) -> None:
-        self.under_way: dict[int, Underway] = {}
+        self.under_way: dict[int, NonBlockingCollective] = {}
         self.waited = 0
 
     def progress(self) -> None:
@@ -53,9 +54,9 @@ def others() -> Others:
 
 
 @pytest.fixture
-def library(comm, others) -> Iterator[Library]:
+def library(comm, others) -> Iterator[MpiCollectives]:
     own = comm.Dup()
-    yield Library(own, others.under_way, others.progress, lambda: False)
+    yield MpiCollectives(own, others.under_way, others.progress, lambda: False)
     own.Free()
 
 
@@ -69,10 +70,10 @@ def asked(call: Call) -> CollectiveCall:
     )
 
 
-def carried(library: Library, call: Call, form: str) -> list[Any]:
+def carried(library: MpiCollectives, call: Call, form: str) -> list[Any]:
     """Run a call in one of the forms, and return the result of each time."""
     job, found = asked(call), []
-    assert library.offers(job)
+    assert library.can_run(job)
     if form == "start":
         call.load()
         under_way = library.start(job)
@@ -81,7 +82,7 @@ def carried(library: Library, call: Call, form: str) -> list[Any]:
         assert under_way.done
         return [call.result()]
     if form == "beside":
-        library.asynchronous()
+        library.use_non_blocking()
     bound = None if form == "run" else library.bind(job, together=form == "together")
     for _ in range(3):
         call.load()
@@ -103,7 +104,7 @@ def rows() -> list[tuple[Operation, str, str]]:
         for operation, dtype, op in product(Operation, NAMES, ("none", *OPS))
         if legal(operation, dtype, op)
         and not op.startswith("premul")
-        and means_the_same(operation, get_dtype(dtype), Reduction.parse("sum" if op == "none" else op))
+        and has_same_semantics(operation, get_dtype(dtype), Reduction.parse("sum" if op == "none" else op))
     ]
 
 
@@ -180,7 +181,7 @@ def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library
     gate = comm.Dup()
     job, x, wanted = sums(comm.rank, comm.size, 3)
     early = library.bind(job)
-    library.asynchronous()
+    library.use_non_blocking()
     if comm.rank:
         gate.send(comm.rank, 0)
         gate.recv(source=0)
@@ -252,14 +253,14 @@ def test_what_is_bound_keeps_its_memory(comm, library):
 
 def test_counts_that_mpi_cannot_take_are_refused(library):
     far = CollectiveCall(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31)
-    assert library.offers(far) == (MPI.Get_version()[0] >= 4)
-    assert library.offers(CollectiveCall(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31 - 1))
+    assert library.can_run(far) == (MPI.Get_version()[0] >= 4)
+    assert library.can_run(CollectiveCall(Operation.BROADCAST, None, 0, Reduction("sum"), None, None, 2**31 - 1))
 
 
 def test_only_what_means_the_same_is_offered():
     def reductions(dtype: str) -> set[str]:
         kinds = ("sum", "prod", "min", "max", "avg", "premul_sum", "band", "bor", "bxor")
-        return {op for op in kinds if means_the_same(Operation.ALL_REDUCE, DTYPES[dtype], Reduction(op, 2))}
+        return {op for op in kinds if has_same_semantics(Operation.ALL_REDUCE, DTYPES[dtype], Reduction(op, 2))}
 
     whole = {"sum", "prod", "min", "max", "band", "bor", "bxor"}
     for name in (name for name in NAMES if DTYPES[name].kind == "i"):
@@ -267,4 +268,4 @@ def test_only_what_means_the_same_is_offered():
     assert all(reductions(name) == {"sum", "prod", "avg"} for name in ("float32", "float64", "complex64", "complex128"))
     assert reductions("bool") == {"min", "max", "band", "bor", "bxor"}
     assert reductions("float16") == reductions("bfloat16") == set()
-    assert all(means_the_same(Operation.ALL_GATHER, dtype, Reduction("sum")) for dtype in DTYPES.values())
+    assert all(has_same_semantics(Operation.ALL_GATHER, dtype, Reduction("sum")) for dtype in DTYPES.values())

@@ -8,7 +8,15 @@ from __future__ import annotations
 from hpccoll.runtime.arrays.buffer import as_buffer, get_array_module
 from hpccoll.runtime.arrays.cuda_arrays import PreallocatedCupyModule, cupy_as_torch_tensor, find_cupy_module
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_from_numpy, get_dtype
-from hpccoll.runtime.arrays.interface import ArrayModule, BoundCall, Buffer, FlatArray, StreamTimer, require_contiguous
+from hpccoll.runtime.arrays.interface import (
+    ArrayModule,
+    BoundCall,
+    Buffer,
+    FlatArray,
+    StreamTimer,
+    require_contiguous,
+    run_all,
+)
 from hpccoll.runtime.arrays.numpy_arrays import NUMPY, NumPyModule
 from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction, premul_sum
 from hpccoll.runtime.arrays.scratch import ScratchPool
@@ -37,4 +45,5 @@ __all__ = [
     "is_torch_tensor",
     "premul_sum",
     "require_contiguous",
+    "run_all",
 ]

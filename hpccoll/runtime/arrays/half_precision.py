@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import get_dtype
-from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, view_host_memory
+from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, run_all, view_host_memory
 
 NAMES = {get_dtype(name).numpy: name for name in ("float16", "bfloat16")}
 ARITHMETIC = {"add": "add", "multiply": "mul", "divide": "div"}  # NumPy's names and torch's
@@ -120,13 +120,8 @@ def _kernel(torch: Any, function: str, left: FlatArray, right: FlatArray, out: F
     else:
         others = other.split(PIECE) if right.ndim else repeat(other)
         pieces = zip(one.split(PIECE), others, result.split(PIECE), strict=False)
-        step = partial(_run, [partial(kernel, *operands, out=piece) for *operands, piece in pieces])
+        step = partial(run_all, [partial(kernel, *operands, out=piece) for *operands, piece in pieces])
     return step if function in ARITHMETIC else partial(_ordered, step, getattr(np, function), left, right, out)
-
-
-def _run(steps: Sequence[BoundCall]) -> None:
-    for step in steps:
-        step()
 
 
 def _writable(flat: FlatArray) -> FlatArray:

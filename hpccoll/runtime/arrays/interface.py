@@ -7,7 +7,7 @@ are 1-D and contiguous; a torch tensor on the CPU is handled as a NumPy array ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +110,12 @@ class Buffer:
     def overlaps(self, other: Buffer) -> bool:
         """Whether the two share memory."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+def run_all(calls: Iterable[BoundCall]) -> None:
+    """Run bound calls in order."""
+    for call in calls:
+        call()
 
 
 def require_contiguous(contiguous: bool, role: str, shape: tuple[int, ...], remedy: str) -> None:

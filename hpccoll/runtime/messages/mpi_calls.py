@@ -1,0 +1,94 @@
+"""Collectives in MPI's terms: datatypes, operations, and mpi4py's methods with the order of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll.plan import Operation
+from hpccoll.runtime.arrays import DType, Reduction
+
+OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+# MPI has only logical operations on booleans: the minimum is "all", the maximum "any".
+LOGICAL_OPS = {"min": "LAND", "max": "LOR", "band": "LAND", "bor": "LOR", "bxor": "LXOR"}
+# Predefined datatypes. (mpi4py's `from_numpy_dtype` returns duplicates that must be freed, and lacks bfloat16.)
+DATATYPES = {
+    "bool": "C_BOOL",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float16": "FLOAT16_T",
+    "bfloat16": "BFLOAT16_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+# Operations that do not reduce transfer elements as any datatype of the same size, which every library has.
+MOVED_AS = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
+METHODS = {
+    Operation.ALL_REDUCE: "Allreduce",
+    Operation.REDUCE: "Reduce",
+    Operation.BROADCAST: "Bcast",
+    Operation.ALL_GATHER: "Allgather",
+    Operation.REDUCE_SCATTER: "Reduce_scatter_block",
+    Operation.GATHER: "Gather",
+    Operation.SCATTER: "Scatter",
+    Operation.ALL_TO_ALL: "Alltoall",
+    Operation.BARRIER: "Barrier",
+}
+
+
+def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
+    """Whether the MPI library's result equals hpccoll's, except for the order of a sum's roundings.
+
+    It does not for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every library
+    has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers: Open MPI saturates them where NumPy wraps
+    around (its issue 8045, which will not be fixed).
+    """
+    if not operation.reduces:
+        return True
+    if dtype.kind == "b":
+        return reduction.name in LOGICAL_OPS
+    if dtype.kind == "i":
+        return reduction.name in OPS and (reduction.name != "sum" or dtype.itemsize >= 4)
+    is_half = dtype.kind == "f" and dtype.itemsize == 2
+    return reduction.name in ("sum", "prod", "avg") and not is_half
+
+
+def get_datatype(operation: Operation, dtype: DType) -> MPI.Datatype:
+    """Return the MPI datatype of an operation's elements; DATATYPE_NULL if the library does not have it."""
+    datatype: MPI.Datatype = getattr(MPI, DATATYPES[dtype.name] if operation.reduces else MOVED_AS[dtype.itemsize])
+    return datatype
+
+
+def get_op(dtype: DType, reduction: str) -> MPI.Op:
+    """Return the MPI operation of a reduction by name; `avg` sums, and the caller divides."""
+    name = "sum" if reduction == "avg" else reduction
+    op: MPI.Op = getattr(MPI, (LOGICAL_OPS if dtype.kind == "b" else OPS)[name])
+    return op
+
+
+def order_arguments(
+    operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
+) -> tuple[Any, ...]:
+    """Return the arguments of `METHODS[operation]`.
+
+    Args:
+        operation: the collective.
+        source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.
+        result: the specification of the output, or None.
+        op: MPI's operation; ignored unless `operation` reduces.
+        root: rank of the root; ignored unless `operation` has one.
+        in_place: whether the two share memory. MPI's reduce_scatter in place leaves every rank's block at the front of
+            the input, not at the rank's own block.
+    """
+    sent = MPI.IN_PLACE if in_place else source
+    if operation is Operation.BARRIER:
+        return ()
+    if operation is Operation.BROADCAST:
+        return result or source, root
+    if operation is Operation.SCATTER:
+        return source, MPI.IN_PLACE if in_place else result, root
+    ops = (op,) if operation.reduces else ()
+    roots = (root,) if operation.has_root else ()
+    return (sent, result, *ops, *roots)
