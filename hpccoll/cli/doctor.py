@@ -14,18 +14,16 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
+from hpccoll.doctor import Finding
+from hpccoll.doctor.checks import HostReport, check_host, check_job
+from hpccoll.doctor.mpi_job import MpiJob, describe_unlaunched_process, start_mpi_job
 from hpccoll.doctor.requirements import REQUIRABLE, require_capabilities
 from hpccoll.errors import UnavailableError, UnknownNameError
-
-if TYPE_CHECKING:
-    from hpccoll.doctor import Finding
-    from hpccoll.doctor.checks import HostReport
-    from hpccoll.doctor.mpi_job import MpiJob
 
 MPI_START_LIMIT_S = 60.0
 POLL_S = 0.02
@@ -64,19 +62,15 @@ def doctor(required: tuple[str, ...], verbose: bool, limit: float, target: str |
     Runs alone, or under mpirun or srun, where it also checks hosts and the binding of ranks. Anything that may crash or
     hang (MPI, CUDA, torch) runs in a process of its own. Nothing is changed or removed.
     """
-    from hpccoll.doctor import checks, mpi_job
-
-    if get_launched_rank() is not None:
-        job = mpi_job.start_mpi_job(os.environ, MPI_START_LIMIT_S)
-    else:
-        job = mpi_job.describe_unlaunched_process(os.environ)
+    is_launched = get_launched_rank() is not None
+    job = start_mpi_job(os.environ, MPI_START_LIMIT_S) if is_launched else describe_unlaunched_process(os.environ)
     if job.world is None and not is_printing_rank():
         return 0  # each rank is a job of its own: only the first one is_printing_rank
     hosts = _check_hosts(job, limit)
     findings: list[Finding] = []
     missing: str | None = None
     if hosts:
-        findings = checks.check_job(hosts, job, limit)
+        findings = check_job(hosts, job, limit)
         try:
             require_capabilities(required, findings, len(hosts))
         except UnavailableError as error:
@@ -100,11 +94,9 @@ def _check_hosts(job: MpiJob, limit: float) -> list[HostReport]:
         job: the ranks.
         limit: seconds for each process that a check starts.
     """
-    from hpccoll.doctor import checks
-
     rank = job.world.rank if job.world is not None else 0
     on_host = [each for each in job.ranks if each.host == job.ranks[rank].host]
-    report = checks.check_host(on_host, limit) if on_host[0].rank == rank else None
+    report = check_host(on_host, limit) if on_host[0].rank == rank else None
     if job.world is None:
         return [report] if report is not None else []
     barrier = job.world.Ibarrier()

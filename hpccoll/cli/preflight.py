@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,12 +21,12 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.measure.output_file import require_writable
+from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
+from hpccoll.preflight.faults import Fault, find_faults, list_excluded_nodes
+from hpccoll.preflight.results import PreflightResults
+from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
+from hpccoll.runtime import job
 from hpccoll.units import GB, format_size, parse_size
-
-if TYPE_CHECKING:
-    from hpccoll.preflight.coordinator import Coordinator
-    from hpccoll.preflight.faults import Fault
-    from hpccoll.preflight.results import PreflightResults
 
 MAX_TABLE_NODES = 12  # with more nodes, no table of pairs is printed
 SLOW, BROKEN = 1, CommunicationError.exit_status
@@ -75,9 +75,6 @@ def preflight(**given: Any) -> int:
     The first rank of each node measures. Several pairs are measured at a time, each node in one pair. The last line of
     the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4 something is broken.
     """
-    from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
-    from hpccoll.runtime import job
-
     options = PreflightOptions(**given)
     if options.reach:
         return _check_reachability(options)
@@ -99,9 +96,6 @@ def preflight(**given: Any) -> int:
 
 def _check_reachability(options: PreflightOptions) -> int:
     """Check TCP between all nodes; node 0 writes records, prints the faults and returns the exit status."""
-    from hpccoll.preflight.faults import find_faults
-    from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
-
     hosts, node, port = read_slurm_step(os.environ)
     results = check_reachability(hosts, node, port, options.limit)
     if results is None:
@@ -121,8 +115,6 @@ def _measure(coordinator: Coordinator, options: PreflightOptions) -> list[Fault]
 
     If the measurement is cut short, the records of what was measured are written nevertheless.
     """
-    from hpccoll.preflight.faults import find_faults
-
     results = coordinator.results
     with open_json_lines(options.target) as lines:
         if options.exclude_file is not None:
@@ -145,8 +137,6 @@ def _measure(coordinator: Coordinator, options: PreflightOptions) -> list[Fault]
 
 
 def _make_run_record(results: PreflightResults) -> dict[str, Any]:
-    from hpccoll.runtime import job
-
     record = make_serial_run_record()
     versions = job.collect_versions()
     return record | {
@@ -160,8 +150,6 @@ def _make_run_record(results: PreflightResults) -> dict[str, Any]:
 
 def _format_exclude_option(faults: list[Fault]) -> str:
     """Return the line with the --exclude= option; empty if there is no fault."""
-    from hpccoll.preflight.faults import list_excluded_nodes
-
     return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
@@ -183,14 +171,12 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
 
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
-    from hpccoll.preflight.faults import list_excluded_nodes
-
     return {
         "schema": SCHEMA,
         "kind": "preflight_summary",
         "nodes": list(results.nodes),
         "threshold": threshold,
-        "faults": [fault.as_dict() for fault in faults],
+        "faults": [asdict(fault) for fault in faults],
         "exclude": list_excluded_nodes(faults),
     }
 

@@ -2,7 +2,8 @@
 
 Each module checks one area and returns findings. Anything that may crash or hang (a driver, an MPI library, a tool of
 the site) runs in a process of its own with a time limit, and the way it ended is the evidence. Nothing is changed or
-removed. Start reading at checks.py, which runs all checks.
+removed. An argument `root` is the directory with /proc, /sys and /dev; tests pass another one. Start reading at
+checks.py, which runs all checks.
 """
 
 from hpccoll.doctor.finding import Finding, Severity

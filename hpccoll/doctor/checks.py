@@ -65,7 +65,6 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
     Args:
         ranks: the ranks of the job on this host, this rank first.
         limit_s: seconds for each process.
-        root: directory that contains `proc`, `sys` and `dev`.
     """
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})

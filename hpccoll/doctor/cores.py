@@ -23,11 +23,7 @@ _FEWER_RANKS = (
 
 
 def check_cores(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the cores of this host that this process may use, and on its CPU quota.
-
-    Args:
-        root: directory that contains `proc` and `sys`.
-    """
+    """Return findings on the cores of this host that this process may use, and on its CPU quota, read below `root`."""
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
     found, remedy = f"{len(usable)} of {online} logical cores may be used", ""

@@ -17,12 +17,7 @@ _REASONS = {"memlock": "InfiniBand's registered buffers", "stack": "the MPI libr
 
 
 def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on resource limits and on cross-memory attach.
-
-    Args:
-        limit_s: seconds for the process that tries cross-memory attach.
-        root: directory that contains `proc` and `sys`.
-    """
+    """Return findings on resource limits and on cross-memory attach, which a process tries within `limit_s` seconds."""
     has_infiniband = any((root / "sys/class/infiniband").glob("*"))
     return [*check_resource_limits(has_infiniband), check_cross_memory_attach(limit_s, root)]
 
@@ -63,12 +58,7 @@ def _format_limit(name: str, value: int) -> str:
 
 
 def check_cross_memory_attach(limit_s: float, root: Path = Path("/")) -> Finding:
-    """Try whether a process may read another's memory, which lets MPI copy a long message once instead of twice.
-
-    Args:
-        limit_s: seconds for the process that tries it.
-        root: directory that contains `proc`.
-    """
+    """Try whether a process may read another's memory, so that MPI copies a long message once instead of twice."""
     scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"
     result = run_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)

@@ -16,11 +16,7 @@ _CHOOSE_INTERFACE = (
 
 
 def check_network(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the network interfaces and InfiniBand ports of this host.
-
-    Args:
-        root: directory that contains `sys`.
-    """
+    """Return findings on the network interfaces and InfiniBand ports of this host, read below `root`."""
     return [check_interfaces(root), *check_infiniband(root)]
 
 

@@ -14,11 +14,7 @@ _LOCAL_DISTANCE = 10  # of a node to itself, by the ACPI specification
 
 
 def check_topology(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on NUMA nodes, virtual machines and containers.
-
-    Args:
-        root: directory that contains `proc`, `sys` and `run`.
-    """
+    """Return findings on NUMA nodes, virtual machines and containers, read below `root`."""
     return [*check_numa_nodes(root), *check_virtualization(root)]
 
 

@@ -63,12 +63,7 @@ class SharedMemoryFile:
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no process uses any more.
-
-    Args:
-        directory: where shared-memory files are.
-        root: directory that contains `proc`.
-    """
+    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no process uses any more."""
     files = list(list_library_files(directory, root))
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]
@@ -128,10 +123,6 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
     Lists the names before it reads which files are in use. A file that a starting job creates in between is thus not
     listed, and one that it removes is skipped.
-
-    Args:
-        directory: where shared-memory files are.
-        root: directory that contains `proc`.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
@@ -184,11 +175,7 @@ def _file_id(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a note on this user's System V segments that no process has attached; UCX and others create them.
-
-    Args:
-        root: directory that contains `proc`.
-    """
+    """Return a note on this user's System V segments that no process has attached; UCX creates such."""
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
     stale = [row for row in segments if row["nattch"] == "0" and int(row["uid"]) == os.getuid()]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from hpccoll.preflight.results import DirectedLink, PreflightResults
 from hpccoll.units import GB
@@ -25,7 +25,7 @@ FaultKind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_no
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """One fault; its fields are those of an element of `faults` in the record of kind `preflight_summary`.
 
     Args:
         kind: the kind of fault.
@@ -42,10 +42,6 @@ class Fault:
     ratio: float | None
     remedy: str
     exclude: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fault as an element of `faults` in the record of kind `preflight_summary`."""
-        return asdict(self)
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
