@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, MlpConfig, TrainOptions, require_torch
+from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, CheckpointOptions, MlpConfig, TrainOptions, require_torch
 
 if TYPE_CHECKING:
     from hpccoll.measure.result_file import RecordWriter
@@ -26,16 +25,6 @@ if TYPE_CHECKING:
 STOPPED = 130  # exit status of a run that the stop file ended, as of `hpccoll bench`
 MAX_TABLE_STEPS = 12
 HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak MiB")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainFiles:
-    """The paths that a run reads and writes; `checkpoint_every` counts steps."""
-
-    checkpoint: str | None
-    checkpoint_every: int
-    stop_file: str | None
-    json: str | None
 
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
@@ -87,24 +76,24 @@ def train(
 
     STRATEGY is dp (data), tp (tensor) or pp (pipeline parallelism) over all ranks, or a mesh such as dp=2,tp=2,pp=2.
     """
-    files = TrainFiles(checkpoint, checkpoint_every, stop_file, json)
-    return _run_train(strategy, TrainOptions(MlpConfig(width, layers, activation), **options), files)
+    checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
+    return _run_train(strategy, TrainOptions(MlpConfig(width, layers, activation), **options), checkpoints, json)
 
 
-def _run_train(strategy: str, options: TrainOptions, files: TrainFiles) -> int:
+def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json: str | None) -> int:
     """Run the command and return its exit status; collective over all ranks of the job."""
     from hpccoll.runtime import job
 
     world = job.get_world()  # first, so that a launcher of another MPI library is not reported as wrong usage
     mesh = Mesh.parse(strategy, world.size)
     options.require_mesh_fits(mesh)
-    if files.stop_file is not None and files.checkpoint is None:
+    if checkpoints.stop_file is not None and checkpoints.directory is None:
         raise UsageError("--stop-file needs a checkpoint to resume from later; add --checkpoint DIR")
-    directory = _open_checkpoint_directory(files) if world.rank == 0 else None
+    directory = _open_checkpoint_directory(checkpoints, json) if world.rank == 0 else None
     require_torch()
     from hpccoll.communicator import Communicator
     from hpccoll.train.trainer import Trainer, limit_threads, load_start, select_device
-    from hpccoll.train.training_run import CheckpointOptions, run_training
+    from hpccoll.train.training_run import run_training
 
     limit_threads(os.environ)
     layout = job.detect_layout(world)
@@ -112,46 +101,42 @@ def _run_train(strategy: str, options: TrainOptions, files: TrainFiles) -> int:
     run = make_run_record(world)
     with Communicator(world) as comm:
         start, damaged = load_start(comm, options, directory)
-        checkpoints = CheckpointOptions(
-            files.checkpoint is not None, directory, files.checkpoint_every, files.stop_file
-        )
-        with _open_output(files, run, start, damaged, options.steps) as output:
+        with _open_output(json, run, start, options.steps) as output:
+            for message in damaged:
+                output.warn(message)
+            if start.resumed:
+                output.warn(f"resumed after step {start.step} from {checkpoints.directory}")
             trainer = Trainer(comm, mesh, options, device, start)
-            summary = run_training(trainer, start, checkpoints, output.add_step, output.warn)
+            summary = run_training(trainer, start, checkpoints, directory, output.add_step, output.warn)
             output.add_summary(summary)
         trainer.close()
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
 
-def _open_checkpoint_directory(files: TrainFiles) -> CheckpointDirectory | None:
+def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None) -> CheckpointDirectory | None:
     """Return the checkpoint directory, or None without --checkpoint; raise UsageError if an output is not writable."""
     from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import CheckpointDirectory
 
-    if files.json not in (None, STDOUT):
-        require_writable(str(files.json), "--json")
-    return CheckpointDirectory(files.checkpoint) if files.checkpoint is not None else None
+    if json not in (None, STDOUT):
+        require_writable(str(json), "--json")
+    return CheckpointDirectory(checkpoints.directory) if checkpoints.directory is not None else None
 
 
 @contextmanager
-def _open_output(
-    files: TrainFiles, run: dict[str, Any], start: TrainingStart, damaged: list[str], steps: int
-) -> Iterator[_TrainOutput]:
-    """Open the JSON file and the progress bar, and print resumption and warnings; other ranks than 0 output nothing."""
+def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, steps: int) -> Iterator[_TrainOutput]:
+    """Open the JSON file, write the run record and show a progress bar; on other ranks than 0 do nothing."""
     from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
-        journal = None
-        if is_printing_rank() and files.json is not None:
+        writer = bar = None
+        if is_printing_rank() and json is not None:
             # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
-            journal = stack.enter_context(RecordWriter(files.json, resume=start.resumed))
-            journal.write(run)
-        bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0))) if is_printing_rank() else None
-        output = _TrainOutput(files, journal, bar)
-        for message in damaged:
-            output.warn(message)
-        if start.resumed and is_printing_rank():
-            click.echo(f"# resumed after step {start.step} from {files.checkpoint}", err=True)
+            writer = stack.enter_context(RecordWriter(json, resume=start.resumed))
+            writer.write(run)
+        if is_printing_rank():
+            bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
+        output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json != STDOUT)
         stack.callback(output.print_results)  # also if the run fails
         yield output
 
@@ -159,15 +144,15 @@ def _open_output(
 class _TrainOutput:
     """Writes a run's records as steps finish, and prints the table of steps at the end."""
 
-    def __init__(self, files: TrainFiles, journal: RecordWriter | None, bar: Callable[[str], None] | None) -> None:
-        self._files, self._journal, self._bar = files, journal, bar
+    def __init__(self, writer: RecordWriter | None, bar: Callable[[str], None] | None, *, prints_results: bool) -> None:
+        self._writer, self._bar, self._prints_results = writer, bar, prints_results
         self._steps: list[TrainRecord] = []
         self._summary: TrainSummary | None = None
 
     def add_step(self, record: TrainRecord) -> None:
         """Write a step's record and advance the progress bar."""
-        if self._journal is not None:
-            self._journal.write(record.as_dict())
+        if self._writer is not None:
+            self._writer.write(record.as_dict())
         self._steps.append(record)
         if self._bar is not None:
             self._bar(f"loss {record.loss:.4g}")
@@ -180,12 +165,12 @@ class _TrainOutput:
     def add_summary(self, summary: TrainSummary) -> None:
         """Write the summary record."""
         self._summary = summary
-        if self._journal is not None:
-            self._journal.write(summary.as_dict())
+        if self._writer is not None:
+            self._writer.write(summary.as_dict())
 
     def print_results(self) -> None:
-        """Print up to MAX_TABLE_STEPS evenly spaced steps and the summary, on rank 0, unless JSON goes to stdout."""
-        if not is_printing_rank() or self._files.json == STDOUT:
+        """Print up to MAX_TABLE_STEPS evenly spaced steps and the summary, unless `prints_results` is false."""
+        if not self._prints_results:
             return
         if self._steps:
             shown = self._steps[: -1 : -(-len(self._steps) // MAX_TABLE_STEPS)] + self._steps[-1:]

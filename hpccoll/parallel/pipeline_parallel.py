@@ -59,21 +59,13 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[StageAction]]] = {"1f1b": sc
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """This rank's stage of the pipeline.
+    """This rank's stage of the pipeline."""
 
-    Args:
-        forward: the stage's layers: input (b, input_features) -> output (b, features).
-        loss: on the last stage, (output of a micro-batch, micro-batch number) -> scalar.
-        input_features: features per sample that this rank receives from the previous stage.
-        pp: the stages, in order.
-        like: a scalar tensor with the dtype and device of activations.
-    """
-
-    forward: Callable[[Any], Any]
-    loss: Callable[[Any, int], Any]
-    input_features: int
-    pp: AxisGroup
-    like: Any
+    forward: Callable[[Any], Any]  # the stage's layers: (b, input_features) -> (b, features)
+    loss: Callable[[Any, int], Any]  # on the last stage: (output of a micro-batch, its number) -> scalar
+    input_features: int  # features per sample that this rank receives from the previous stage
+    pp: AxisGroup  # the stages, in order
+    like: Any  # a scalar tensor with the dtype and device of activations
 
     @property
     def is_first(self) -> bool:

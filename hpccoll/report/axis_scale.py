@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+Value = TypeVar("Value")
 _MAX_TICKS = 7
 _NARROW, _WIDE = 0.9, 2.2  # decades: a narrower axis has equally spaced ticks; a wider one has powers of ten only
 
@@ -61,7 +63,7 @@ def choose_ticks(scale: AxisScale) -> list[float]:
     return [value for value in ticks if scale.low <= value <= scale.high]
 
 
-def thin_values(values: Sequence[float], most: int) -> list[float]:
+def thin_values(values: Sequence[Value], most: int) -> list[Value]:
     """Return at most `most` evenly chosen values, including the first."""
     return list(values[:: max(-(-len(values) // most), 1)])
 

@@ -19,6 +19,7 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.plan import Link, Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.fit import MeasuredRow, fit_machine
+from hpccoll.report.axis_scale import thin_values
 from hpccoll.report.curves import CurveGroup
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 
@@ -81,13 +82,7 @@ def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Return a machine model fitted to the measured rows of each job.
-
-    Args:
-        jobs: the job sizes.
-        rows: the measured rows of all jobs.
-        advance: called with the job's description when it is done, for a progress bar.
-    """
+    """Return a machine model fitted to the measured rows of each job; calls `advance` after each job."""
     models: dict[JobSize, JobModel] = {}
     missing: list[str] = []
     ordered = sorted(set(jobs))
@@ -127,10 +122,10 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
     """Return rows that can be fitted within `max_cost`: some sizes of the algorithms that are cheapest to simulate."""
     sizes = sorted({row.nbytes for row in rows})
-    stride = max(-(-len(sizes) // _MAX_JOB_SIZES), 1)
+    sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
     for row in rows:
-        if row.nbytes in sizes[::stride] or row.nbytes == sizes[-1]:
+        if row.nbytes in sizes:
             by_algorithm.setdefault(row.algorithm.full_name, []).append(row)
     selected: list[MeasuredRow] = []
     cost = 0.0

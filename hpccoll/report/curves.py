@@ -42,12 +42,7 @@ class Curve:
     """The measurements of one implementation, in order of size."""
 
     implementation: Implementation
-    rows: tuple[MeasuredRow, ...]
-
-    @property
-    def records(self) -> tuple[CollectiveRecord, ...]:
-        """The records of the rows, in order of size."""
-        return tuple(row.record for row in self.rows)
+    records: tuple[CollectiveRecord, ...]
 
     def record_at(self, nbytes: int) -> CollectiveRecord | None:
         """Return the record of a size, or None."""
@@ -83,23 +78,21 @@ class CurveGroup:
 
     def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
         """Return the record of an MPI library's own collective at a size, or None."""
-        for curve in self.curves:
-            if curve.implementation.engine == "mpi" and curve.implementation.library == library:
-                return curve.record_at(nbytes)
-        return None
+        names = [(curve.implementation.engine, curve.implementation.library) for curve in self.curves]
+        return self.curves[names.index(("mpi", library))].record_at(nbytes) if ("mpi", library) in names else None
 
 
 def group_curves(rows: Iterable[MeasuredRow]) -> list[CurveGroup]:
     """Return the groups of curves: settings in order of appearance, in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
-    groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, MeasuredRow]]]] = {}
+    groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
     for row in kept:
         key = row.record.row
         setting = TableKey(*(getattr(key, name) for name in TableKey._fields))
         implementation = Implementation(key.engine, key.algorithm, row.run.mpi if has_several_libraries else "")
         curves = groups.setdefault(setting, {}).setdefault(key.in_place, {})
-        curves.setdefault(implementation, {})[key.nbytes] = row
+        curves.setdefault(implementation, {})[key.nbytes] = row.record
     return [
         CurveGroup(setting, in_place, _make_curves(curves))
         for setting, places in groups.items()
@@ -107,13 +100,10 @@ def group_curves(rows: Iterable[MeasuredRow]) -> list[CurveGroup]:
     ]
 
 
-def _make_curves(rows: dict[Implementation, dict[int, MeasuredRow]]) -> tuple[Curve, ...]:
-    """Return a sorted curve per implementation from its rows by size."""
-    ordered = sorted(rows, key=lambda implementation: implementation.sort_key)
-    return tuple(
-        Curve(implementation, tuple(row for _, row in sorted(rows[implementation].items())))
-        for implementation in ordered
-    )
+def _make_curves(records: dict[Implementation, dict[int, CollectiveRecord]]) -> tuple[Curve, ...]:
+    """Return the sorted curves from the records of each implementation by size."""
+    ordered = sorted(records.items(), key=lambda item: item[0].sort_key)
+    return tuple(Curve(name, tuple(by_size[nbytes] for nbytes in sorted(by_size))) for name, by_size in ordered)
 
 
 def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:

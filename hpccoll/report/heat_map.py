@@ -17,6 +17,8 @@ from html import escape
 from itertools import pairwise
 from statistics import quantiles
 
+from hpccoll.report.axis_scale import thin_values
+
 _WIDTH = 560
 MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
@@ -49,21 +51,11 @@ class HeatMapCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A square matrix of values between nodes.
+    """A square matrix of values between nodes, whose names label rows and columns."""
 
-    Args:
-        element_id: id of the SVG element, unique on the page.
-        title: heading.
-        description: text for screen readers.
-        names: node names, for rows and columns.
-        cells: the measured cells.
-        format_value: formats a value, such as `12 GB/s`.
-        higher_is_better: whether larger values are better.
-    """
-
-    element_id: str
+    element_id: str  # unique on the page
     title: str
-    description: str
+    description: str  # for screen readers
     names: tuple[str, ...]
     cells: tuple[HeatMapCell, ...]
     format_value: Callable[[float], str]
@@ -125,10 +117,9 @@ def _compute_best_quartile(values: Sequence[float], higher_is_better: bool) -> f
 
 def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
     """Return the labels of rows and columns, at most _MAX_NODE_NAMES of each."""
-    stride = max(-(-len(heat.names) // _MAX_NODE_NAMES), 1)
     size = min(max(layout.side * 0.8, 7.0), 12.0)
     parts = []
-    for index, name in list(enumerate(heat.names))[::stride]:
+    for index, name in thin_values(list(enumerate(heat.names)), _MAX_NODE_NAMES):
         short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 4]}…{name[-3:]}"
         middle = index * layout.side + layout.side / 2
         y, x = layout.top + middle, layout.left + middle

@@ -43,31 +43,18 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A chart of several lines.
+    """A chart of several lines; later lines are drawn above earlier ones."""
 
-    Args:
-        element_id: id of the SVG element, unique on the page.
-        title: heading.
-        description: text for screen readers.
-        x_label: label of the horizontal axis.
-        format_x: formats a value of the horizontal axis.
-        format_y: formats a value of the vertical axis.
-        lines: the lines; later ones are drawn above earlier ones.
-        is_log: whether the vertical axis is logarithmic at first.
-        marks_one: whether to draw a horizontal line at 1.
-        has_bands: whether to draw intervals as bands between the points.
-    """
-
-    element_id: str
+    element_id: str  # unique on the page
     title: str
-    description: str
+    description: str  # for screen readers
     x_label: str
     format_x: Callable[[float], str]
     format_y: Callable[[float], str]
     lines: tuple[ChartLine, ...]
-    is_log: bool = True
-    marks_one: bool = False
-    has_bands: bool = True
+    is_log: bool = True  # the vertical axis, at first
+    marks_one: bool = False  # with a horizontal line at 1
+    has_bands: bool = True  # with intervals as bands between the points
 
 
 def render_line_chart(chart: LineChart) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hpccoll.report.curves import CurveGroup, Implementation
 
@@ -45,6 +46,7 @@ class LineStyle:
         return self.css_class == "muted"
 
 
+LineStyles: TypeAlias = Mapping[Implementation, LineStyle]
 BOUND_STYLE = LineStyle("bound", "")
 MUTED_STYLE = LineStyle("muted", _MARKER_PATHS["dot"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hpccoll.measure.comparison import compute_ratio
@@ -10,18 +10,17 @@ from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.measure.table import format_ratio, format_title
 from hpccoll.report.bound_models import BoundModels
-from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
+from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
-from hpccoll.report.line_styles import BOUND_STYLE, LineStyle
+from hpccoll.report.line_styles import BOUND_STYLE, LineStyles
 from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
 from hpccoll.units import format_size
 
-LineStyles: TypeAlias = Mapping[Implementation, LineStyle]
 ValueFunction: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float] | None]
 DASH = "-"
 FASTEST_COLUMNS = ("size", "fastest", "time", "against mpi", "over bound")
-ALL_COLUMNS = (
+COLUMNS = (
     "size",
     "engine",
     "algorithm",
@@ -63,9 +62,9 @@ def _build_section(
         tuple(
             PageTable(
                 f"All measurements, {group.place}",
-                ALL_COLUMNS,
+                COLUMNS,
                 _build_all_rows(group),
-                frozenset(ALL_COLUMNS) - _TEXT_COLUMNS,
+                frozenset(COLUMNS) - _TEXT_COLUMNS,
                 is_folded=True,
             )
             for group in places
@@ -198,7 +197,7 @@ def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> t
 
 
 def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per measurement, in the columns ALL_COLUMNS."""
+    """Return a table row per measurement, in the columns COLUMNS."""
     rows = []
     for nbytes in group.sizes:
         for curve in group.curves:

@@ -32,15 +32,7 @@ def render_page(
     findings: Sequence[Finding],
     node_pair_sections: Sequence[PageSection] = (),
 ) -> str:
-    """Return the page as HTML.
-
-    Args:
-        results: the content of the result files.
-        groups: their measurements as groups of curves.
-        models: the machine models for bounds.
-        findings: in the order in which to show them.
-        node_pair_sections: the sections on links between nodes, shown first.
-    """
+    """Return the page as HTML: the findings in the given order, then the sections on node pairs, then all others."""
     styles = assign_line_styles(groups)
     sections = [
         *node_pair_sections,
@@ -50,7 +42,7 @@ def render_page(
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = jinja.from_string(_read_template("page.html.j2"))
     return template.render(
-        style=_read_template("style.css"),
+        style_sheet=_read_template("style.css"),
         script=_read_template("script.js"),
         version=__version__,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

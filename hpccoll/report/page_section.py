@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpccoll.report.curves import Implementation
 from hpccoll.report.line_chart import LineChart, render_line_chart
-from hpccoll.report.line_styles import LineStyle
+from hpccoll.report.line_styles import LineStyle, LineStyles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,6 @@ class FigurePanel:
     element_id: str
     has_scale_button: bool = True
     is_log: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """A label and the style of its line."""
-
-    label: str
-    style: LineStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +34,19 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page.
+    """A section of the page: a paragraph, then figures with a legend and a table beside them, then tables."""
 
-    Args:
-        element_id: id of the section and prefix of its panels' ids.
-        title: heading.
-        intro: paragraph below the heading.
-        panels: figures that are always visible.
-        legend: legend of the figures.
-        tables: tables below the figures.
-        folded_panels: figures hidden under `folded_title` until the reader opens them.
-        folded_title: heading of the folded panels.
-        notes: remarks below the figures.
-        side_table: a table placed beside the figures.
-        short_title: title in the table of contents; empty means `title`.
-    """
-
-    element_id: str
+    element_id: str  # unique on the page; its panels' ids begin with it
     title: str
     intro: str
     panels: tuple[FigurePanel, ...] = ()
-    legend: tuple[LegendEntry, ...] = ()
+    legend: tuple[tuple[str, LineStyle], ...] = ()  # label, style
     tables: tuple[PageTable, ...] = ()
-    folded_panels: tuple[FigurePanel, ...] = ()
+    folded_panels: tuple[FigurePanel, ...] = ()  # hidden under `folded_title` until the reader opens them
     folded_title: str = ""
     notes: tuple[str, ...] = ()
     side_table: PageTable | None = None
-    short_title: str = ""
+    short_title: str = ""  # in the table of contents; default: the title
 
 
 def make_chart_panel(chart: LineChart) -> FigurePanel | None:
@@ -77,9 +55,7 @@ def make_chart_panel(chart: LineChart) -> FigurePanel | None:
     return FigurePanel(chart.title, svg, chart.element_id, is_log=chart.is_log) if svg else None
 
 
-def make_legend(
-    implementations: Iterable[Implementation], styles: Mapping[Implementation, LineStyle]
-) -> tuple[LegendEntry, ...]:
-    """Return the legend of these implementations, muted lines last."""
+def make_legend(implementations: Iterable[Implementation], styles: LineStyles) -> tuple[tuple[str, LineStyle], ...]:
+    """Return label and style of each implementation, muted lines last."""
     ordered = sorted(set(implementations), key=lambda name: (styles[name].is_muted, name.sort_key))
-    return tuple(LegendEntry(implementation.label, styles[implementation]) for implementation in ordered)
+    return tuple((implementation.label, styles[implementation]) for implementation in ordered)

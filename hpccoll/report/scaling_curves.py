@@ -8,33 +8,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from hpccoll.measure.comparison import TableKey
 from hpccoll.measure.record import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
 _SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks stands for the 1 MiB of 4 ranks
 
 
-class ScalingKey(NamedTuple):
-    """The settings that are the same for all job sizes."""
-
-    op: str
-    dtype: str
-    redop: str | None
-    root: int | None
-    buffer: str
-    in_place: bool
-
-
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """The groups of one key in order of job size, and a small, a middle and a large size that all of them have."""
+    """Groups that differ only in job size, in its order, and a small, a middle and a large size that all have."""
 
-    key: ScalingKey
     groups: tuple[CurveGroup, ...]
     over: str  # "nodes" or "ranks"
     sizes: tuple[int, ...]
+
+    @property
+    def op(self) -> str:
+        """The operation."""
+        return self.groups[0].setting.op
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
@@ -59,22 +52,21 @@ class ScalingCurves:
 
 def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
     """Return the scaling curves of every operation that was measured on at least two job sizes."""
-    by_key: dict[ScalingKey, list[CurveGroup]] = {}
+    by_setting: dict[tuple[TableKey, bool], list[CurveGroup]] = {}
     for group in groups:
-        setting = group.setting
-        if setting.ranks > 1:
-            key = ScalingKey(setting.op, setting.dtype, setting.redop, setting.root, setting.buffer, group.in_place)
-            by_key.setdefault(key, []).append(group)
-    return [_make_scaling_curves(key, members) for key, members in by_key.items() if len(members) > 1]
+        if group.setting.ranks > 1:
+            setting = group.setting._replace(ranks=0, nodes=0)
+            by_setting.setdefault((setting, group.in_place), []).append(group)
+    return [_make_scaling_curves(members) for members in by_setting.values() if len(members) > 1]
 
 
-def _make_scaling_curves(key: ScalingKey, groups: list[CurveGroup]) -> ScalingCurves:
+def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
     common = [size for size in ordered[-1].sizes if all(_has_size(group, size) for group in ordered)]
     sizes = dict.fromkeys([common[0], common[len(common) // 2], common[-1]] if common else [])
-    return ScalingCurves(key, ordered, over, tuple(sizes))
+    return ScalingCurves(ordered, over, tuple(sizes))
 
 
 def _has_size(group: CurveGroup, nbytes: int) -> bool:

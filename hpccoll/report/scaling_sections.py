@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hpccoll.measure.record import CollectiveRecord
-from hpccoll.report.curves import Implementation, compute_busbw_interval, get_time_interval_s
+from hpccoll.report.curves import compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
-from hpccoll.report.line_styles import LineStyle
+from hpccoll.report.line_styles import LineStyles
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
 from hpccoll.report.scaling_curves import ScalingCurves
 from hpccoll.units import format_size
 
 
-def build_scaling_sections(
-    scalings: Sequence[ScalingCurves], styles: Mapping[Implementation, LineStyle]
-) -> list[PageSection]:
+def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles) -> list[PageSection]:
     """Return a section for each of the scaling curves that has a size in common."""
     return [
         _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
     ]
 
 
-def _build_section(element_id: str, scaling: ScalingCurves, styles: Mapping[Implementation, LineStyle]) -> PageSection:
-    key = scaling.key
-    parts = [key.op, key.dtype, key.redop or "", "" if key.root is None else f"root {key.root}"]
-    place = "in-place" if key.in_place else "out-of-place"
-    heading = ", ".join([*(part for part in parts if part), f"{key.buffer} memory", place])
+def _build_section(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> PageSection:
+    setting, place = scaling.groups[0].setting, scaling.groups[0].place
+    parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
+    heading = ", ".join([*(part for part in parts if part), f"{setting.buffer} memory", place])
     return PageSection(
         element_id,
         f"Scaling over {scaling.over}: {heading}",
@@ -35,7 +32,7 @@ def _build_section(element_id: str, scaling: ScalingCurves, styles: Mapping[Impl
         tuple(_build_panels(element_id, scaling, styles)),
         make_legend(scaling.implementations, styles),
         side_table=_build_fastest_table(scaling),
-        short_title=f"{key.op} over {scaling.over}",
+        short_title=f"{scaling.op} over {scaling.over}",
     )
 
 
@@ -65,9 +62,7 @@ def _describe_jobs(scaling: ScalingCurves) -> str:
     return f"Jobs: {', '.join(_format_job(ranks, nodes) for ranks, nodes in jobs)}."
 
 
-def _build_panels(
-    element_id: str, scaling: ScalingCurves, styles: Mapping[Implementation, LineStyle]
-) -> list[FigurePanel]:
+def _build_panels(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> list[FigurePanel]:
     """Return a chart per size: bus bandwidth for the largest, time for the others."""
     panels = []
     for index, nbytes in enumerate(scaling.sizes):
@@ -76,7 +71,7 @@ def _build_panels(
         chart = LineChart(
             f"{element_id}s{index}",
             f"{quantity} of {format_size(nbytes)}" if nbytes else quantity,
-            f"{scaling.key.op}: {quantity.lower()} over {scaling.over}. {_describe_jobs(scaling)}",
+            f"{scaling.op}: {quantity.lower()} over {scaling.over}. {_describe_jobs(scaling)}",
             scaling.over,
             "{:.0f}".format,
             format_bytes_per_s if is_largest else format_seconds,
@@ -93,7 +88,7 @@ def _build_panels(
 def _build_lines(
     scaling: ScalingCurves,
     nbytes: int,
-    styles: Mapping[Implementation, LineStyle],
+    styles: LineStyles,
     get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
 ) -> tuple[ChartLine, ...]:
     """Return a line per implementation through (x, value and interval) of a size."""

@@ -31,19 +31,12 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state from which a run can resume.
+    """A state from which a run can resume."""
 
-    Args:
-        step: number of steps done.
-        samples: number of samples seen.
-        identity: model options and seed, from `TrainOptions.checkpoint_identity`.
-        parameters: full parameters by name.
-    """
-
-    step: int
-    samples: int
-    identity: Mapping[str, Any]
-    parameters: Mapping[str, Any]
+    step: int  # number of steps done
+    samples: int  # number of samples seen
+    identity: Mapping[str, Any]  # as from TrainOptions.checkpoint_identity
+    parameters: Mapping[str, Any]  # full arrays by name
 
 
 class CheckpointDirectory:

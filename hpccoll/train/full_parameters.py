@@ -26,7 +26,7 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequenc
     Args:
         comm: all ranks of the mesh.
         mesh: their arrangement.
-        model: the model, which determines the shards.
+        model: determines the shards.
         own: this rank's tensors, in the shapes of its shards and of one dtype.
 
     Returns:

@@ -22,17 +22,11 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """The result of the comparison.
+    """The result of the comparison."""
 
-    Args:
-        wrong: number of elements outside the tolerance, over all ranks.
-        error: the largest difference, relative to the largest gradient of its parameter.
-        first: the first parameter and rank with a wrong element, or None.
-    """
-
-    wrong: int
-    error: float
-    first: str | None
+    wrong: int  # elements outside the tolerance, over all ranks
+    error: float  # largest difference, relative to the largest gradient of its parameter
+    first: str | None  # parameter and rank of the first wrong element
 
 
 def compute_reference_gradients(model: MlpConfig, full: Mapping[str, Any], images: Any, labels: Any) -> dict[str, Any]:
@@ -77,9 +71,3 @@ def count_replica_differences(
 def _view_bits(x: Any) -> Any:
     """Return a float tensor viewed as integers, so that -0 differs from 0."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int64)
-
-
-def add_replica_differences(check: GradientCheck, differences: int) -> GradientCheck:
-    """Return the check with `differences` elements of shared parameters counted as wrong, too."""
-    first = check.first or ("parameters that ranks share" if differences else None)
-    return GradientCheck(check.wrong + differences, check.error, first)

@@ -23,19 +23,12 @@ COLUMN, ROW, REPLICATED = "column", "row", "replicated"
 
 @dataclass(frozen=True, slots=True)
 class ParameterShard:
-    """A rank's shard of one parameter.
-
-    Args:
-        name: name of the parameter.
-        full_shape: shape of the full parameter.
-        slices: the shard's position in the full parameter, one slice per dim.
-        is_replicated: whether all tensor-parallel ranks hold this same shard.
-    """
+    """A rank's shard of one parameter."""
 
     name: str
     full_shape: tuple[int, ...]
-    slices: tuple[slice, ...]
-    is_replicated: bool
+    slices: tuple[slice, ...]  # the shard's position in the full parameter
+    is_replicated: bool  # whether all tensor-parallel ranks hold this same shard
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,17 +95,9 @@ def get_activation(model: MlpConfig) -> Any:
 
 
 class StageLayers:
-    """The layers of a rank's pipeline stage, with its parameter shards as leaf tensors.
+    """The layers of a rank's pipeline stage; its parameter shards are copied from `full` to `device` as leaf tensors.
 
     Calls communicate over `tp`, through the column- and row-parallel layers.
-
-    Args:
-        model: the full model.
-        mesh: the arrangement of the ranks.
-        rank: this rank.
-        tp: this rank's tensor-parallel group.
-        full: the full parameters by name; the shards are copied from them.
-        device: device of the shards.
     """
 
     def __init__(

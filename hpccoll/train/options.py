@@ -17,17 +17,11 @@ DEFAULT_PIPELINE_MICROBATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class MlpConfig:
-    """A classifier of fully connected layers.
+    """The sizes of a classifier of fully connected layers."""
 
-    Args:
-        width: features between two layers.
-        layers: number of linear layers, including the first and the last.
-        activation: the function after each layer but the last, a name in ACTIVATIONS.
-    """
-
-    width: int = 64
-    layers: int = 4
-    activation: str = "tanh"
+    width: int = 64  # features between two layers
+    layers: int = 4  # linear layers, including the first and the last
+    activation: str = "tanh"  # after each layer but the last; a name in ACTIVATIONS
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
         """Return (out, in) of a layer's weight."""
@@ -43,31 +37,18 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """The options of a run.
-
-    Args:
-        model: the model to train.
-        steps: total number of steps, including those before a resumption.
-        seed: seed of the initial parameters and of the order of the data.
-        batch: samples per step, over all ranks.
-        microbatches: micro-batches per rank and step; None means 4 with a pipeline and 1 without.
-        lr: learning rate of plain stochastic gradient descent.
-        dtype: type of parameters, activations and gradients, a name in DTYPES.
-        device: cpu or cuda.
-        schedule: pipeline schedule, 1f1b or gpipe.
-        check: whether to compare the gradients of the first step with those of one process.
-    """
+    """The options of a run."""
 
     model: MlpConfig
-    steps: int
-    seed: int = 0
-    batch: int = 64
-    microbatches: int | None = None
-    lr: float = 0.5
-    dtype: str = "float32"
-    device: str = "cpu"
-    schedule: str = "1f1b"
-    check: bool = False
+    steps: int  # in total, including those before a resumption
+    seed: int = 0  # of the initial parameters and of the order of the data
+    batch: int = 64  # samples per step, over all ranks
+    microbatches: int | None = None  # per rank and step; None means 4 with a pipeline and 1 without
+    lr: float = 0.5  # of plain stochastic gradient descent
+    dtype: str = "float32"  # of parameters, activations and gradients; a name in DTYPES
+    device: str = "cpu"  # or cuda
+    schedule: str = "1f1b"  # or gpipe
+    check: bool = False  # compare the gradients of the first step with those of one process
 
     def count_microbatches(self, mesh: Mesh) -> int:
         """Return the number of micro-batches per rank and step on a mesh."""
@@ -94,6 +75,15 @@ class TrainOptions:
     def checkpoint_identity(self) -> dict[str, Any]:
         """Return the options that a checkpoint must share with the run that resumes from it."""
         return {"model": "mlp", **asdict(self.model), "dtype": self.dtype, "seed": self.seed}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """When and where a run writes checkpoints, and the file that stops it early."""
+
+    directory: str | None = None  # None: no checkpoints
+    every: int = 100  # steps between two checkpoints; the last step before the run ends always has one
+    stop_file: str | None = None  # the run saves and stops after the step in which this file exists
 
 
 def slice_microbatches(batch: int, mesh: Mesh, dp_index: int, microbatches: int) -> list[slice]:

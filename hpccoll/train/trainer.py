@@ -20,14 +20,8 @@ from hpccoll.parallel.pipeline_parallel import PipelineStage
 from hpccoll.train import full_parameters
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.digits import load_digits
-from hpccoll.train.gradient_check import (
-    TOLERANCE,
-    GradientCheck,
-    add_replica_differences,
-    compare_gradients,
-    compute_reference_gradients,
-    count_replica_differences,
-)
+from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients, count_replica_differences
+from hpccoll.train.gradient_check import compute_reference_gradients as compute_reference
 from hpccoll.train.model import StageLayers, init_parameters
 from hpccoll.train.options import TrainOptions, slice_microbatches
 from hpccoll.train.record import Share, TrainRecord
@@ -51,8 +45,8 @@ class Trainer:
 
     Args:
         comm: all ranks of the mesh.
-        mesh: the arrangement of the ranks.
-        options: the options of the run; `TrainOptions.require_mesh_fits` must have passed.
+        mesh: the arrangement of the ranks; `options.require_mesh_fits(mesh)` must have passed.
+        options: the options of the run.
         device: device of the tensors, such as `cpu` or `cuda:1`.
         start: the state to start from; default: step 0 with initial parameters.
     """
@@ -146,11 +140,11 @@ class Trainer:
         model = self.options.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         images, labels = self.get_next_batch()
-        reference = compute_reference_gradients(
-            model, full, torch.from_numpy(images).to(self.dtype), torch.from_numpy(labels)
-        )
+        reference = compute_reference(model, full, torch.from_numpy(images).to(self.dtype), torch.from_numpy(labels))
         check = compare_gradients(model, self.mesh, gradients, reference, TOLERANCE[self.options.dtype])
-        return add_replica_differences(check, count_replica_differences(model, self.mesh, parameters, full))
+        differing = count_replica_differences(model, self.mesh, parameters, full)
+        first = check.first or ("parameters that ranks share" if differing else None)
+        return GradientCheck(check.wrong + differing, check.error, first)
 
     def compute_accuracy(self) -> float:
         """Return the fraction of held-out samples that the model classifies correctly."""
@@ -236,12 +230,8 @@ def load_start(
 ) -> tuple[TrainingStart, list[str]]:
     """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
 
-    The state is rank 0's newest intact checkpoint, or else step 0 with initial parameters.
-
-    Args:
-        comm: all ranks of the mesh.
-        options: the options of the run.
-        directory: the checkpoint directory on rank 0; None on other ranks, and without --checkpoint.
+    The state is the newest intact checkpoint in rank 0's `directory`, or else step 0 with initial parameters. On other
+    ranks `directory` is None.
     """
     dtype = getattr(torch, options.dtype)
     found, damaged = directory.load_newest(options.checkpoint_identity()) if directory is not None else (None, [])

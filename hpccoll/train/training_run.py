@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from hpccoll.train.checkpoint import CheckpointDirectory
 from hpccoll.train.gradient_check import GradientCheck
+from hpccoll.train.options import CheckpointOptions
 from hpccoll.train.record import TrainRecord, TrainSummary
 from hpccoll.train.trainer import Trainer, TrainingStart
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """When and where a run writes checkpoints, and the file that stops it early.
-
-    Args:
-        is_enabled: whether to write checkpoints; the same on all ranks.
-        directory: the directory, on rank 0; None on other ranks.
-        every: steps between two checkpoints; the last step, or the step after which the run stops, always has one.
-        stop_file: the run saves and stops after the step in which this file exists; None means never.
-    """
-
-    is_enabled: bool = False
-    directory: CheckpointDirectory | None = None
-    every: int = 100
-    stop_file: str | None = None
 
 
 def run_training(
     trainer: Trainer,
     start: TrainingStart,
     checkpoints: CheckpointOptions,
+    directory: CheckpointDirectory | None,
     on_step: Callable[[TrainRecord], None],
     warn: Callable[[str], None],
 ) -> TrainSummary:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
 
-    Rank 0 writes the checkpoints that are due.
-
-    Args:
-        trainer: this rank's trainer.
-        start: the state from which the run starts.
-        checkpoints: when to write checkpoints and stop.
-        on_step: called with the record of each step.
-        warn: called with a message if the gradient check fails.
+    Rank 0 writes the checkpoints to `directory`, which is None on other ranks. Calls `on_step` with the record of each
+    step, and `warn` with a message if the gradient check fails.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check else None
@@ -57,8 +36,8 @@ def run_training(
         on_step(record)
         records.append(record)
         is_due = trainer.step % checkpoints.every == 0 or trainer.step == options.steps or record.stop
-        if checkpoints.is_enabled and is_due:
-            saved = trainer.save_checkpoint(checkpoints.directory)
+        if checkpoints.directory is not None and is_due:
+            saved = trainer.save_checkpoint(directory)
     return _make_summary(trainer, start, records, check, str(saved) if saved else None)
 
 

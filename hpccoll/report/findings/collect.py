@@ -32,11 +32,7 @@ def collect_findings(
 ) -> list[Finding]:
     """Return all findings, most severe first.
 
-    Args:
-        results: the content of the result files.
-        groups: their measurements as groups of curves.
-        models: the machine models for bounds.
-        read_request: returns the rows that a run's command asked for, or None if unknown.
+    `read_request` returns the rows that a run's command asked for, or None if unknown.
     """
     findings = [
         *find_wrong_results(results.rows),

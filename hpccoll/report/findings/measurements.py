@@ -189,7 +189,7 @@ def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Findin
         if compute_busbw_interval(after)[2] < MIN_BUSBW_KEPT * compute_busbw_interval(before)[1]:
             speeds = f"{format_bytes_per_s(fastest[smaller][0])} to {format_bytes_per_s(fastest[larger][0])}"
             change = f"from {smaller} to {larger} {scaling.over}: {speeds}"
-            found = f"{scaling.key.op} loses more than half its bandwidth {change}"
+            found = f"{scaling.op} loses more than half its bandwidth {change}"
             jobs = [f"{record.row.ranks} ranks on {record.row.nodes} nodes" for record in (before, after)]
             evidence = f"bus bandwidth of the fastest at {format_size(nbytes)}, {jobs[0]} and {jobs[1]}"
             remedy = _SLOW_NODE if scaling.over == "nodes" else _SHARED_RESOURCE

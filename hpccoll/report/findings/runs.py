@@ -20,18 +20,11 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The rows that an `hpccoll bench` command asked for.
-
-    Args:
-        operations: names of operations.
-        sizes: sizes in bytes, before rounding to whole elements.
-        places: in place (True) and out of place (False).
-        itemsize: bytes per element.
-    """
+    """The rows that an `hpccoll bench` command asked for."""
 
     operations: tuple[str, ...]
-    sizes: tuple[int, ...]
-    places: tuple[bool, ...]
+    sizes: tuple[int, ...]  # bytes, before rounding to whole elements
+    places: tuple[bool, ...]  # True for in place
     itemsize: int
 
     def list_expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:

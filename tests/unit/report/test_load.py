@@ -103,7 +103,7 @@ def test_an_empty_directory_is_refused(tmp_path):
 def test_pictures_hold_every_row_once_in_place_first():
     results = load([TWO, FOUR])
     drawn = group_curves(results.rows)
-    assert sum(len(curve.rows) for picture in drawn for curve in picture.curves) == len(results.rows)
+    assert sum(len(curve.records) for picture in drawn for curve in picture.curves) == len(results.rows)
     kinds = [(picture.setting.op, picture.setting.ranks, picture.in_place) for picture in drawn]
     ops = ("all_reduce", "all_gather")
     assert kinds == [(op, ranks, place) for ranks in (2, 4) for op in ops for place in (True, False)]
@@ -128,7 +128,7 @@ def test_runs_on_two_mpi_libraries_are_lines_of_their_own(tmp_path):
 
 def test_a_sweep_is_followed_over_ranks_or_nodes(tmp_path):
     over_ranks = group_scaling_curves(group_curves(load([TWO, FOUR]).rows))
-    assert {(each.key.op, each.over) for each in over_ranks} == {("all_reduce", "ranks"), ("all_gather", "ranks")}
+    assert {(each.op, each.over) for each in over_ranks} == {("all_reduce", "ranks"), ("all_gather", "ranks")}
     assert {each.sizes for each in over_ranks} == {(64, 4096, 262144)}
     file = tmp_path / "nodes.jsonl"
     records = [json.loads(line) | {"nodes": 2} for line in FOUR.read_text().splitlines()]
