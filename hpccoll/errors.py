@@ -1,46 +1,46 @@
-"""Every error that hpccoll raises on purpose, with the exit status that the command line gives it.
+"""The exceptions that hpccoll raises, with the exit status of the command line for each.
 
-A message says what happened, the values involved, the rank and step where there is one, and the remedy.
+A message states the failure, the values involved, the rank and round if there are any, and the remedy.
 """
 
 from __future__ import annotations
 
 
 class HpccollError(Exception):
-    """Base of all errors raised on purpose; `exit_status` is what the command line returns."""
+    """Base class of all exceptions of hpccoll; the command line exits with `exit_status`."""
 
     exit_status = 1
 
 
 class UsageError(HpccollError, ValueError):
-    """The caller asked for something that does not exist or does not fit together."""
+    """An argument that does not exist, is out of range, or contradicts another."""
 
     exit_status = 2
 
 
 class UnknownNameError(UsageError):
-    """A name that is not registered; the message lists the valid ones."""
+    """A name that is not registered; the message lists the valid names."""
 
     def __init__(self, what: str, name: str, valid: list[str]) -> None:
         super().__init__(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(valid))}")
 
 
 class BufferError(UsageError):
-    """A buffer that cannot take part as it is: layout, dtype, device, size or aliasing."""
+    """A buffer whose layout, dtype, device, size or overlap with another buffer is not supported."""
 
 
 class ReductionError(UsageError):
-    """A reduction and a dtype that do not go together."""
+    """A reduction that the dtype does not support."""
 
 
 class UnavailableError(HpccollError):
-    """Something that was asked for is not here: a GPU, NCCL, MPI, torch, SLURM."""
+    """A requested resource is missing: a GPU, NCCL, MPI, torch or SLURM."""
 
     exit_status = 3
 
 
 class CommunicationError(HpccollError):
-    """The communication failed: a peer died, hung or disagreed."""
+    """Communication failed: a peer died, hung, or called a different collective."""
 
     exit_status = 4
 
@@ -50,15 +50,15 @@ class MismatchError(CommunicationError):
 
 
 class LauncherError(CommunicationError):
-    """The launcher and the MPI library do not belong together (N jobs of one rank each)."""
+    """The launcher belongs to another MPI library, so that it started N jobs of one rank each."""
 
 
 class PlanError(HpccollError):
-    """A plan does not do what its operation promises; the message names round, rank and chunk."""
+    """A plan that is not correct; the message names round, rank and chunk."""
 
 
 class DeadlockError(PlanError):
-    """A free program cannot finish; `stuck` names the ranks and what each waits for."""
+    """A free program that deadlocks; `stuck` maps each blocked rank to the action that it waits at."""
 
     def __init__(self, message: str, stuck: dict[int, str]) -> None:
         super().__init__(message)
@@ -66,4 +66,4 @@ class DeadlockError(PlanError):
 
 
 class WrongResultError(HpccollError):
-    """A result that was validated and found wrong."""
+    """A result that differs from the expected one."""

@@ -1,4 +1,4 @@
-"""Sizes in bytes: on the command line binary (1M = 2**20), in bandwidths decimal (GB = 1e9)."""
+"""Units of bytes: sizes use binary multiples (1M = 2**20), bandwidths decimal ones (GB = 1e9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` names: `8`, `64K`, `1.5M`, `2GiB` (binary multiples).
+    """Return the number of bytes that `text` states: `8`, `64K`, `1.5M` or `2GiB` (binary multiples).
 
     Raises:
         UsageError: `text` is not a size.
@@ -25,7 +25,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Return `nbytes` in the largest binary unit that keeps it short: `8 B`, `64 KiB`, `1.5 MiB`."""
+    """Return `nbytes` as a string in the largest fitting binary unit: `8 B`, `64 KiB`, `1.5 MiB`."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
@@ -33,7 +33,7 @@ def format_size(nbytes: int) -> str:
 
 
 def parse_range(text: str) -> range:
-    """Return the ranks that `text` names: `8` alone or `1:128`, both ends included.
+    """Return the range of rank counts that `text` states: `8`, or `1:128` with both ends included.
 
     Raises:
         UsageError: `text` is not a range of positive whole numbers.
@@ -48,7 +48,11 @@ def parse_range(text: str) -> range:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return smallest, smallest*factor, ... up to `largest` (bytes), `largest` itself when it is hit."""
+    """Return the sizes smallest, smallest * factor, ... that do not exceed `largest`, in bytes.
+
+    Raises:
+        UsageError: `smallest` exceeds `largest` or is negative, or `factor` is below 2.
+    """
     if smallest > largest or smallest < 0 or factor < 2:
         raise UsageError(
             f"sizes from {smallest} to {largest} bytes by factor {factor} are empty: "

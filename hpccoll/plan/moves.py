@@ -1,14 +1,13 @@
-"""Loads, stores and fences read as messages, for the readers that follow what moves and not who carries it out.
+"""Loads and stores expressed as moves, for code that follows data and not who transfers it.
 
-Shapes: n ranks; everything here is over all of them.
+Shapes: n ranks; all functions are over all n.
 
-A load is a message that its receiver carries out, a store one that its sender does. In a plan that `check` proves,
-each round read as a superstep of messages gives the same values, so fences say nothing more there: they only keep
-ranks apart that would touch the same place at once. In a barrier a fence is the news itself; what tells of barriers
-asks for the fences, too (`share_at_fences`).
+A load is a message that only the receiver acts on, a store one that only the sender acts on. In a plan that `check` has
+proven, executing each round as messages gives the same values, so fences are dropped: they only separate accesses to
+shared memory. Barriers are the exception, because there a fence itself informs ranks (`share_at_fences`).
 
-A message has one receiver and one sender in a move; where several ranks load from
-one, or store to one, in a step, the step becomes as many moves.
+A move has one receiver per sender. Where several ranks load from one rank, or store to one, in a step, the step becomes
+as many moves.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Pi
 
 
 class TransferKind(Enum):
-    """Who carries out a transfer: both ends (a message), its receiver (a load) or its sender (a store)."""
+    """Which ranks act in a transfer: both ends (a message), the receiver (a load) or the sender (a store)."""
 
     MESSAGE = "message"
     LOAD = "load"
@@ -34,7 +33,7 @@ class TransferKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MoveRounds(Rounds):
-    """Rounds in which everything that moves is a message."""
+    """Rounds in which every step is a move."""
 
     at: Callable[[int], list[Move]]
 
@@ -43,38 +42,38 @@ class MoveRounds(Rounds):
 
 
 def to_move_rounds(rounds: Rounds, n: int) -> MoveRounds:
-    """Return the rounds of all n ranks with loads and stores as moves, and without fences."""
-    raw = rounds.at
-    return MoveRounds(rounds.count, rounds.chunks, lambda t: [move for step in raw(t) for move in to_moves(step, n)])
+    """Return the rounds of all n ranks with loads and stores as moves and without fences."""
+    at = rounds.at
+    return MoveRounds(rounds.count, rounds.chunks, lambda t: [move for step in at(t) for move in to_moves(step, n)])
 
 
 def transfer_kind(step: Step) -> TransferKind:
-    """Return who carries out the transfers of a step."""
-    return (
-        TransferKind.LOAD
-        if isinstance(step, Load)
-        else TransferKind.STORE
-        if isinstance(step, Store)
-        else TransferKind.MESSAGE
-    )
+    """Return the kind of the step's transfers; MESSAGE for a fence, which has none."""
+    if isinstance(step, Load):
+        return TransferKind.LOAD
+    return TransferKind.STORE if isinstance(step, Store) else TransferKind.MESSAGE
 
 
 def to_moves(step: Step, n: int) -> list[Move]:
-    """Return the transfers of a step over all n ranks as moves: a partial permutation each, none for a fence."""
+    """Return the transfers of a step of all n ranks as moves, each a partial permutation; none for a fence."""
     if isinstance(step, Move):
         return [step]
     if isinstance(step, Fence):
         return []
     if isinstance(step, Load):
-        pairs = _permutations(step.source, n)
-        return [Move(to, frm, _seen(step.remote, to, n), step.local, step.op) for frm, to in pairs]
-    return [Move(to, frm, step.local, _seen(step.remote, frm, n), Op.COPY) for to, frm in _permutations(step.dest, n)]
+        pairs = _split_into_permutations(step.source, n)
+        return [Move(dest, source, _at_peers(step.remote, dest, n), step.local, step.op) for source, dest in pairs]
+    pairs = _split_into_permutations(step.dest, n)
+    return [Move(dest, source, step.local, _at_peers(step.remote, source, n), Op.COPY) for dest, source in pairs]
 
 
-def share_at_fences(heard: NDArray[np.bool_], fences: Sequence[Step]) -> NDArray[np.bool_]:
-    """Return who has heard of whom after the fences among the steps of a round, shape (n, n): a group hears of all."""
+def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
+    """Return which ranks each rank has heard from after the fences among `steps`, shape (n, n).
+
+    At a fence, every rank of the group learns what any rank of the group has heard. `heard` is not changed.
+    """
     after = heard.copy()
-    for fence in fences:
+    for fence in steps:
         if isinstance(fence, Fence):
             for leader in np.unique(fence.leader[fence.leader != NO_PEER]).tolist():
                 members = fence.leader == leader
@@ -82,27 +81,27 @@ def share_at_fences(heard: NDArray[np.bool_], fences: Sequence[Step]) -> NDArray
     return after
 
 
-def _permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Cut a mapping of ranks to peers into partial permutations; yield each and its inverse."""
+def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Split a mapping of ranks to peers into partial permutations; yield each with its inverse."""
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
     order = np.argsort(named, kind="stable")
     nth = np.empty(len(named), np.int64)
-    nth[order] = np.arange(len(named)) - np.searchsorted(named[order], named[order])  # how often it was named before
+    nth[order] = np.arange(len(named)) - np.searchsorted(named[order], named[order])  # earlier actors with that peer
     for k in range(int(nth.max(initial=-1)) + 1):
-        mine = actors[nth == k]
-        there, back = np.full((2, n), NO_PEER, np.int64)
-        there[mine], back[peers[mine]] = peers[mine], mine
-        yield there, back
+        chosen = actors[nth == k]
+        forward, inverse = np.full((2, n), NO_PEER, np.int64)
+        forward[chosen], inverse[peers[chosen]] = peers[chosen], chosen
+        yield forward, inverse
 
 
-def _seen(region: Region, by: IntArray, n: int) -> Region:
-    """Return a region that the ranks `by` state, as their peers see it."""
-    at = np.maximum(by, 0)
+def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
+    """Return the region whose entry for each rank is that of its peer: the peers' view of the actors' region."""
+    at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])
 
-    def each(value: Ints) -> Ints:
+    def take(value: Ints) -> Ints:
         return value[at] if isinstance(value, np.ndarray) and value.shape == (n,) else value
 
-    return Span(each(region.first), each(region.count), region.mod, region.unit, each(region.base))
+    return Span(take(region.first), take(region.count), region.mod, region.unit, take(region.base))

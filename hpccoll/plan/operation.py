@@ -1,10 +1,10 @@
-"""What a collective promises: which chunks each rank brings, which it wants, and what must be in them.
+"""The collective operations: which chunks each rank provides, which it needs, and what those must contain.
 
-Shapes: P ranks of a column, n ranks in all, C chunks a rank, K lanes of weights.
+Shapes: P ranks of a column, n ranks in all, C chunks per rank, K weights per contribution.
 
-The input of a rank is its held chunks in order, its output its wanted chunks in order: check, replay and the runtime
-all read the same two masks. Contributions are named by (rank, chunk) and weighed; `expected_weights` is linear in the
-weights, so a sum of random weights proves a multiset and one-hot weights count it.
+The input of a rank is its chunks of `input_mask` in order, its output its chunks of `output_mask` in order; check,
+replay and the runtime read the same two masks. A contribution is an input chunk of a rank. `expected_weights` is linear
+in the weights of contributions: random weights prove which contributions a sum holds, one-hot weights count them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Weights = NDArray[np.uint64]
 
 
 class Operation(Enum):
-    """The collectives, by their torch.distributed names."""
+    """The collective operations, named as in torch.distributed."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -37,7 +37,7 @@ class Operation(Enum):
 
     @classmethod
     def from_name(cls, name: str) -> Operation:
-        """Return the operation of that name, or raise UnknownNameError with the valid ones."""
+        """Return the operation called `name`; raise UnknownNameError, which lists the valid names, if there is none."""
         for operation in cls:
             if operation.value == name:
                 return operation
@@ -45,22 +45,22 @@ class Operation(Enum):
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions are combined."""
+        """Whether the operation reduces contributions."""
         return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE)
 
     @property
     def has_root(self) -> bool:
-        """Whether one rank is the root."""
+        """Whether the operation has a root rank."""
         return self in (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the message is n blocks, one a rank; otherwise it is one vector."""
+        """Whether the message consists of n blocks, one per rank; otherwise it is one vector."""
         blocked = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER)
         return self in (*blocked, Operation.ALL_TO_ALL)
 
     def message_chunks(self, n: int, chunks: int) -> int:
-        """Chunks that make up the message of S bytes (nccl-tests' S); the others are outputs and work space."""
+        """Return the number of chunks that make up the message of S bytes; the others are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
     def message_bytes(self, count: int, itemsize: int, n: int) -> int:
@@ -74,7 +74,7 @@ class Operation(Enum):
         return 0 if self is Operation.BARRIER else count * itemsize * (n if self.has_blocks else 1)
 
     def validate_chunks(self, n: int, chunks: int) -> None:
-        """Raise PlanError where `chunks` chunks cannot carry this operation over n ranks."""
+        """Raise PlanError unless a plan of this operation over n ranks can have `chunks` chunks per rank."""
         if self is Operation.ALL_TO_ALL:
             fits = chunks % n == 0 and chunks >= 2 * n
         elif self.has_blocks:
@@ -82,57 +82,59 @@ class Operation(Enum):
         else:
             fits = chunks >= (0 if self is Operation.BARRIER else 1)
         if not fits:
-            raise PlanError(f"{self.value} over {n} ranks cannot be carried by {chunks} chunks a rank")
+            raise PlanError(f"{self.value} over {n} ranks cannot have {chunks} chunks per rank")
 
     def chunk_sizes(self, count: int, n: int, chunks: int) -> IntArray:
-        """Return the elements in each chunk, shape (C,), for `count` elements a vector or a block."""
+        """Return the number of elements in each chunk, shape (C,), for `count` elements per vector or block."""
         if self is Operation.BARRIER:
             return np.zeros(chunks, np.int64)
         if self is Operation.ALL_TO_ALL:
             return np.full(chunks, count, np.int64)
-        parts = chunks // n if self.has_blocks else chunks
-        edges = np.arange(parts + 1, dtype=np.int64) * count // parts
+        per_block = chunks // n if self.has_blocks else chunks
+        edges = np.arange(per_block + 1, dtype=np.int64) * count // per_block
         return np.tile(np.diff(edges), n if self.has_blocks else 1)
 
     def layout_classes(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
-        """Return a number for each chunk, shape (C,): equal where two chunks have equal sizes for all `counts`."""
+        """Return a class number per chunk, shape (C,); chunks of one class have equal sizes for all `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
 
     def input_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
-        """Return which chunks each rank brings, shape (P, C)."""
-        return self._mask(rank, n, chunks, _BRINGS[self], root)
+        """Return which chunks each rank provides as input, shape (P, C)."""
+        return _chunk_mask(_INPUTS[self], rank, n, chunks, root)
 
     def output_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
-        """Return which chunks each rank must hold in the end, shape (P, C)."""
-        return self._mask(rank, n, chunks, _WANTS[self], root)
-
-    def _mask(self, rank: IntArray, n: int, chunks: int, kind: str, root: int) -> Mask:
-        chunk, here = np.arange(chunks), rank[:, None]
-        if kind == "own":
-            return np.asarray(chunk // (chunks // n) == here)
-        if kind == "root":
-            return np.broadcast_to(here == root, (len(rank), chunks))
-        if kind in ("first", "second"):
-            return np.broadcast_to((chunk // n) == (kind == "second"), (len(rank), chunks))
-        return np.full((len(rank), chunks), kind == "all")
+        """Return which chunks form the output of each rank, shape (P, C)."""
+        return _chunk_mask(_OUTPUTS[self], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
-        """Return what every place should weigh in the end, shape (n, C, K); only wanted places count.
+        """Return the sum of weights that every chunk should hold in the end, shape (n, C, K); valid for output chunks.
 
         Args:
-            weights: what each contribution weighs, shape (n, C, K); zero where a rank brings nothing.
+            weights: the weights of each contribution, shape (n, C, K); zero where a rank has no input.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
             moved[:, n : 2 * n] = weights[:, :n].swapaxes(0, 1)
             return moved
-        # Contributions that are not brought weigh nothing, so one sum serves the gathers and the broadcasts too.
+        # Chunks without input have zero weight, so the sum over ranks is right for gathers and broadcasts, too.
         return np.broadcast_to(weights.sum(axis=0, dtype=np.uint64), weights.shape)
 
 
-_BRINGS = {
+def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
+    """Return the chunks of a kind for each rank, shape (P, C)."""
+    chunk, ranks = np.arange(chunks), rank[:, None]
+    if kind == "own":
+        return np.asarray(chunk // (chunks // n) == ranks)
+    if kind == "root":
+        return np.broadcast_to(ranks == root, (len(rank), chunks))
+    if kind in ("first", "second"):
+        return np.broadcast_to((chunk // n) == (kind == "second"), (len(rank), chunks))
+    return np.full((len(rank), chunks), kind == "all")
+
+
+_INPUTS = {
     Operation.ALL_REDUCE: "all",
     Operation.REDUCE_SCATTER: "all",
     Operation.ALL_GATHER: "own",
@@ -143,7 +145,7 @@ _BRINGS = {
     Operation.ALL_TO_ALL: "first",
     Operation.BARRIER: "none",
 }
-_WANTS = {
+_OUTPUTS = {
     Operation.ALL_REDUCE: "all",
     Operation.REDUCE_SCATTER: "own",
     Operation.ALL_GATHER: "all",

@@ -1,4 +1,4 @@
-"""A plan: one collective algorithm on a number of ranks, and what it states about its own cost."""
+"""A plan: one collective algorithm on a number of ranks, with its stated cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpccoll.plan.step import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an algorithm states: steps, and bytes moved by a rank as fractions of S (mean over ranks, and most).
+    """The cost of a plan: steps, and bytes moved per rank as fractions of S (mean over ranks, and maximum).
 
-    Steps are the rounds in which something moves. A rank moves what it sends, and what it loads or stores itself in
-    another's memory; what others fetch from it, or put there, costs it nothing.
+    Steps are the rounds in which data moves. A rank moves what it sends, loads and stores; loads and stores by other
+    ranks in its memory are not counted.
     """
 
     steps: int
@@ -29,9 +29,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An algorithm on `ranks` ranks: `make` gives the rounds of any column of ranks.
+    """An algorithm on `ranks` ranks: `make` returns the rounds of any column of ranks.
 
-    `period` p states that rank r + p does what rank r does, with peers (and chunks numbered by rank) p further on.
+    `cost` is the cost that the algorithm states, `check` compares it with the plan. A `period` p states that rank r + p
+    does the same as rank r, with all peers (and chunks numbered by rank) increased by p.
     """
 
     operation: Operation
@@ -44,17 +45,17 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """`operation/algorithm`, as the command line writes it."""
+        """The name `operation/algorithm`, as used on the command line."""
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:
-        """The steps of one rank as they are, fences among them (what the runtime compiles)."""
+        """Return the rounds of one rank, which the runtime lowers."""
         return self.make(np.array([rank], np.int64))
 
     def rounds(self) -> Rounds:
-        """The steps of all ranks at once as they are (what check and simulate read)."""
+        """Return the rounds of all ranks at once, which check and simulate read."""
         return self.make(np.arange(self.ranks, dtype=np.int64))
 
     def moves(self) -> MoveRounds:
-        """What moves among all ranks at once (what replay and draw read): loads and stores are messages there."""
+        """Return the rounds of all ranks with loads and stores as moves and without fences, as replay reads them."""
         return to_move_rounds(self.rounds(), self.ranks)

@@ -1,4 +1,4 @@
-"""The serial executor: one process plays all ranks. The oracle for values and for the order of reduction."""
+"""Serial execution of plans: one process plays all ranks. The reference for values and for the order of reduction."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Combine = Callable[[Array, Array], Array]
 
 
 def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
-    """Return what every rank holds after `plan` ran on `inputs`, bit for bit what the runtime computes.
+    """Return the output of every rank after `plan` runs on `inputs`, bit-equal to the runtime's.
 
     Args:
-        plan: what to run.
+        plan: the plan to execute.
         count: elements of the vector, or of one block.
-        inputs: per rank its held chunks, 1-D; None where it brings nothing. They are not changed.
-        combine: left (+) right on equal 1-D arrays; needed where the operation reduces.
+        inputs: per rank its input chunks, 1-D, or None if it has no input; they are not changed.
+        combine: left (+) right on equal 1-D arrays; required where the operation reduces.
 
     Returns:
-        Per rank its wanted chunks, 1-D (empty where it wants none).
+        Per rank its output chunks, 1-D (empty where it has no output).
 
     Cost: O(ranks * chunks * count) memory, serial time.
     """
-    n, rounds = plan.ranks, plan.moves()
+    n, rounds, operation = plan.ranks, plan.moves(), plan.operation
     ranks = np.arange(n)
-    sizes = plan.operation.chunk_sizes(count, n, rounds.chunks)
+    sizes = operation.chunk_sizes(count, n, rounds.chunks)
     edges = np.concatenate([[0], np.cumsum(sizes)])
     dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
     state = np.zeros((n, int(edges[-1])), dtype)
-    held = np.repeat(plan.operation.input_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    is_input = np.repeat(operation.input_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
     for rank, array in enumerate(inputs):
-        if array is not None and held[rank].any():
-            state[rank, held[rank]] = array
+        if array is not None and is_input[rank].any():
+            state[rank, is_input[rank]] = array
     for moves in rounds:
         arrivals = []
         for move in moves:
@@ -46,21 +46,21 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
             ops = np.broadcast_to(np.asarray(move.op), (n,))
             for rank in np.nonzero(move.source != NO_PEER)[0].tolist():
                 source = int(move.source[rank])
-                arrivals.append(
-                    (int(ops[rank]), rank, _elements(into[rank], edges), state[source, _elements(out[source], edges)])
-                )
-        for op, rank, where, value in arrivals:
-            state[rank, where] = _joined(op, state[rank, where], value, combine)
-    wanted = np.repeat(plan.operation.output_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
-    return [state[rank, wanted[rank]] for rank in range(n)]
+                sent = state[source, _element_indices(out[source], edges)]
+                arrivals.append((int(ops[rank]), rank, _element_indices(into[rank], edges), sent))
+        for op, rank, indices, incoming in arrivals:
+            state[rank, indices] = _apply_op(op, state[rank, indices], incoming, combine)
+    is_output = np.repeat(operation.output_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    return [state[rank, is_output[rank]] for rank in range(n)]
 
 
-def _elements(ids: IntArray, edges: IntArray) -> IntArray:
-    pieces = [np.arange(edges[chunk], edges[chunk + 1]) for chunk in ids if chunk >= 0]
-    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+def _element_indices(ids: IntArray, edges: IntArray) -> IntArray:
+    """Return the indices of all elements of the chunks `ids`, in order; -1 is skipped."""
+    ranges = [np.arange(edges[chunk], edges[chunk + 1]) for chunk in ids if chunk >= 0]
+    return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
 
-def _joined(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
+def _apply_op(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
     if op == Op.COPY or combine is None:
         return incoming
     return combine(own, incoming) if op == Op.OWN_FIRST else combine(incoming, own)

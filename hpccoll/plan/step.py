@@ -1,9 +1,9 @@
-"""The vocabulary of plans: who sends (or loads, or stores) which chunks in a step, and in which order a sum is taken.
+"""The vocabulary of plans: transfers of chunks between ranks, and the order in which reductions combine them.
 
-Shapes: P ranks of a column (one, or all n of them).
+Shapes: P ranks of a column (one rank, or all n of them).
 
-Everything here is an array over the ranks of a column, so that one definition serves one rank (the runtime) and
-all of them at once (check, replay, simulate, draw). A peer of -1 means that the rank takes no part.
+Every value is an array over the ranks of a column, so that one definition serves one rank (the runtime) and all ranks
+at once (check, replay, simulate, draw). The peer -1 means that the rank takes no part in the step.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from numpy.typing import NDArray
 from hpccoll.errors import PlanError
 
 IntArray: TypeAlias = NDArray[np.int64]
-Ints: TypeAlias = int | IntArray
+Ints: TypeAlias = int | IntArray  # one value for all ranks, or one per rank
 NO_PEER = NO_CHUNK = -1
 
 
 class Op(IntEnum):
-    """What a received chunk does to the receiver's own; the operand order is part of the plan."""
+    """How a received chunk changes the receiver's chunk; the operand order is part of the plan."""
 
     COPY = 0
     OWN_FIRST = 1  # own = own (+) incoming
     INCOMING_FIRST = 2  # own = incoming (+) own
 
 
-def _rows(value: Ints) -> IntArray:
+def _as_column(value: Ints) -> IntArray:
     return np.asarray(value, np.int64).reshape(-1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`), j < count.
+    """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`) for j < count.
 
-    `first`, `count` and `base` may differ by rank. `first` need not be reduced modulo `mod`: leaving it saves a
-    division over all ranks in every step.
+    `first`, `count` and `base` may differ by rank. `first` need not be reduced modulo `mod`, which saves a division
+    over all ranks in every step.
     """
 
     first: Ints
@@ -51,72 +51,72 @@ class Span:
 
     @property
     def size(self) -> Ints:
-        """Chunks in the region, by rank or alike for all."""
+        """Number of chunks in the region: one number for all ranks, or one per rank."""
         return self.count * self.unit
 
     def ids(self, ranks: int) -> IntArray:
-        """Return the chunks of each rank in order, shape (P, most); shorter rows end in -1."""
-        most = (self.count if isinstance(self.count, int) else int(np.max(self.count, initial=0))) * self.unit
-        ids = (_rows(self.first) + np.arange(most // self.unit)) % max(self.mod, 1)
+        """Return the chunk numbers of each rank in order, shape (P, longest); shorter rows are padded with -1."""
+        longest = (self.count if isinstance(self.count, int) else int(np.max(self.count, initial=0))) * self.unit
+        ids = (_as_column(self.first) + np.arange(longest // self.unit)) % max(self.mod, 1)
         if self.unit > 1:
-            ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(len(ids), most)
+            ids = (ids[..., None] * self.unit + np.arange(self.unit)).reshape(len(ids), longest)
         if not isinstance(self.base, int) or self.base:
-            ids = ids + _rows(self.base)
+            ids = ids + _as_column(self.base)
         if not isinstance(self.count, int):
-            ids = np.where(np.arange(most) < _rows(self.size), ids, NO_PEER)
-        return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, most))
+            ids = np.where(np.arange(longest) < _as_column(self.size), ids, NO_CHUNK)
+        return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, longest))
 
     def scaled(self, unit: int) -> Span:
-        """Return the same region after each chunk was cut into `unit` chunks."""
+        """Return the same region after each chunk is divided into `unit` chunks."""
         return Span(self.first, self.count, self.mod, self.unit * unit, self.base * unit)
 
     def shifted(self, base: Ints) -> Span:
-        """Return the same region `base` chunks further up."""
+        """Return the region with `base` added to every chunk number."""
         return Span(self.first, self.count, self.mod, self.unit, self.base + base)
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Any other set of `count` chunks; `table()` gives shape (P, count) and is called only when it is read."""
+    """Any other set of `count` chunks; `table()` returns their numbers, shape (P, count), and is called lazily."""
 
     count: int
     table: Callable[[], IntArray]
 
     @property
     def size(self) -> int:
-        """Chunks in the region, alike for all ranks."""
+        """Number of chunks in the region, the same for all ranks."""
         return self.count
 
     def ids(self, ranks: int) -> IntArray:
-        """Return the chunks of each rank in order, shape (P, count)."""
+        """Return the chunk numbers of each rank in order, shape (P, count)."""
         return np.broadcast_to(self.table(), (ranks, self.count))
 
     def scaled(self, unit: int) -> Picks:
-        """Return the same region after each chunk was cut into `unit` chunks."""
+        """Return the same region after each chunk is divided into `unit` chunks."""
 
-        def finer() -> IntArray:
-            cut = self.table()[..., None] * unit + np.arange(unit)
-            return cut.reshape(*cut.shape[:-2], self.count * unit)
+        def scaled_table() -> IntArray:
+            ids = self.table()[..., None] * unit + np.arange(unit)
+            return ids.reshape(*ids.shape[:-2], self.count * unit)
 
-        return Picks(self.count * unit, finer)
+        return Picks(self.count * unit, scaled_table)
 
     def shifted(self, base: Ints) -> Picks:
-        """Return the same region `base` chunks further up."""
+        """Return the region with `base` added to every chunk number."""
         return Picks(self.count, lambda: self.table() + np.reshape(base, (-1, 1)))
 
 
 Region: TypeAlias = Span | Picks
 RegionMap: TypeAlias = Callable[[Region], Region]
-PeerMap: TypeAlias = Callable[[IntArray], IntArray]  # of peers, -1 among them
-SIGNAL = Span(0, 0, 1)  # no chunk at all: the message itself is the news (barriers)
+PeerMap: TypeAlias = Callable[[IntArray], IntArray]  # receives and returns arrays of peers, which may hold -1
+SIGNAL = Span(0, 0, 1)  # no chunks: a message without data, as barriers send
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Every rank sends `send` to `dest` and receives `recv` from `source`: a partial permutation of the ranks.
+    """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
-    A message is a stream of elements: the sender's chunks in order become the receiver's chunks in order.
-    Where `dest == source ==` the rank itself, it is a local copy. `op` may differ by rank.
+    The peers form a partial permutation of the ranks; `dest == source ==` the rank itself is a local copy. A message is
+    a stream of elements: the sender's chunks in order become the receiver's chunks in order. `op` may differ by rank.
     """
 
     dest: IntArray
@@ -126,24 +126,24 @@ class Move:
     op: Ints = Op.COPY
 
     def reversed(self, op: Ints) -> Move:
-        """Return the move that runs backwards: who received sends, who sent receives (by `op`)."""
+        """Return the opposite move: senders receive by `op` what receivers send."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
-    def map_peers(self, name: PeerMap) -> Move:
-        """Return the same move among other ranks."""
-        return Move(name(self.dest), name(self.source), self.send, self.recv, self.op)
+    def map_peers(self, change: PeerMap) -> Move:
+        """Return the move with `change` applied to both arrays of peers."""
+        return Move(change(self.dest), change(self.source), self.send, self.recv, self.op)
 
     def map_regions(self, change: RegionMap) -> Move:
-        """Return the same move of other chunks."""
+        """Return the move with `change` applied to both regions."""
         return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, where memory is shared.
+    """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, through shared memory.
 
-    Only the reader acts. What it reads is what stood there at the last fence; what lands in `local` is for others to
-    read after the next one. `op` may differ by rank.
+    The source takes no action. The load reads the contents that `remote` had at the last fence; other ranks may read
+    `local` after the next fence. `op` may differ by rank.
     """
 
     source: IntArray
@@ -152,25 +152,25 @@ class Load:
     op: Ints = Op.COPY
 
     def reversed(self, op: Ints) -> Store:
-        """Return the store that gives back what this loads or reduces; raise PlanError where `op` is not COPY."""
+        """Return the store that writes `local` back to `remote`; raise PlanError unless `op` is COPY."""
         if np.any(np.asarray(op) != Op.COPY):
-            raise PlanError("a load backwards is a store, which cannot reduce; reverse it with op=Op.COPY")
+            raise PlanError("a reversed load is a store, and stores cannot reduce; reverse it with op=Op.COPY")
         return Store(self.source, self.local, self.remote)
 
-    def map_peers(self, name: PeerMap) -> Load:
-        """Return the same load among other ranks."""
-        return Load(name(self.source), self.remote, self.local, self.op)
+    def map_peers(self, change: PeerMap) -> Load:
+        """Return the load with `change` applied to the sources."""
+        return Load(change(self.source), self.remote, self.local, self.op)
 
     def map_regions(self, change: RegionMap) -> Load:
-        """Return the same load of other chunks."""
+        """Return the load with `change` applied to both regions."""
         return Load(self.source, change(self.remote), change(self.local), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Every rank writes its chunks `local` into chunks `remote` of rank `dest`, where memory is shared.
+    """Every rank writes its chunks `local` into chunks `remote` of rank `dest`, through shared memory.
 
-    Only the writer acts. What it wrote is there for others, the owner of the place among them, after the next fence.
+    The destination takes no action. All other ranks, `dest` included, may read `remote` after the next fence.
     """
 
     dest: IntArray
@@ -178,38 +178,38 @@ class Store:
     remote: Region
 
     def reversed(self, op: Ints) -> Load:
-        """Return the load that fetches back what this stores (by `op`)."""
+        """Return the load that reads `remote` into `local` by `op`."""
         return Load(self.dest, self.remote, self.local, op)
 
-    def map_peers(self, name: PeerMap) -> Store:
-        """Return the same store among other ranks."""
-        return Store(name(self.dest), self.local, self.remote)
+    def map_peers(self, change: PeerMap) -> Store:
+        """Return the store with `change` applied to the destinations."""
+        return Store(change(self.dest), self.local, self.remote)
 
     def map_regions(self, change: RegionMap) -> Store:
-        """Return the same store of other chunks."""
+        """Return the store with `change` applied to both regions."""
         return Store(self.dest, change(self.local), change(self.remote))
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ranks with the same `leader` (one of them, as a rule the lowest) wait for each other; -1 takes no part.
+    """A barrier among the ranks that name the same `leader`, one of them (usually the lowest).
 
-    What they stored before is there for the others after. Between two fences no place may be touched by two ranks of
-    which one writes, except as `Load` says.
+    Ranks with leader -1 take no part. After the fence, ranks see each other's earlier stores. Between two fences, no
+    two ranks may access the same chunk of a rank if one of them writes it, except as `Load` allows.
     """
 
     leader: IntArray
 
-    def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - what the other steps take
-        """Return the fence: backwards, the same ranks wait for each other."""
+    def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - the signature of the other steps
+        """Return the fence unchanged."""
         return self
 
-    def map_peers(self, name: PeerMap) -> Fence:
-        """Return the same fence among other ranks."""
-        return Fence(name(self.leader))
+    def map_peers(self, change: PeerMap) -> Fence:
+        """Return the fence with `change` applied to the leaders."""
+        return Fence(change(self.leader))
 
-    def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - what the other steps take
-        """Return the fence: it names no chunks."""
+    def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - the signature of the other steps
+        """Return the fence unchanged: it names no chunks."""
         return self
 
 

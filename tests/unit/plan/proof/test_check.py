@@ -11,7 +11,7 @@ import pytest
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import PlanError
 from hpccoll.plan import SIGNAL, Cost, Move, Op, Operation, Picks, Plan, Rounds, Span, check
-from hpccoll.plan.operation import _BRINGS
+from hpccoll.plan.operation import _INPUTS
 
 ONE = Span(0, 1, 1)
 
@@ -105,7 +105,7 @@ def test_sends_read_what_stood_at_the_start_of_the_round():
 
 def test_reducing_into_what_was_never_written(monkeypatch):
     # No operation that reduces has work space yet; one that had would begin with chunks that hold nothing.
-    monkeypatch.setitem(_BRINGS, Operation.REDUCE, "own")
+    monkeypatch.setitem(_INPUTS, Operation.REDUCE, "own")
     swap = Move(array(-1, 0), array(1, -1), Span(1, 1, 2), Span(1, 1, 2), Op.OWN_FIRST)
     plan = plan_of([swap], operation=Operation.REDUCE, chunks=2)
     assert "round 0: rank 0 reduces into chunk 1, which was never written" in complaint(plan, counts=())
@@ -213,7 +213,7 @@ def test_a_stated_cost_that_is_not_the_plans(cost):
 
 
 def test_chunks_that_cannot_carry_the_operation():
-    assert "all_gather over 2 ranks cannot be carried by 3 chunks" in complaint(
+    assert "all_gather over 2 ranks cannot have 3 chunks" in complaint(
         plan_of([], operation=Operation.ALL_GATHER, chunks=3)
     )
 
