@@ -24,10 +24,10 @@ from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer
-from hpccoll.measure.record import SCHEMA
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
+from hpccoll.records import SCHEMA
 from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.units import format_size
 

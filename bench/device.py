@@ -19,9 +19,9 @@ from compare import Bench, Case, Must, Side
 from script import Result, main
 
 from hpccoll.errors import HpccollError
-from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import MpiEngine, TorchEngine
 from hpccoll.plan import Operation
+from hpccoll.records import SCHEMA
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.units import MiB, format_size

@@ -23,8 +23,8 @@ from script import Result, main
 
 from hpccoll.algorithms.registry import get_algorithm, make_algorithm
 from hpccoll.algorithms.ring import all_gather
-from hpccoll.measure.record import SCHEMA
 from hpccoll.plan import IntArray, Operation, Rounds
+from hpccoll.records import SCHEMA
 from hpccoll.runtime.lowering import lower_plan
 from hpccoll.units import KiB, MiB, format_size
 

@@ -20,9 +20,9 @@ from compare import Bench, Case
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
-from hpccoll.measure.record import RunRecord
 from hpccoll.measure.result_file import RecordWriter
 from hpccoll.measure.statistics import CONFIDENCE
+from hpccoll.records import RunRecord
 from hpccoll.runtime import job
 from hpccoll.units import format_size, parse_size
 
@@ -92,7 +92,7 @@ def _silent(_: object) -> None:
 def _run_record(comm: Any, command: str) -> dict[str, Any]:
     """The run record of `hpccoll bench`, and what the machine was and did just before; collective."""
     where = job.detect_layout(comm)
-    run = RunRecord(
+    run = RunRecord.make(
         command=command,
         versions=job.collect_versions(),
         hosts=where.hosts,

@@ -20,9 +20,9 @@ from mpi4py import MPI
 from script import Result, main
 
 from hpccoll.errors import HpccollError
-from hpccoll.measure.record import SCHEMA
 from hpccoll.peers import TorchEngine
 from hpccoll.plan import Operation
+from hpccoll.records import SCHEMA
 from hpccoll.units import MiB, format_size
 
 LIBRARY, GLOO, FLOOR = "MPI library", "gloo", "memory alone, in the same windows"

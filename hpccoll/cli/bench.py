@@ -14,10 +14,10 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
+from hpccoll.records import CaseKey, CollectiveRecord
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.measure.record import CaseKey, CollectiveRecord
     from hpccoll.measure.result_file import RecordWriter
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.peers import LibraryEngine
@@ -220,7 +220,7 @@ class _Outputs:
     @property
     def finished(self) -> set[CaseKey]:
         """The rows that need not be measured again."""
-        return {record.row.key for record in self.records}
+        return {record.key for record in self.records}
 
     @property
     def told_to_stop(self) -> bool:
@@ -233,7 +233,7 @@ class _Outputs:
         if self.journal is not None:
             self.journal.write(record.as_dict())
         self.records.append(record)
-        self.progress(f"{record.row.op} {format_size(record.row.nbytes)}")
+        self.progress(f"{record.op} {format_size(record.nbytes)}")
 
     def end(self) -> None:
         """Show all rows, and draw them."""

@@ -113,11 +113,11 @@ def _run_record(job: MpiJob) -> dict[str, Any]:
         return make_serial_run_record()
     from datetime import UTC, datetime
 
-    from hpccoll.measure.record import RunRecord
+    from hpccoll.records import RunRecord
     from hpccoll.runtime.job import detect_layout, find_commit
 
     ranks = detect_layout(job.world)
-    return RunRecord(
+    return RunRecord.make(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
         versions=job.ranks[job.world.rank].versions,
         hosts=ranks.hosts,

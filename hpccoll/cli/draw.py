@@ -11,7 +11,7 @@ import click
 
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
-from hpccoll.measure.output_file import require_writable, unwritable
+from hpccoll.measure.output_file import describe_write_error, require_writable
 from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _write(output: str, drawn: bytes, what: str) -> None:
     try:
         Path(output).write_bytes(drawn)
     except OSError as error:
-        raise unwritable(output, "-o", error) from error
+        raise describe_write_error(output, "-o", error) from error
     click.echo(f"{output}: {what}, {len(drawn):,} bytes")
 
 

@@ -44,9 +44,9 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
-        from hpccoll.measure.output_file import unwritable
+        from hpccoll.measure.output_file import describe_write_error
 
-        raise unwritable(output, "-o", error) from error
+        raise describe_write_error(output, "-o", error) from error
     found = f"{proof.cost.steps} steps, {proof.messages} messages"
     click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({found}), as {SUFFIXES[suffix]}")
 

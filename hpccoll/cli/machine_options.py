@@ -15,8 +15,8 @@ from hpccoll.predict.machine_catalogue import load_machine
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
-    from hpccoll.measure.record import CollectiveRecord
     from hpccoll.predict.fit import MeasuredRow
+    from hpccoll.records import CollectiveRecord
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_MACHINE = "dgx-h100"
@@ -152,7 +152,7 @@ def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
     from hpccoll.predict.fit import MeasuredRow
     from hpccoll.selection import choose_chunk_count
 
-    row = record.row
+    row = record
     if row.engine != "hpccoll" or row.ranks < 2 or not row.nbytes or row.algorithm in (None, "auto"):
         return None
     try:

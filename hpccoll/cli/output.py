@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from hpccoll.measure.output_file import unwritable
+from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
+from hpccoll.records import SCHEMA
 
-SCHEMA = "hpccoll/1"
-STDOUT = "-"
+__all__ = ["SCHEMA", "STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
 # Launchers set these to a process's rank. SLURM's comes last: an mpirun inside a SLURM job sets its own as well.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
@@ -35,57 +30,17 @@ def is_printing_rank() -> bool:
     return not get_launched_rank()
 
 
-@dataclass(frozen=True, slots=True)
-class JsonLinesWriter:
-    """Writes one record per line and flushes each, so that an interrupted run leaves its finished records readable."""
-
-    stream: IO[str] | None
-    target: str
-    option: str
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Write `record` as one line; does nothing without a stream.
-
-        Raises:
-            UsageError: the file can no longer be written, such as on a full disk.
-        """
-        if self.stream is None:
-            return
-        try:
-            self.stream.write(json.dumps(record, allow_nan=False) + "\n")
-            self.stream.flush()
-        except BrokenPipeError:
-            raise  # the reader closed the pipe; `main` exits quietly
-        except OSError as error:
-            raise unwritable(self.target, self.option, error) from error
-
-
-@contextmanager
-def open_json_lines(target: str | None, option: str = "--json", mode: str = "w") -> Iterator[JsonLinesWriter]:
-    """Open the file that records are written to.
+def open_json_lines(target: str | None, option: str = "--json") -> RecordWriter:
+    """Return the writer of a command's records; used in a `with` statement, it closes the file.
 
     Args:
         target: a path, `-` for standard output, None to write nothing; only the printing rank opens it.
         option: the option that named it, for error messages.
-        mode: `w` to replace the file, `a` to append.
 
     Raises:
-        UsageError: the file cannot be written; the message names option and path.
+        UsageError: the file cannot be written.
     """
-    if target is None or not is_printing_rank():
-        yield JsonLinesWriter(None, "", option)
-    elif target == STDOUT:
-        yield JsonLinesWriter(sys.stdout, target, option)
-    else:
-        try:
-            stream = Path(target).open(mode, encoding="utf-8")  # noqa: SIM115 - errors of the body must not be caught
-        except OSError as error:
-            raise unwritable(target, option, error) from error
-        try:
-            yield JsonLinesWriter(stream, target, option)
-        finally:
-            with suppress(OSError):  # every line was flushed; only one that failed to be written can be left
-                stream.close()
+    return RecordWriter(target if is_printing_rank() else None, option, separators=SPACED)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:

@@ -118,12 +118,12 @@ def _read_bench_request(run: Run) -> BenchRequest | None:
 
 
 def _write_page(output: str, text: str) -> None:
-    from hpccoll.measure.output_file import unwritable
+    from hpccoll.measure.output_file import describe_write_error
 
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise unwritable(output, "-o", error) from error
+        raise describe_write_error(output, "-o", error) from error
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:

@@ -7,22 +7,31 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+# An allow-list: fields of `SlurmJob`, by the variables that SLURM sets.
+SLURM_VARIABLES = {
+    "job_id": "SLURM_JOB_ID",
+    "job_name": "SLURM_JOB_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "nodelist": "SLURM_JOB_NODELIST",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "restarts": "SLURM_RESTART_COUNT",
+}
+
 
 def read_slurm_job() -> dict[str, str]:
     """Return the SLURM variables of this process's job by record field; empty outside SLURM."""
-    from hpccoll.measure.record import SLURM
-
-    return {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
+    return {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
 
 
 def make_run_record(world: Any) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`."""
-    from hpccoll.measure.record import RunRecord
+    from hpccoll.records import RunRecord
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
 
     where = job.detect_layout(world)
-    return RunRecord(
+    return RunRecord.make(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
         versions=job.collect_versions(),
         hosts=where.hosts,
@@ -44,9 +53,9 @@ def make_serial_run_record() -> dict[str, Any]:
     import numpy as np
 
     from hpccoll import __version__
-    from hpccoll.measure.record import RunRecord
+    from hpccoll.records import RunRecord
 
-    return RunRecord(
+    return RunRecord.make(
         command=" ".join(["hpccoll", *sys.argv[1:]]),
         versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
         hosts=(platform.node(),),

@@ -17,7 +17,7 @@ from hpccoll.errors import UsageError
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
-    from hpccoll.measure.scaling import Scaling
+    from hpccoll.records import ScalingRecord
 
 
 @click.command(epilog="Example: hpccoll scaling results/sweep-1234")
@@ -30,10 +30,10 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
     """
     if not is_printing_rank():
         return
-    from hpccoll.measure.scaling import find_result_files, read_measurements, scalings
+    from hpccoll.measure.scaling import find_result_files, make_scaling_records, read_measurements
 
     files = find_result_files(paths)
-    found = scalings(read_measurements(files))
+    found = make_scaling_records(read_measurements(files))
     if not found:
         raise UsageError(
             f"nothing to compare: no row of {', '.join(map(str, files[:4]))} was measured on two numbers of nodes; "
@@ -41,30 +41,31 @@ def scaling(paths: tuple[str, ...], target: str | None) -> None:
         )
     with open_json_lines(target) as lines:
         for each in found:
-            lines.write(each.record())
+            lines.write(each.as_dict())
     if target != STDOUT:
         _print_tables(found)
 
 
-def _print_tables(found: Sequence[Scaling]) -> None:
+def _print_tables(records: Sequence[ScalingRecord]) -> None:
     """Print a table per operation, place, dtype and kind of buffer, with a column per number of nodes."""
-
-    def group_key(each: Scaling) -> tuple[str, bool, str, str]:
-        return each.series.op, each.series.in_place, each.series.dtype, each.series.buffer
-
-    for (op, in_place, dtype, buffer), group in groupby(sorted(found, key=group_key), key=group_key):
+    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=_table_of), key=_table_of):
         members = list(group)
-        places = sorted({point.place for each in members for point in each.points})
+        places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})
         counts = [
             f"{nodes} x {ranks // nodes}" if ranks % nodes == 0 else f"{ranks} on {nodes}" for nodes, ranks in places
         ]
         title = f"{op}, {dtype}, {buffer} memory, {'in' if in_place else 'out of'} place; us by nodes x ranks per node"
         rows = []
-        for each in members:
-            cells = {point.place: f"{point.time_us.p50:.4g}" for point in each.points}
-            name = f"{each.series.engine}/{each.series.algorithm}" if each.series.algorithm else each.series.engine
+        for record in members:
+            cells = {(point.nodes, point.ranks): f"{point.p50_us:.4g}" for point in record.points}
+            name = f"{record.engine}/{record.algorithm}" if record.algorithm else record.engine
             times = [cells.get(place, "-") for place in places]
-            rows.append([format_size(each.series.nbytes), name, *times, f"{each.ratios[-1]:.2f}x"])
+            rows.append([format_size(record.nbytes), name, *times, f"{record.points[-1].ratio:.2f}x"])
         columns = ("size", "contender", *counts, "last/first")
         print_table(title, columns, rows, ("size", *counts, "last/first"))
         click.echo()
+
+
+def _table_of(record: ScalingRecord) -> tuple[str, bool, str, str]:
+    """Return what the rows of one table have in common."""
+    return record.op, record.in_place, record.dtype, record.buffer

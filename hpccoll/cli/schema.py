@@ -7,11 +7,11 @@ import json
 import click
 
 from hpccoll.cli.output import is_printing_rank
-from hpccoll.measure.schema import schema as json_schema
+from hpccoll.records import make_json_schema
 
 
 @click.command(epilog="Example: hpccoll schema > hpccoll.schema.json")
 def schema() -> None:
     """Print the JSON Schema of the records; each line of a result file is one record."""
     if is_printing_rank():
-        click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(make_json_schema(), indent=2))

@@ -256,7 +256,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, picture: str) -> None:
     """Simulate all rank counts up to `max_ranks` and all map sizes, and write the map of the fastest algorithms."""
-    from hpccoll.measure.output_file import require_writable, unwritable
+    from hpccoll.measure.output_file import describe_write_error, require_writable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 
@@ -272,4 +272,4 @@ def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks
     try:
         draw_winner_map(grid).savefig(picture, dpi=160)
     except OSError as error:
-        raise unwritable(picture, "--map", error) from error
+        raise describe_write_error(picture, "--map", error) from error

@@ -20,8 +20,8 @@ from hpccoll.units import format_size, parse_size, sizes_between
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpccoll.measure.record import CollectiveRecord
     from hpccoll.measure.tuning import TuningSession, TuningSweep
+    from hpccoll.records import CollectiveRecord
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for their minimum of iterations
@@ -181,7 +181,7 @@ class _TuneOutputs:
     def add(self, record: CollectiveRecord) -> None:
         """Write the record of a row, and store the table if the row completed a point."""
         self.lines.write(record.as_dict())
-        self.progress(f"{record.row.op} {format_size(record.row.nbytes)}")
+        self.progress(f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 

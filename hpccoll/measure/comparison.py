@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
+from hpccoll.records import CollectiveRecord
 
 REFERENCE = "mpi"
 _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # whom one compares with comes first
@@ -59,10 +59,10 @@ class Case:
 
     def ratio(self, record: CollectiveRecord) -> Interval | None:
         """Return median(mpi) / median(record) with its interval; None for mpi itself and where it was not measured."""
-        if record.row.engine == REFERENCE:
+        if record.engine == REFERENCE:
             return None
         for entry in self.entries:
-            reference = entry.at(record.row.in_place)
+            reference = entry.at(record.in_place)
             if entry.engine == REFERENCE and reference is not None:
                 return compute_ratio(record, reference)
         return None
@@ -93,7 +93,7 @@ def compare_engines(records: Iterable[CollectiveRecord]) -> list[Case]:
     """
     found: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:
-        row = record.row
+        row = record
         setting = TableKey(*(getattr(row, name) for name in TableKey._fields))
         found.setdefault(setting, {}).setdefault(row.nbytes, []).append(record)
     return [
@@ -109,6 +109,6 @@ def engine_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
 
 
 def _entries(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
-    places = {(record.row.engine, record.row.algorithm, record.row.in_place): record for record in records}
+    places = {(record.engine, record.algorithm, record.in_place): record for record in records}
     names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=engine_order)
     return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

@@ -11,9 +11,9 @@ from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.data import Array, reduction_function
 from hpccoll.measure.interleaved import Contender
-from hpccoll.measure.record import Staging
 from hpccoll.measure.workload import Workload
 from hpccoll.plan import Operation, Plan, replay
+from hpccoll.records import Staging
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -31,7 +31,7 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     elif out is x and task.operation is not Operation.ALL_TO_ALL:
         out = None
     executable = comm.prepare(task.operation, x, out=out, op=task.redop, root=task.root, algorithm=algorithm)
-    staging: Staging | None = None
+    staging: Staging = None
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpccoll.measure.data import Array
-from hpccoll.measure.record import Staging
-from hpccoll.measure.stopping import StoppingRule, StopReason
+from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
+from hpccoll.records import Staging, StopReason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,7 +35,7 @@ class Contender:
     algorithm: str | None
     call: Callable[[], object]
     free: Callable[[], None]
-    staging: Staging | None = None
+    staging: Staging = None
     oracle: Callable[[], Array] | None = None  # the very bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
     stream_us: list[float] = field(default_factory=list)  # likewise, by events on the stream; empty on the host

@@ -1,4 +1,4 @@
-"""Result files: whether one can be written is found out before hours of measuring, not after."""
+"""Output files of commands: fail before hours of measuring, not after, if one cannot be written."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from hpccoll.errors import UsageError
 
 
-def unwritable(path: str | Path, option: str, error: OSError) -> UsageError:
-    """Return the error for a result file that the system refuses, naming the option that asked for it."""
+def describe_write_error(path: str | Path, option: str, error: OSError) -> UsageError:
+    """Return the UsageError for a file that cannot be written, naming the option that asked for it."""
     why = error.strerror or str(error)
     return UsageError(f"{option} {path}: cannot write there ({why}); name a file in a directory that you may write to")
 
 
 def require_writable(path: str | Path, option: str) -> None:
-    """Raise UsageError unless `path` can be written; what is there stays as it is, what is not is not left behind."""
+    """Raise UsageError unless `path` can be written; keeps an existing file as it is, and removes a new one."""
     file = Path(path)
     try:
         new = not file.exists()
@@ -23,4 +23,4 @@ def require_writable(path: str | Path, option: str) -> None:
         if new:
             file.unlink()
     except OSError as error:
-        raise unwritable(path, option, error) from error
+        raise describe_write_error(path, option, error) from error

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.comparison import Case, TableKey, compare_engines, engine_order
-from hpccoll.measure.output_file import require_writable, unwritable
-from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.output_file import describe_write_error, require_writable
 from hpccoll.measure.table import PLACES, format_title
+from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
     try:
         figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
     except OSError as error:
-        raise unwritable(path, option, error) from error
+        raise describe_write_error(path, option, error) from error
 
 
 def draw_figure(cases: Sequence[Case]) -> Figure:
@@ -127,7 +127,7 @@ def _looks(names: Iterable[Name]) -> dict[Name, LineLook]:
 
 def _draw_setting(row: Any, setting: TableKey, cases: Sequence[Case], looks: dict[Name, LineLook]) -> None:
     names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=engine_order)
-    places = sorted({record.row.in_place for case in cases for e in case.entries for record in e.records})
+    places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
     where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
     row.suptitle(format_title(setting) + where, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
@@ -148,7 +148,7 @@ def _latency(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
-    op, row, time = find_timed_operation(record.row.op), record.row, record.time_us
+    op, row, time = find_timed_operation(record.op), record, record.time_us
     middle, high, low = (
         compute_busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high)
     )
@@ -156,7 +156,7 @@ def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
-    points = [(record.row.nbytes, *value(record)) for record in records]
+    points = [(record.nbytes, *value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # the others are nowhere on a logarithmic axis
     if not points:
         return

@@ -1,8 +1,8 @@
-"""The result file: JSON Lines, written record by record so that a run that is killed leaves what it finished.
+"""Result files: JSON Lines, written record by record, so that a run that is killed leaves its finished records.
 
-Each record is one line, handed to the system before the next row is measured. A kill in the middle of a line leaves a
-torn last one; the reader leaves it out and says so, and resuming cuts it off before the next record is appended.
-A damaged line anywhere else, or a file of another kind, is refused: results are not appended to someone's thesis.
+Each record is one line, flushed before the next case is measured. A kill in the middle of a line leaves an incomplete
+last one; the reader leaves it out and reports it, and the writer cuts it off when it resumes the file. A damaged line
+anywhere else, or a file of another kind, is refused: no record is ever appended to a foreign file.
 """
 
 from __future__ import annotations
@@ -15,105 +15,125 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+import msgspec
+
 from hpccoll.errors import UsageError
-from hpccoll.measure.output_file import unwritable
-from hpccoll.measure.record import SCHEMA, CaseKey, CollectiveRecord
+from hpccoll.measure.collective_record import read_collective_record
+from hpccoll.measure.output_file import describe_write_error
+from hpccoll.records import SCHEMA, CollectiveRecord
 
 STDOUT = "-"
+COMPACT, SPACED = (",", ":"), (", ", ": ")
 _START = b'{"schema":"hpccoll/'
 
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """What a result file holds.
+    """The records of a result file, as decoded lines.
 
-    `torn` says what is wrong with the last line, where it was cut short; `intact` is how many bytes come before it.
+    Args:
+        name: the file and the option that named it, for messages.
+        records: one dict per line.
+        lines: the line number of each record, from 1.
+        torn: what is wrong with the last line where it is cut short, else None.
+        intact: how many bytes stand before a torn line.
     """
 
+    name: str
     records: tuple[dict[str, Any], ...]
+    lines: tuple[int, ...]
     torn: str | None
     intact: int
 
+    def locate(self, index: int) -> str:
+        """Return the file and the line of a record, for messages."""
+        return f"{self.name}, line {self.lines[index]}"
+
     def collectives(self) -> list[CollectiveRecord]:
-        """Return the measurements; one that was measured twice counts as it was last."""
-        found = (CollectiveRecord.from_dict(record) for record in self.records if record["kind"] == "collective")
-        return list({record.row.key: record for record in found}.values())
+        """Return the measurements; of a case that was measured twice, the last one.
+
+        Raises:
+            UsageError: a record lacks a field or has one of the wrong type or range.
+        """
+        found = (
+            read_collective_record(record, self.locate(index))
+            for index, record in enumerate(self.records)
+            if record["kind"] == CollectiveRecord.kind
+        )
+        return list({record.key: record for record in found}.values())
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:
-    """Return the records of a result file; a torn last line is left out and reported in `torn`.
+    """Return the records of a result file; an incomplete last line is left out and reported in `torn`.
 
     Raises:
         UsageError: the file cannot be read, is not one of hpccoll's, or is damaged before its last line.
     """
+    name = f"{option} {path}"
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         why = f"cannot read it ({error.strerror or error})"
-        raise UsageError(f"{option} {path}: {why}; name a file that hpccoll wrote with --json") from error
+        raise UsageError(f"{name}: {why}; name a file that hpccoll wrote with --json") from error
     end = len(data.rstrip())
     last = data.rfind(b"\n", 0, end) + 1  # the last line that is not blank begins here
-    lines = [(number, line) for number, line in enumerate(data[:last].split(b"\n"), 1) if line.strip()]
-    records = [_record(line, f"{option} {path}, line {number}") for number, line in lines]
-    if _is_json(data[last:end]):
-        number = data.count(b"\n", 0, last) + 1
-        records.append(_record(data[last:end], f"{option} {path}, line {number}"))
-        return FileContents(tuple(records), None, len(data))
-    if end == last:
-        return FileContents(tuple(records), None, len(data))
-    if not records and not _may_be_ours(data[last:end]):
-        raise _foreign(f"{option} {path}")
-    torn = f"{path}: the last line is cut short after {end - last} bytes and left out; its row is measured again"
-    return FileContents(tuple(records), torn, last)
-
-
-def finished_keys(path: str | Path, option: str = "--resume") -> set[CaseKey]:
-    """Return the rows that a result file already has, whatever command and run they come from.
-
-    A file that does not exist yet has none, so that a job that may be requeued can always ask to resume.
-
-    Raises:
-        UsageError: as `read`.
-    """
-    if not Path(path).exists():
-        return set()
-    return {record.row.key for record in read_records(path, option).collectives()}
+    lines = {number: line for number, line in enumerate(data[:end].split(b"\n"), 1) if line.strip()}
+    torn, intact = None, len(data)
+    if end > last and not _is_json(data[last:end]):
+        if len(lines) == 1 and not _starts_like_record(data[last:end]):
+            raise _foreign_error(name)
+        lines.popitem()
+        torn, intact = f"{path}: the last line is cut short after {end - last} bytes and left out", last
+    records = tuple(_decode_record(line, f"{name}, line {number}") for number, line in lines.items())
+    return FileContents(name, records, tuple(lines), torn, intact)
 
 
 class RecordWriter:
-    """Writes records, each readable by others as soon as `write` returns.
+    """Writes records to a file or standard output; each is readable by others as soon as `write` returns.
 
     Args:
-        path: the file; `-` for standard output.
+        path: the file; `-` for standard output, None to write nothing.
         option: the option that named it, for messages.
-        resume: go on after the last whole record of a file that is there, instead of beginning it anew.
+        resume: append after the last complete record of an existing file, instead of truncating it.
+        separators: between values, and between key and value.
 
     Raises:
         UsageError: the file cannot be written, or is to be resumed and is not one of hpccoll's.
     """
 
-    def __init__(self, path: str | Path, option: str = "--json", *, resume: bool = False) -> None:
-        self._name, self._option = path, option
+    def __init__(
+        self,
+        path: str | Path | None,
+        option: str = "--json",
+        *,
+        resume: bool = False,
+        separators: tuple[str, str] = COMPACT,
+    ) -> None:
+        self._name, self._option, self._separators = path, option, separators
         self._stream: BinaryIO | None = None
-        if str(path) != STDOUT:
-            self._stream = _opened(Path(path), option, resume)
+        if path is not None and str(path) != STDOUT:
+            self._stream = _open_file(Path(path), option, resume)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record and hand it to the system.
+        """Write one record and flush it.
 
         Raises:
-            UsageError: there is no room for it any more, or the file has become unwritable.
+            UsageError: the disk is full, or the file has become describe_write_error.
         """
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-        if self._stream is None:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+        if self._name is None:
             return
+        line = json.dumps(record, separators=self._separators, allow_nan=False) + "\n"
         try:
-            self._stream.write(line.encode())
-            self._stream.flush()
+            if self._stream is None:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            else:
+                self._stream.write(line.encode())
+                self._stream.flush()
+        except BrokenPipeError:
+            raise  # the reader of standard output has seen enough
         except OSError as error:
-            raise unwritable(self._name, self._option, error) from error
+            raise describe_write_error(self._name, self._option, error) from error
 
     def close(self) -> None:
         """Close the file; standard output stays open."""
@@ -128,7 +148,8 @@ class RecordWriter:
         self.close()
 
 
-def _opened(path: Path, option: str, resume: bool) -> BinaryIO:
+def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
+    """Open a result file for writing; to resume, cut off an incomplete last line and end the last complete one."""
     try:
         if not (resume and path.exists()):
             return path.open("wb")
@@ -139,36 +160,40 @@ def _opened(path: Path, option: str, resume: bool) -> BinaryIO:
         if stream.read(1) not in (b"", b"\n"):
             stream.write(b"\n")
     except OSError as error:
-        raise unwritable(path, option, error) from error
+        raise describe_write_error(path, option, error) from error
     return stream
 
 
-def _record(line: bytes, where: str) -> dict[str, Any]:
+def _decode_record(line: bytes, location: str) -> dict[str, Any]:
+    """Return a line as a dict with at least `schema` and `kind`; raise UsageError where it is anything else."""
     try:
-        found = json.loads(line)
+        record = msgspec.json.decode(line)
     except ValueError as error:
-        if _may_be_ours(line):
-            raise UsageError(f"{where} is damaged ({error}); mend or remove the line, or name another file") from error
-        raise _foreign(where) from error
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if schema != SCHEMA or not isinstance(found.get("kind"), str):
-        raise _foreign(where, f"schema {schema!r}, but" if schema else "no record;")
-    return dict(found)
+        if _starts_like_record(line):
+            raise UsageError(
+                f"{location} is damaged ({error}); mend or remove the line, or name another file"
+            ) from error
+        raise _foreign_error(location) from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA or not isinstance(record.get("kind"), str):
+        raise _foreign_error(location, schema)
+    return dict(record)
 
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        msgspec.json.decode(line)
     except ValueError:
         return False
     return True
 
 
-def _may_be_ours(line: bytes) -> bool:
+def _starts_like_record(line: bytes) -> bool:
     """Whether a damaged line begins as records do, as far as it goes."""
     start = line[: 2 * len(_START)].replace(b" ", b"")[: len(_START)]
     return _START.startswith(start) and bool(start)
 
 
-def _foreign(where: str, found: str = "no record;") -> UsageError:
-    return UsageError(f"{where}: {found} this reads and continues files of schema {SCHEMA}, written by --json")
+def _foreign_error(location: str, schema: object = None) -> UsageError:
+    seen = f"schema {schema!r} instead of {SCHEMA!r}" if schema else f"not a record of schema {SCHEMA!r}"
+    return UsageError(f"{location}: {seen}; name a file that hpccoll wrote with --json")

@@ -1,126 +1,77 @@
-"""How rows change with the number of nodes: results of several runs, such as the tasks of a sweep, side by side.
-
-For each operation, size, place and contender, its time on every number of ranks that was measured, and each time over
-the first: 1 where a larger job costs nothing more.
-"""
+"""Times over numbers of nodes, from the result files of several runs such as the tasks of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from hpccoll.errors import UsageError
-from hpccoll.measure import result_file
-from hpccoll.measure.record import SCHEMA, CollectiveRecord
-from hpccoll.measure.statistics import TimeSummary
+from hpccoll.measure.result_file import read_records
+from hpccoll.records import CollectiveRecord, ScalingPoint, ScalingRecord
 
-
-class Series(NamedTuple):
-    """What is compared over nodes; as in a row of `hpccoll bench`."""
-
-    op: str
-    nbytes: int
-    in_place: bool
-    dtype: str
-    buffer: str
-    engine: str
-    algorithm: str | None
-
-
-class Place(NamedTuple):
-    """Where a row was measured."""
-
-    nodes: int
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One series on one number of nodes.
-
-    Args:
-        place: nodes and ranks.
-        time_us: as it was measured there.
-        busbw: in GB/s, at the median.
-    """
-
-    place: Place
-    time_us: TimeSummary
-    busbw: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """A series with its points, the fewest nodes first."""
-
-    series: Series
-    points: tuple[Point, ...]
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """Each median over that of the fewest nodes."""
-        return tuple(point.time_us.p50 / self.points[0].time_us.p50 for point in self.points)
-
-    def record(self) -> dict[str, Any]:
-        """Return the record of kind `scaling`."""
-        return {
-            "schema": SCHEMA,
-            "kind": "scaling",
-            **self.series._asdict(),
-            "points": [
-                {
-                    **point.place._asdict(),
-                    "p50_us": point.time_us.p50,
-                    "p50_low_us": point.time_us.p50_low,
-                    "p50_high_us": point.time_us.p50_high,
-                    "busbw_GBps": point.busbw,
-                    "ratio": ratio,
-                }
-                for point, ratio in zip(self.points, self.ratios, strict=True)
-            ],
-        }
+_SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algorithm")
 
 
 def find_result_files(paths: Sequence[str]) -> list[Path]:
-    """Return the result files that `paths` name; a folder stands for all `.jsonl` files beneath it.
+    """Return the result files that `paths` name; a folder stands for all `.jsonl` files below it.
 
     Raises:
-        UsageError: a path is not there, or a folder holds none.
+        UsageError: a path does not exist, or a folder contains no such file.
     """
     found: list[Path] = []
     for name in paths:
         path = Path(name)
         if not path.exists():
-            raise UsageError(f"{name}: no such file or folder; name what `hpccoll bench --json` wrote")
+            raise UsageError(f"{name}: no such file or folder; name a file that `hpccoll bench --json` wrote")
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise UsageError(f"{name}: no .jsonl file is in this folder; name what `hpccoll bench --json` wrote")
+            raise UsageError(f"{name}: no .jsonl file in this folder; name files that `hpccoll bench --json` wrote")
         found += files
     return found
 
 
-def scalings(records: Iterable[CollectiveRecord]) -> list[Scaling]:
-    """Return what was measured on two numbers of ranks at least; of what was measured twice there, the last counts."""
-    found: dict[Series, dict[Place, Point]] = {}
-    for record in records:
-        row = record.row
-        series = Series(row.op, row.nbytes, row.in_place, row.dtype, row.buffer, row.engine, row.algorithm)
-        place = Place(row.nodes, row.ranks)
-        found.setdefault(series, {})[place] = Point(place, record.time_us, record.busbw)
-    ordered = sorted(found.items(), key=lambda item: (*item[0][:5], item[0].engine != "mpi", item[0].algorithm or ""))
-    return [
-        Scaling(series, tuple(points[place] for place in sorted(points)))
-        for series, points in ordered
-        if len(points) > 1
-    ]
-
-
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
-    """Return the measurements in result files; a torn last line is left out.
+    """Return the measurements in result files; an incomplete last line is left out.
 
     Raises:
-        UsageError: a file is not one of hpccoll's.
+        UsageError: a file is not one of hpccoll's, or holds an invalid record.
     """
-    return [record for file in files for record in result_file.read_records(file, "FILE").collectives()]
+    return [record for file in files for record in read_records(file, "FILE").collectives()]
+
+
+def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
+    """Return one record per engine, algorithm, size and place that was measured on two numbers of ranks or more.
+
+    Its points are in order of nodes and ranks. Of several measurements of a point the last one counts.
+    """
+    series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
+    for record in records:
+        key = tuple(getattr(record, name) for name in _SERIES_FIELDS)
+        series.setdefault(key, {})[record.nodes, record.ranks] = record
+    made = [
+        _make_record([by_ranks[at] for at in sorted(by_ranks)]) for by_ranks in series.values() if len(by_ranks) > 1
+    ]
+    return sorted(made, key=_sort_key)
+
+
+def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
+    first = records[0]
+    points = tuple(
+        ScalingPoint(
+            record.nodes,
+            record.ranks,
+            record.time_us.p50,
+            record.time_us.p50_low,
+            record.time_us.p50_high,
+            record.busbw,
+            record.time_us.p50 / first.time_us.p50,
+        )
+        for record in records
+    )
+    return ScalingRecord(**{name: getattr(first, name) for name in _SERIES_FIELDS}, points=points)
+
+
+def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
+    """Sort by what was measured, then the MPI library first."""
+    what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
+    return (*what, record.engine != "mpi", record.algorithm or "")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import count_for_bytes, message_bytes
 from hpccoll.measure.buffers import SharedMemoryModule
+from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.contenders import prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.record import CaseKey, CollectiveRecord, Row
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
+from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
 from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ class BenchmarkSession:
         """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
         for task in self.tasks:
             algorithms = [
-                name for name in self._algorithms(task) if self._row(task, "hpccoll", name).key not in finished
+                name for name in self._algorithms(task) if self._case(task, "hpccoll", name).key not in finished
             ]
-            peers = [peer for peer in self.peers if self._row(task, peer.name, None).key not in finished]
+            peers = [peer for peer in self.peers if self._case(task, peer.name, None).key not in finished]
             if not algorithms and not peers:
                 continue
             if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
@@ -123,12 +124,9 @@ class BenchmarkSession:
     def _algorithms(self, task: WorkloadSpec) -> list[str]:
         return self.suite.algorithms_of(task.operation) if self.own else []
 
-    def _key(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CaseKey:
-        return self._row(task, engine, algorithm).key
-
-    def _row(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> Row:
+    def _case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
         operation = task.operation
-        return Row(
+        return CollectiveCase(
             op=operation.value,
             engine=engine,
             algorithm=algorithm,
@@ -148,9 +146,8 @@ class BenchmarkSession:
         stop = contender.stop
         if stop is None:
             raise RuntimeError(f"{contender.name} was recorded before it was done")
-        row = self._row(task, contender.engine, contender.algorithm)
-        stream_us = tuple(contender.stream_us)
-        return CollectiveRecord(row, tuple(contender.samples_us), stop, wrong, None, contender.staging, stream_us)
+        case = self._case(task, contender.engine, contender.algorithm)
+        return make_collective_record(case, contender.samples_us, stop, wrong, contender.staging, contender.stream_us)
 
 
 def _free(contenders: Sequence[Contender]) -> None:

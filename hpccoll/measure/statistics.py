@@ -23,26 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import UsageError
+from hpccoll.records import FEWEST_FOR_P99, TimeSummary
 
 Samples: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
 CONFIDENCE = 0.95
-FEWEST_FOR_P99 = 100  # of fewer samples the 99th percentile is simply the maximum
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSummary:
-    """What is reported of one row, in microseconds; `p50_low` and `p50_high` enclose the median.
-
-    p95 and p99 are samples (nearest rank): the smallest that at least that share does not exceed.
-    """
-
-    min: float
-    p50: float
-    p50_low: float
-    p50_high: float
-    p95: float
-    p99: float | None
-    max: float
 
 
 @dataclass(frozen=True, slots=True)

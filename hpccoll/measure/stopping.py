@@ -10,18 +10,10 @@ interval of a row that stopped by itself covers a little less than the 95 % it s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.statistics import CONFIDENCE, Samples, median_interval
-
-
-class StopReason(StrEnum):
-    """Why a row was not measured further."""
-
-    CONVERGED = "converged"  # the median's interval is tight enough
-    BUDGET = "budget"  # the seconds for the row are spent
-    ITERATIONS = "iterations"  # as many as were asked for
+from hpccoll.records import StopReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from hpccoll.measure.comparison import Case, EngineRecords, TableKey, compare_engines
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
+from hpccoll.records import CollectiveRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def table_columns(places: Sequence[bool]) -> list[TableColumn]:
 
 def format_cells(entry: EngineRecords, places: Sequence[bool], case: Case) -> list[str]:
     """Return one line of the plain table as text, a cell for each of `columns(places)`."""
-    row = entry.records[0].row
+    row = entry.records[0]
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
     timings = [cell for place in PLACES for cell in format_timings(entry.at(place))]
@@ -142,8 +142,8 @@ class Stream:
             known: what was measured before, or some of it: the ratio is to the `mpi` row among these, and the line
                 holds the other place of the same row as well. No row is marked: the best is known in the end only.
         """
-        name, row = (record.row.engine, record.row.algorithm), record.row
-        for case in compare_engines([*(other for other in known if other.row.nbytes == row.nbytes), record]):
+        name, row = (record.engine, record.algorithm), record
+        for case in compare_engines([*(other for other in known if other.nbytes == row.nbytes), record]):
             for entry in case.entries:
                 if (entry.engine, entry.algorithm) == name and entry.at(row.in_place) is record:
                     cells_of = format_cells(entry, self._places, case)[:-1]
@@ -170,7 +170,7 @@ def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
 
 
 def _measured(cases: Iterable[Case]) -> tuple[bool, ...]:
-    return tuple(sorted({record.row.in_place for case in cases for c in case.entries for record in c.records}))
+    return tuple(sorted({record.in_place for case in cases for c in case.entries for record in c.records}))
 
 
 def _legend(*, unsure: bool) -> Iterator[str]:

@@ -18,12 +18,12 @@ from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
 from hpccoll.measure.contenders import prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
-from hpccoll.measure.stopping import StoppingRule, StopReason
+from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiEngine
 from hpccoll.plan import Operation
+from hpccoll.records import CollectiveRecord, StopReason
 from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 
@@ -115,12 +115,12 @@ class TuningSession(BenchmarkSession):
     def _series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
         timings = tuple(
             CandidateTiming(
-                each.row.algorithm or MPI_LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high
+                each.algorithm or MPI_LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high
             )
             for each in records
             if not each.wrong
         )
-        point = TuningPoint(records[0].row.nbytes, self.date, timings)
+        point = TuningPoint(records[0].nbytes, self.date, timings)
         buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.suite.buffer)
         return TuningSeries(task.operation, task.dtype.itemsize, buffer, (point,))
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hpccoll.errors import HpccollError
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.plan import Link, Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.fit import MeasuredRow, fit_machine
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.axis_scale import thin_values
 from hpccoll.report.curves import CurveGroup
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
@@ -62,7 +62,7 @@ class BoundModels:
         """Return the lower bound for a record's operation and size in seconds; None without a model."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
-        row = record.row
+        row = record
         model = self.by_job.get((row.ranks, row.nodes))
         if model is None or row.op not in [operation.value for operation in Operation]:
             return None

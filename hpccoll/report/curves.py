@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.comparison import TableKey, engine_order
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.table import PLACES
-from hpccoll.report.load import MeasuredRow
+from hpccoll.records import CollectiveRecord
+from hpccoll.report.load import RunMeasurement
 
 
 class Implementation(NamedTuple):
@@ -46,7 +46,7 @@ class Curve:
 
     def record_at(self, nbytes: int) -> CollectiveRecord | None:
         """Return the record of a size, or None."""
-        return next((record for record in self.records if record.row.nbytes == nbytes), None)
+        return next((record for record in self.records if record.nbytes == nbytes), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CurveGroup:
     @property
     def sizes(self) -> tuple[int, ...]:
         """All sizes of the curves, ascending."""
-        return tuple(sorted({record.row.nbytes for curve in self.curves for record in curve.records}))
+        return tuple(sorted({record.nbytes for curve in self.curves for record in curve.records}))
 
     @property
     def place(self) -> str:
@@ -82,13 +82,13 @@ class CurveGroup:
         return self.curves[names.index(("mpi", library))].record_at(nbytes) if ("mpi", library) in names else None
 
 
-def group_curves(rows: Iterable[MeasuredRow]) -> list[CurveGroup]:
+def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
     """Return the groups of curves: settings in order of appearance, in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
     for row in kept:
-        key = row.record.row
+        key = row.record
         setting = TableKey(*(getattr(key, name) for name in TableKey._fields))
         implementation = Implementation(key.engine, key.algorithm, row.run.mpi if has_several_libraries else "")
         curves = groups.setdefault(setting, {}).setdefault(key.in_place, {})
@@ -114,6 +114,6 @@ def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:
 
 def compute_busbw_interval(record: CollectiveRecord) -> tuple[float, float, float]:
     """Return the bus bandwidth at the median time and the low and high end of its interval, in bytes/s."""
-    op, row = find_timed_operation(record.row.op), record.row
+    op, row = find_timed_operation(record.op), record
     middle, high, low = (compute_busbw(op, row.nbytes, time, row.ranks) * 1e9 for time in get_time_interval_s(record))
     return middle, low, high

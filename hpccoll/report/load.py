@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.record import CollectiveRecord
+from hpccoll.measure.collective_record import read_collective_record
 from hpccoll.measure.result_file import read_records
-from hpccoll.report.sound import require_sound
+from hpccoll.records import CollectiveRecord
 
 OPTION = "FILE"
 SUFFIX = ".jsonl"
@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredRow:
+class RunMeasurement:
     """A measurement and the run it belongs to."""
 
     record: CollectiveRecord
@@ -87,7 +87,7 @@ class Results:
 
     files: tuple[str, ...]
     runs: tuple[Run, ...]
-    rows: tuple[MeasuredRow, ...]
+    rows: tuple[RunMeasurement, ...]
     preflight: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
     told: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
     torn: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.runs: list[Run] = []
-        self.rows: list[MeasuredRow] = []
+        self.rows: list[RunMeasurement] = []
         self.preflight: list[tuple[Run, Mapping[str, Any]]] = []
         self.told: list[tuple[Run, Mapping[str, Any]]] = []
         self.torn: list[str] = []
@@ -162,12 +162,12 @@ class _Gathered:
         if contents.torn:
             self.torn.append(str(path))
         run: Run | None = None
-        for number, record in enumerate(contents.records, 1):
+        for index, record in enumerate(contents.records):
             if record["kind"] == "run":
                 run = self._run(path, record)
             else:
                 run = run or self._run(path, {})
-                self._record(run, record, f"{OPTION} {path}, record {number}")
+                self._record(run, record, contents.locate(index))
 
     def _run(self, path: Path, record: Mapping[str, Any]) -> Run:
         self.runs.append(Run(len(self.runs) + 1, str(path), record))
@@ -176,12 +176,7 @@ class _Gathered:
     def _record(self, run: Run, record: Mapping[str, Any], where: str) -> None:
         kind = record["kind"]
         if kind == "collective":
-            try:
-                found = CollectiveRecord.from_dict(record)
-                require_sound(found)
-            except UsageError as error:
-                raise UsageError(f"{where}: {error}") from error
-            self.rows.append(MeasuredRow(found, run))
+            self.rows.append(RunMeasurement(read_collective_record(record, where), run))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":

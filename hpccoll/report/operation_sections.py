@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hpccoll.measure.comparison import compute_ratio
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.measure.table import format_ratio, format_title
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
@@ -144,7 +144,7 @@ def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction
     lines = []
     for curve in group.curves:
         points = [
-            ChartPoint(record.row.nbytes, *interval, _describe_record(record))
+            ChartPoint(record.nbytes, *interval, _describe_record(record))
             for record in curve.records
             if (interval := get_value(record)) is not None
         ]

@@ -65,7 +65,7 @@ def _read_template(name: str) -> str:
 def _summarize_results(results: Results) -> str:
     """Return the page's title: the numbers of measurements, node pairs, runs and files."""
     rows = len(results.rows)
-    operations = sorted({row.record.row.op for row in results.rows})
+    operations = sorted({row.record.op for row in results.rows})
     pairs = results.pairs
     parts = [
         f"{rows:,} measurement{'s' * (rows != 1)} of {', '.join(operations)}" if rows else "",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpccoll.measure.comparison import TableKey
-from hpccoll.measure.record import CollectiveRecord
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
 _SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks stands for the 1 MiB of 4 ranks
@@ -74,7 +74,7 @@ def _has_size(group: CurveGroup, nbytes: int) -> bool:
 
 
 def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
-    return next((record for record in curve.records if _is_same_size(record.row.nbytes, nbytes)), None)
+    return next((record for record in curve.records if _is_same_size(record.nbytes, nbytes)), None)
 
 
 def _is_same_size(a: int, b: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpccoll.measure.record import CollectiveRecord
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import LineStyles
@@ -95,7 +95,7 @@ def _build_lines(
     lines = []
     for implementation in scaling.implementations:
         points = tuple(
-            ChartPoint(x, *get_value(record), _format_job(record.row.ranks, record.row.nodes))
+            ChartPoint(x, *get_value(record), _format_job(record.ranks, record.nodes))
             for x, record in sorted(scaling.records_at(implementation, nbytes), key=lambda point: point[0])
         )
         lines.append(ChartLine(implementation.label, styles[implementation], points))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.measure.record import SCHEMA
 from hpccoll.parallel.mesh import AXES, Mesh
+from hpccoll.records import SCHEMA
 
 
 def shape_of(mesh: Mesh) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from hpccoll.algorithms import list_algorithm_names
-from hpccoll.measure.schema import schema
 from hpccoll.plan import Operation
+from hpccoll.records import make_json_schema
 from tests.jobs.launch import command, environment, hpccoll
 
 QUICK = ("-n", "3", "-b", "8", "-e", "512", "-f", "64")
@@ -42,7 +42,7 @@ def test_default_operation_is_measured_by_every_engine_that_is_here(tmp_path: Pa
     assert {(row["nbytes"], row["in_place"]) for row in found} == {(8, False), (8, True), (512, False), (512, True)}
     assert all(row["wrong"] == 0 and row["iterations"] == 3 and row["stop"] == "iterations" for row in found)
     for row in (run, *found):
-        jsonschema.validate(row, schema())
+        jsonschema.validate(row, make_json_schema())
     assert "busbw" in done.stdout
     assert "recursive_doubling" in done.stdout
 

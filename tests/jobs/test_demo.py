@@ -17,7 +17,7 @@ import pytest
 
 from hpccoll.demo.examples import EXAMPLES, get_example
 from hpccoll.demo.library_calls import LIBRARIES, format_library_calls
-from hpccoll.measure.schema import schema
+from hpccoll.records import make_json_schema
 from tests.jobs.launch import BIN, LIMIT_S, environment, hpccoll
 
 SIX = [6, 6, 6, 6, 6]
@@ -100,7 +100,7 @@ def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
     run, record = (json.loads(line) for line in out.read_text().splitlines())
     assert (run["kind"], run["ranks"], record["kind"], record["name"]) == ("run", example.ranks, "demo", name)
     for each in (run, record):
-        jsonschema.validate(each, schema())
+        jsonschema.validate(each, make_json_schema())
     assert list(record["after"]) == list(AFTER[name])
     for title, values in AFTER[name].items():
         alike(record["after"][title], values, tolerance(name))

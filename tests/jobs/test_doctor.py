@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from hpccoll.doctor.stale_shared_memory import list_library_files
-from hpccoll.measure.schema import schema
+from hpccoll.records import make_json_schema
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 SHM = Path("/dev/shm")
@@ -58,7 +58,7 @@ def test_alone_it_looks_at_every_area(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     run, findings = read(out)
     for record in (run, *findings):
-        jsonschema.validate(record, schema())
+        jsonschema.validate(record, make_json_schema())
     assert {each["area"] for each in findings} >= AREAS | {"torch", "environment"}
     assert all(each["found"] and each["evidence"] for each in findings)
     assert all(each["remedy"] for each in findings if each["severity"] in ("warning", "problem"))

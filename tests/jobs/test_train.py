@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from hpccoll.measure.schema import schema
 from hpccoll.parallel.mesh import AXES, Mesh
+from hpccoll.records import make_json_schema
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.options import MlpConfig, TrainOptions
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
@@ -43,7 +43,7 @@ def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
     done = hpccoll(2, "train", "pp=2,dp=1", "--check", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    described = jsonschema.Draft202012Validator(schema())
+    described = jsonschema.Draft202012Validator(make_json_schema())
     for line in out.read_text().splitlines():
         described.validate(json.loads(line))
     (run,), steps, (summary,) = (records(out, kind) for kind in ("run", "train", "train_summary"))

@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from hpccoll.algorithms import list_algorithm_names
-from hpccoll.measure.schema import schema
 from hpccoll.plan import Operation
+from hpccoll.records import make_json_schema
 from hpccoll.selection import tuning_files
 from hpccoll.selection.tuning_table import TuningTable
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
@@ -84,7 +84,7 @@ def test_every_candidate_is_measured_checked_and_stored(tuned: Path) -> None:
     assert not found
     run, *measured = rows(tuned / "t.jsonl")
     for row in (run, *measured):
-        jsonschema.validate(row, schema())
+        jsonschema.validate(row, make_json_schema())
     assert run["kind"] == "run"
     assert all(row["wrong"] == 0 for row in measured)
     assert {(row["engine"], row["buffer"]) for row in measured} == {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpccoll.measure.result_file import read_records
-from hpccoll.measure.schema import schema
+from hpccoll.records import make_json_schema
 
 BENCH = Path(__file__).parents[2] / "bench"
 SCRIPTS = {
@@ -33,7 +33,7 @@ COMPARISON = {
         "kind": {"const": "comparison"},
         **{name: {"type": "string", "minLength": 1} for name in ("script", "case", "side", "baseline")},
         **{name: {"type": "integer", "minimum": 1} for name in ("ranks", "nbytes", "batch", "iterations")},
-        "time_us": schema()["$defs"]["collective"]["properties"]["time_us"],
+        "time_us": make_json_schema()["$defs"]["collective"]["properties"]["time_us"],
         "ratio": {"anyOf": [RATIO, {"type": "null"}]},
         "musts": {"type": "array", "items": MUST},
         "wrong": {"enum": [0, None]},
@@ -70,7 +70,7 @@ def test_every_script_measures_and_writes_its_records(comm, run, name):
     if path is None:
         return
     first, *records = read_records(path).records
-    jsonschema.validate(first, schema())
+    jsonschema.validate(first, make_json_schema())
     assert f"bench/{name}.py" in first["command"]
     assert {"load_average", "processor"} <= set(first)
     compared = [record for record in records if record["kind"] == "comparison"]

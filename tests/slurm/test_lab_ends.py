@@ -169,10 +169,10 @@ def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
 def test_a_record_fulfils_the_schema(lab):
     import jsonschema
 
-    from hpccoll.measure.schema import schema
+    from hpccoll.records import make_json_schema
 
     record = json.loads(hpccoll("lab", "status", "--json", "-", "--dir", str(lab.state_dir)).stdout)
-    jsonschema.validate(record, schema())
+    jsonschema.validate(record, make_json_schema())
 
 
 def test_results_in_the_shared_folder_stay(needs_slurm, folder):

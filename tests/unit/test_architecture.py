@@ -25,6 +25,7 @@ FLOORS = {
     "plan": 1,
     "algorithms": 2,
     "raster": 2,
+    "records": 2,
     "selection": 3,
     "runtime": 4,
     "communicator": 5,

@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.record import CollectiveRecord
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.measure.table import format_title
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
-from hpccoll.report.load import MeasuredRow
+from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
 from hpccoll.units import format_size
@@ -42,19 +42,19 @@ class Lag(NamedTuple):
         return f"{self.ratio.value:.3g}x slower than {self.fastest.label}{at} {bounds}"
 
 
-def find_wrong_results(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
+def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
     """Yield a problem per implementation with wrong results, and a note if results were not checked."""
     kept = list(rows)
-    wrong: dict[str, list[MeasuredRow]] = {}
+    wrong: dict[str, list[RunMeasurement]] = {}
     for measured in kept:
-        row = measured.record.row
+        row = measured.record
         if measured.record.wrong:
             library = f" on {measured.run.mpi}" if row.engine == "mpi" and measured.run.mpi else ""
             wrong.setdefault(f"{row.op} by {row.engine} {row.algorithm or ''}".strip() + library, []).append(measured)
     for name, members in wrong.items():
         evidence = "; ".join(
-            f"{member.record.wrong} of {member.record.row.count} elements at {format_size(member.record.row.nbytes)}, "
-            f"{member.record.row.ranks} ranks ({member.run.title})"
+            f"{member.record.wrong} of {member.record.count} elements at {format_size(member.record.nbytes)}, "
+            f"{member.record.ranks} ranks ({member.run.title})"
             for member in members[:_MAX_LISTED]
         )
         remedy = (
@@ -190,7 +190,7 @@ def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Findin
             speeds = f"{format_bytes_per_s(fastest[smaller][0])} to {format_bytes_per_s(fastest[larger][0])}"
             change = f"from {smaller} to {larger} {scaling.over}: {speeds}"
             found = f"{scaling.op} loses more than half its bandwidth {change}"
-            jobs = [f"{record.row.ranks} ranks on {record.row.nodes} nodes" for record in (before, after)]
+            jobs = [f"{record.ranks} ranks on {record.nodes} nodes" for record in (before, after)]
             evidence = f"bus bandwidth of the fastest at {format_size(nbytes)}, {jobs[0]} and {jobs[1]}"
             remedy = _SLOW_NODE if scaling.over == "nodes" else _SHARED_RESOURCE
             yield Finding("scaling", Severity.WARNING, found, evidence, remedy)

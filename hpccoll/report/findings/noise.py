@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.record import CaseKey
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
-from hpccoll.report.load import MeasuredRow
+from hpccoll.records import CaseKey
+from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_size
 
@@ -22,7 +22,7 @@ _REMEDY = (
 )
 
 
-def find_noise(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def find_noise(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Yield every finding on noise."""
     yield from _find_wide_intervals(rows)
     yield from _find_disagreeing_runs(rows)
@@ -30,13 +30,13 @@ def find_noise(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield from _find_short_rows(rows)
 
 
-def describe_row(measured: MeasuredRow) -> str:
+def describe_row(measured: RunMeasurement) -> str:
     """Return `all_reduce ring, 64 B on 2 ranks`."""
-    row = measured.record.row
+    row = measured.record
     return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
 
 
-def _find_wide_intervals(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     times = [(row.record.time_us, row) for row in rows if row.record.time_us.p50 > 0]
     uncertainties = [((time.p50_high - time.p50_low) / 2 / time.p50, row) for time, row in times]
     wide = sorted((pair for pair in uncertainties if pair[0] > MAX_UNCERTAINTY), key=lambda pair: -pair[0])
@@ -47,17 +47,17 @@ def _find_wide_intervals(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, f"widest 95 % intervals: {widest}", _REMEDY)
 
 
-def _format_median(measured: MeasuredRow) -> str:
+def _format_median(measured: RunMeasurement) -> str:
     time = measured.record.time_us
     interval = format_bounds(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
     return f"{format_seconds(time.p50 * 1e-6)} {interval}"
 
 
-def _find_disagreeing_runs(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Compare measurements of the same row in several runs (an A/A test)."""
-    repetitions: dict[tuple[CaseKey, int, str], list[MeasuredRow]] = {}
+    repetitions: dict[tuple[CaseKey, int, str], list[RunMeasurement]] = {}
     for row in rows:
-        repetitions.setdefault((row.record.row.key, row.record.row.nodes, row.run.mpi), []).append(row)
+        repetitions.setdefault((row.record.key, row.record.nodes, row.run.mpi), []).append(row)
     pairs = [(members[0], other) for members in repetitions.values() for other in members[1:]]
     differing: list[tuple[float, str]] = []
     for first, second in pairs:
@@ -78,7 +78,7 @@ def _find_disagreeing_runs(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, evidence, _REMEDY)
 
 
-def _compare_medians(first: MeasuredRow, second: MeasuredRow) -> Interval | None:
+def _compare_medians(first: RunMeasurement, second: RunMeasurement) -> Interval | None:
     """Return the ratio of medians; None if there are too few samples for an interval."""
     if min(first.record.time_us.min, second.record.time_us.min) <= 0:
         return None
@@ -91,7 +91,7 @@ def _is_beyond(ratio: Interval, limit: float) -> bool:
     return ratio.low > limit or ratio.high < 1 / limit
 
 
-def _find_drift(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Compare the first half of each row's iterations with the second half."""
     compared, drifting = 0, []
     for row in rows:
@@ -111,7 +111,7 @@ def _find_drift(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
     yield Finding("noise", Severity.WARNING, found, evidence, _REMEDY)
 
 
-def _find_short_rows(rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
+def _find_short_rows(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     short = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
     if not short:
         return

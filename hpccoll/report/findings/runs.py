@@ -10,7 +10,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import count_for_bytes, find_timed_operation, message_bytes
 from hpccoll.measure.table import PLACES
 from hpccoll.report.findings.noise import describe_row
-from hpccoll.report.load import MeasuredRow, Results, Run, listed
+from hpccoll.report.load import Results, Run, RunMeasurement, listed
 from hpccoll.units import format_size
 
 _RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
@@ -43,7 +43,7 @@ def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRe
     for file in results.torn:
         evidence = f"{file}: the last line is incomplete and was skipped"
         yield Finding("run", Severity.WARNING, "a run was cut short while writing a record", evidence, _RESUME)
-    rows_by_file: dict[str, list[MeasuredRow]] = {}
+    rows_by_file: dict[str, list[RunMeasurement]] = {}
     for row in results.rows:
         rows_by_file.setdefault(row.run.file, []).append(row)
     files_with_other_records = {run.file for run, _ in (*results.preflight, *results.told)}
@@ -58,9 +58,9 @@ def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRe
             yield from _find_missing_sizes(run, request, rows)
 
 
-def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[MeasuredRow]) -> Iterator[Finding]:
-    ranks = rows[-1].record.row.ranks
-    present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record.row).ranks == ranks}
+def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
+    ranks = rows[-1].record.ranks
+    present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record).ranks == ranks}
     missing = sorted(request.list_expected_rows(ranks) - present)
     if not missing:
         return
@@ -111,7 +111,7 @@ def _check_binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
         yield Severity.WARNING, found, f"cores per rank: {', '.join(counts)}", _BIND
 
 
-def find_device_memory_problems(rows: Iterable[MeasuredRow]) -> Iterator[Finding]:
+def find_device_memory_problems(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
     """Yield findings on device memory that was staged through host memory, and on runs that did not use their GPUs."""
     kept = list(rows)
     pinned = [row for row in kept if row.record.staging == "pinned"]
@@ -125,7 +125,7 @@ def find_device_memory_problems(rows: Iterable[MeasuredRow]) -> Iterator[Finding
         )
         yield Finding("cuda", Severity.WARNING, found, evidence, remedy)
     runs_with_devices = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
-    used = {row.run.number for row in kept if row.record.row.buffer == "cuda"}
+    used = {row.run.number for row in kept if row.record.buffer == "cuda"}
     for number, run in runs_with_devices.items():
         if number not in used:
             found = f"{run.title} had GPUs but measured only host memory"

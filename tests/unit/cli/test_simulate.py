@@ -15,8 +15,9 @@ from hpccoll.cli import output
 from hpccoll.cli.machine_options import parse_seconds, parse_seconds_per_byte
 from hpccoll.cli.simulate import simulate as command
 from hpccoll.errors import UsageError
-from hpccoll.measure.schema import schema
+from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.plan import Operation
+from hpccoll.records import make_json_schema
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_records_fulfil_the_schema(tmp_path):
     first, *records = [json.loads(line) for line in target.read_text().splitlines()]
     assert (first["kind"], len(records)) == ("run", 16)
     for record in (first, *records):
-        jsonschema.validate(record, schema())
+        jsonschema.validate(record, make_json_schema())
     ring = next(r for r in records if r["algorithm"] == "ring" and r["ranks"] == 24 and r["nbytes"] == 65536)
     assert (ring["nodes"], ring["steps"], ring["simulated_ranks"], ring["root"]) == (4, 46, 6, None)
     assert ring["within"] + ring["between"] == 2 * 23 * 65536
@@ -56,7 +57,7 @@ def test_records_fulfil_the_schema(tmp_path):
     assert ring["critical_path"]["waits"] == 46
     assert len(ring["critical_path"]["ends"]) == 46
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({key: value for key, value in ring.items() if key != "time_us"}, schema())
+        jsonschema.validate({key: value for key, value in ring.items() if key != "time_us"}, make_json_schema())
 
 
 def test_nodes_spread_the_ranks():
@@ -78,29 +79,29 @@ def test_full_gives_the_same_of_all_ranks():
 
 def bench_record(path, ranks: int = 2) -> None:
     """A result file of a bench that took 1 us a call, 2 us a message and 1 ns a byte."""
-    from hpccoll.measure.record import CollectiveRecord, Row
-    from hpccoll.measure.stopping import StopReason
+    from hpccoll.records import CollectiveCase, StopReason
 
     lines = []
     for name, steps, share in (("ring", 2, 0.5), ("recursive_doubling", 1, 1.0), ("auto", 1, 1.0)):
         for nbytes in (64 * 2**k for k in range(8)):
-            row = Row(
+            row = CollectiveCase(
                 "all_reduce", "hpccoll", name, "host", True, nbytes, nbytes // 4, "float32", "sum", None, ranks, 1
             )
             us = 1 + steps * (2 + share * nbytes * 1e-3)
-            lines.append(json.dumps(CollectiveRecord(row, (us,), StopReason.CONVERGED, 0).as_dict()))
+            lines.append(json.dumps(make_collective_record(row, (us,), StopReason.CONVERGED, 0).as_dict()))
     path.write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(("ranks", "nodes", "layout"), [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 3, 1]), (4, 1, [4])])
 def test_plans_of_two_levels_are_laid_out_on_the_nodes_of_their_rows(tmp_path, ranks, nodes, layout):
     from hpccoll.cli.machine_options import read_measured_rows
-    from hpccoll.measure.record import CollectiveRecord, Row
-    from hpccoll.measure.stopping import StopReason
+    from hpccoll.records import CollectiveCase, StopReason
 
-    row = Row("all_reduce", "hpccoll", "hierarchical_ring", "host", True, 64, 16, "float32", "sum", None, ranks, nodes)
+    row = CollectiveCase(
+        "all_reduce", "hpccoll", "hierarchical_ring", "host", True, 64, 16, "float32", "sum", None, ranks, nodes
+    )
     path = tmp_path / "bench.jsonl"
-    path.write_text(json.dumps(CollectiveRecord(row, (5.0,), StopReason.CONVERGED, 0).as_dict()) + "\n")
+    path.write_text(json.dumps(make_collective_record(row, (5.0,), StopReason.CONVERGED, 0).as_dict()) + "\n")
     (found,) = read_measured_rows(str(path), "FILE")
     expected = get_algorithm(Operation.ALL_REDUCE, "hierarchical_ring").plan(ranks, nodes=layout)
     column, same = (plan.make(np.arange(ranks)) for plan in (found.plan, expected))
@@ -121,7 +122,7 @@ def test_a_machine_is_fitted_to_a_record(tmp_path):
     )
     assert record["time_us"] == pytest.approx(1 + 2 * (2 + 0.512), rel=1e-2)
     assert record["fit"]["left_out"] < 0.01
-    jsonschema.validate(record, schema())
+    jsonschema.validate(record, make_json_schema())
 
 
 def test_a_map_is_drawn(tmp_path):

@@ -22,8 +22,8 @@ from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
-from hpccoll.measure.schema import schema
 from hpccoll.plan import Cost, Operation, empty_rounds
+from hpccoll.records import make_json_schema
 
 ROOT = Path(__file__).parents[3]
 # What a process must not have loaded when a proof is done.
@@ -93,7 +93,7 @@ def test_records_one_a_line(tmp_path):
     run, *records = [json.loads(line) for line in target.read_text().splitlines()]
     assert (run["kind"], run["versions"]["mpi4py"]) == ("run", None)
     for record in (run, *records):
-        jsonschema.validate(record, schema())
+        jsonschema.validate(record, make_json_schema())
     assert all((r["schema"], r["kind"], r["command"]) == ("hpccoll/1", "plan", "verify") for r in records)
     found = {(r["op"], r["algorithm"], r["ranks"]) for r in records}
     asked = [("all_reduce", "ring"), *(("broadcast", name) for name in list_algorithm_names(Operation.BROADCAST))]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.plot import draw_figure, require_plot, write_plot
-from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.stopping import StopReason
+from hpccoll.records import CollectiveCase, StopReason
 
-ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
+ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
 NAMES = [
     *[("mpi", None), ("gloo", None), ("nccl", None)],
     *[("hpccoll", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto")],
@@ -29,7 +29,7 @@ def race(names=NAMES[:4], sizes=SIZES, places=(True,), **row):
     """Rows whose samples spread around a latency and a bandwidth."""
     rng = np.random.default_rng(5)
     return [
-        CollectiveRecord(
+        make_collective_record(
             replace(ROW, engine=engine, algorithm=algorithm, nbytes=size, count=size // 4, in_place=place, **row),
             tuple((5 + at + size / 2000) * rng.lognormal(0, 0.2, 20)),
             StopReason.CONVERGED,
@@ -61,7 +61,7 @@ def test_every_row_is_a_point_of_its_line():
     latency, bandwidth, _ = drawn(records)
     order = [("mpi", None), ("nccl", None), ("gloo", None), ("hpccoll", "ring")]
     for name, line, other in zip(order, latency.lines, bandwidth.lines, strict=True):
-        mine = [record for record in records if (record.row.engine, record.row.algorithm) == name]
+        mine = [record for record in records if (record.engine, record.algorithm) == name]
         assert list(line.get_xdata()) == SIZES
         assert list(line.get_ydata()) == [record.time_us.p50 for record in mine]
         assert list(other.get_ydata()) == pytest.approx([record.busbw for record in mine])
@@ -73,9 +73,9 @@ def test_bands_are_the_intervals():
     assert 0.1 < latency.collections[0].get_alpha() < 0.5
     corners = {tuple(corner) for corner in latency.collections[0].get_paths()[0].vertices}
     for record in records:
-        assert (record.row.nbytes, record.time_us.p50_low) in corners
-        assert (record.row.nbytes, record.time_us.p50_high) in corners
-    fastest = records[0].row.nbytes / records[0].time_us.p50_low / 1e3 * 1.5
+        assert (record.nbytes, record.time_us.p50_low) in corners
+        assert (record.nbytes, record.time_us.p50_high) in corners
+    fastest = records[0].nbytes / records[0].time_us.p50_low / 1e3 * 1.5
     heights = bandwidth.collections[0].get_paths()[0].vertices[:, 1]
     assert np.isclose(heights, fastest).any()
 
@@ -103,7 +103,7 @@ def test_in_place_is_solid_and_out_of_place_dashed():
     latency, _, margin = drawn(records)
     styles = {line.get_ydata()[0]: line.get_linestyle() for line in latency.lines}
     for record in records[:2]:
-        assert styles[record.time_us.p50] == ("-" if record.row.in_place else "--")
+        assert styles[record.time_us.p50] == ("-" if record.in_place else "--")
     words = [text.get_text() for text in margin.get_legend().get_texts()]
     assert words == ["mpi", "in place", "out of place"]
 
@@ -126,7 +126,7 @@ def test_sizes_are_named_in_binary_units():
 
 
 def test_heights_are_named_in_full():
-    axes = drawn([replace(record, samples_us=(4e6, 5e6, 6e6)) for record in race(NAMES[:1])])[1]
+    axes = drawn([make_collective_record(record, (4e6, 5e6, 6e6), record.stop, 0) for record in race(NAMES[:1])])[1]
     axes.figure.canvas.draw()
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert "0.00001" in labels

@@ -7,19 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.output_file import require_writable
-from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.result_file import RecordWriter, finished_keys, read_records
-from hpccoll.measure.stopping import StopReason
+from hpccoll.measure.result_file import RecordWriter, read_records
+from hpccoll.records import CollectiveCase, StopReason
 
-ROW = Row("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
-RECORDS = [CollectiveRecord(replace(ROW, nbytes=size), (1.5, 2.5), StopReason.BUDGET, 0) for size in (8, 32, 128)]
+ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
+RECORDS = [make_collective_record(replace(ROW, nbytes=size), (1.5, 2.5), StopReason.BUDGET, 0) for size in (8, 32, 128)]
 RUN = {"schema": "hpccoll/1", "kind": "run", "command": "hpccoll bench"}
 
 
@@ -38,12 +38,16 @@ def full(path):
     return path
 
 
+def measured_keys(path):
+    return {record.key for record in read_records(path).collectives()}
+
+
 def test_records_come_back_in_order(full):
     found = read_records(full)
     assert found.records[0] == RUN
     assert found.collectives() == RECORDS
     assert found.torn is None
-    assert finished_keys(full) == {record.row.key for record in RECORDS}
+    assert measured_keys(full) == {record.key for record in RECORDS}
 
 
 def test_each_record_is_one_line_of_json(full):
@@ -81,7 +85,7 @@ def test_a_torn_last_line_is_left_out_and_reported(full, kept):
     assert len(found.records) == 3
     assert found.torn is not None
     assert f"after {len(last)} bytes" in found.torn
-    assert finished_keys(full) == {record.row.key for record in RECORDS[:2]}
+    assert measured_keys(full) == {record.key for record in RECORDS[:2]}
 
 
 def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
@@ -110,7 +114,6 @@ def test_resuming_keeps_what_is_there_and_beginning_does_not(full):
 
 
 def test_resuming_what_does_not_exist_begins_it(path):
-    assert finished_keys(path) == set()
     with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
     assert read_records(path).records == (RUN,)
@@ -118,7 +121,6 @@ def test_resuming_what_does_not_exist_begins_it(path):
 
 def test_resuming_an_empty_file_begins_it(path):
     path.touch()
-    assert finished_keys(path) == set()
     with RecordWriter(path, resume=True) as journal:
         journal.write(RUN)
     assert read_records(path).records == (RUN,)
@@ -127,16 +129,16 @@ def test_resuming_an_empty_file_begins_it(path):
 def test_rows_of_another_run_count_by_their_key(full):
     with RecordWriter(full, resume=True) as journal:
         journal.write(RUN | {"command": "another", "ranks": 2})
-        other = replace(RECORDS[0], row=replace(ROW, ranks=2, nodes=2))
+        other = replace(RECORDS[0], ranks=2, nodes=2)
         journal.write(other.as_dict())
-    keys = finished_keys(full)
+    keys = measured_keys(full)
     assert ROW.key in keys
-    assert other.row.key in keys
+    assert other.key in keys
     assert replace(ROW, ranks=8).key not in keys
 
 
 def test_a_row_that_was_measured_twice_counts_as_it_was_last(full):
-    again = replace(RECORDS[0], samples_us=(7.0,))
+    again = make_collective_record(replace(ROW, nbytes=8), (7.0,), StopReason.BUDGET, 0)
     with RecordWriter(full, resume=True) as journal:
         journal.write(again.as_dict())
     assert read_records(full).collectives()[0] == again
@@ -158,7 +160,7 @@ def test_a_row_that_was_measured_twice_counts_as_it_was_last(full):
 def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content):
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"--resume .*results.jsonl"):
-        finished_keys(path)
+        read_records(path)
     with pytest.raises(UsageError):
         RecordWriter(path, "--resume", resume=True)
     assert path.read_bytes() == content

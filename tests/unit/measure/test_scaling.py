@@ -10,17 +10,16 @@ from click.testing import CliRunner
 
 from hpccoll.cli.scaling import scaling
 from hpccoll.errors import UsageError
-from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.schema import schema
-from hpccoll.measure.stopping import StopReason
+from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.records import CollectiveCase, StopReason, make_json_schema
 
 
 def row(nodes, engine, us, nbytes=1024):
     algorithm = "ring" if engine == "hpccoll" else None
-    what = Row(
+    what = CollectiveCase(
         "all_reduce", engine, algorithm, "host", True, nbytes, nbytes // 4, "float32", "sum", None, 2 * nodes, nodes
     )
-    return CollectiveRecord(what, (us, us + 1, us - 1), StopReason.ITERATIONS, 0)
+    return make_collective_record(what, (us, us + 1, us - 1), StopReason.ITERATIONS, 0)
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_a_sweep_becomes_one_table(sweep):
     assert not [line for line in lines if line[:2] == ["8", "B"]]  # on one number of nodes only
     records = [json.loads(line) for line in (sweep / "scaling.jsonl").read_text().splitlines()]
     for record in records:
-        jsonschema.Draft202012Validator(schema()).validate(record)
+        jsonschema.Draft202012Validator(make_json_schema()).validate(record)
     assert [point["ratio"] for point in records[0]["points"]] == [1, 2, 4]
     again = CliRunner().invoke(scaling, [str(sweep)])  # the report lies among the results
     assert again.output == done.output
@@ -55,7 +54,7 @@ def test_a_sweep_becomes_one_table(sweep):
     [
         (lambda folder: folder / "nope", "no such file"),
         (lambda folder: folder, "no .jsonl file"),
-        (lambda folder: (folder / "a.jsonl").write_text("Dear diary\n") and folder, "schema hpccoll/1"),
+        (lambda folder: (folder / "a.jsonl").write_text("Dear diary\n") and folder, "schema 'hpccoll/1'"),
         (
             lambda folder: (folder / "a.jsonl").write_text(json.dumps(row(2, "mpi", 5).as_dict()) + "\n") and folder,
             "nothing to compare",

@@ -5,25 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.csv_file import COLUMNS, write_csv
-from hpccoll.measure.record import CollectiveRecord, Row
-from hpccoll.measure.stopping import StopReason
 from hpccoll.measure.table import Stream, format_plain_table, print_table, table_columns
+from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason
 
-ROW = Row("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
+ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
 NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2]
 
 
 def record(engine="mpi", algorithm=None, us=100.0, wrong=0, iterations=20, **row):
     """A row all of whose iterations took about `us` microseconds."""
     samples = tuple(us * (1 + 0.001 * (at % 5 - 2)) for at in range(iterations))
-    return CollectiveRecord(
+    return make_collective_record(
         replace(ROW, engine=engine, algorithm=algorithm, **row), samples, StopReason.CONVERGED, wrong
     )
 
@@ -186,8 +186,8 @@ def test_rows_stream_in_columns_that_hold_still():
     heading = stream.heading().splitlines()[1]
     engine, algorithm = heading.index("engine"), heading.index("algorithm")
     for line, each in zip(lines, known, strict=True):
-        assert line[engine:].split()[0] == each.row.engine
-        assert line[algorithm:].split()[0] == (each.row.algorithm or "-")
+        assert line[engine:].split()[0] == each.engine
+        assert line[algorithm:].split()[0] == (each.algorithm or "-")
     assert lines[0].split()[5] == "50.00"
     assert lines[0].split()[9] == "N/A"  # in place comes later
     assert lines[1].split()[5:10:4] == ["50.00", "25.00"]

@@ -9,11 +9,11 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hpccoll.measure.schema import schema
 from hpccoll.preflight.faults import find_faults, get_low_ratio, list_excluded_nodes
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.preflight.results import PreflightResults
+from hpccoll.records import make_json_schema
 
 NBYTES, RATE, LATENCY_S = 1 << 20, 50e6, 50e-6
 THRESHOLD = 0.6
@@ -159,7 +159,7 @@ def test_the_records_are_what_the_schema_says():
     results.links[0, 1] = [LinkSample(broken="no answer")]
     results.speeds.pop(3)
     results.lost[3] = "gone"
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(make_json_schema())
     records = [*_make_records(results), _make_summary(results, THRESHOLD, find_faults(results, THRESHOLD))]
     for record in records:
         validator.validate(json.loads(json.dumps(record, allow_nan=False)))

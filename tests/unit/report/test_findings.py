@@ -265,7 +265,7 @@ def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
     assert 0 < error < 0.5
     assert any("3 ranks on 1 node: a fit takes 4 sizes" in each for each in models.missing)
     for row in results.rows:
-        if row.record.row.ranks == 2:
+        if row.record.ranks == 2:
             bound = models.compute_bound_s(row.record)
             assert bound is not None
             assert 0 < bound < row.record.time_us.max * 1e-6

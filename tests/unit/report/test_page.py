@@ -13,7 +13,7 @@ import pytest
 
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
-from hpccoll.measure.schema import schema
+from hpccoll.records import make_json_schema
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -179,7 +179,7 @@ def test_the_findings_are_records_of_the_schema(tmp_path):
     assert run["kind"] == "run"
     assert {"binding", "link"} <= {each["area"] for each in found}
     for each in (run, *found):
-        jsonschema.validate(each, schema())
+        jsonschema.validate(each, make_json_schema())
     order = ["problem", "warning", "note", "ok"]
     severities = [order.index(each["severity"]) for each in found]
     assert severities == sorted(severities)

@@ -10,9 +10,10 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.interleaved import Contender, TimingOptions
-from hpccoll.measure.stopping import StoppingRule, StopReason
+from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.plan import Operation
+from hpccoll.records import StopReason
 from hpccoll.selection import tuning_files
 from hpccoll.selection.selector import LOG_VARIABLE, SelectionQuery, Selector, open_selection_log
 from hpccoll.selection.tuning_files import (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.schema import schema
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.records import make_json_schema
 from hpccoll.train import digits
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.options import MlpConfig, TrainOptions
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def validator():
-    return jsonschema.Draft202012Validator(schema())
+    return jsonschema.Draft202012Validator(make_json_schema())
 
 
 ROWS = [
@@ -179,7 +179,7 @@ def test_a_step_is_made_of_what_all_ranks_say(validator):
     record = TrainRecord.of(7, Mesh(pp=2), 64, ROWS)
     found = record.as_dict()
     validator.validate(found)
-    assert set(found) - {"schema", "kind"} == set(schema()["$defs"]["train"]["properties"])
+    assert set(found) - {"schema", "kind"} == set(make_json_schema()["$defs"]["train"]["properties"])
     assert (found["strategy"], found["ranks"], found["pp"], found["step"]) == ("pp=2", 2, 2, 7)
     assert (found["loss"], found["grad_norm"]) == (1.5, 5.0)
     assert (found["step_s"], found["comm_s"], found["exposed_comm_s"]) == (0.5, 0.3, 0.3)  # the most of any rank
@@ -198,7 +198,7 @@ def test_there_is_no_bubble_without_a_pipeline(validator):
 def test_a_summary_fulfils_the_schema(validator):
     found = SUMMARY.as_dict()
     validator.validate(found)
-    assert set(found) - {"schema", "kind"} == set(schema()["$defs"]["train_summary"]["properties"])
+    assert set(found) - {"schema", "kind"} == set(make_json_schema()["$defs"]["train_summary"]["properties"])
     assert found["median_step_s"] == 0.2
     nothing = TrainSummary(Mesh(), SUMMARY.asked, 0, None, "stop_file", None, None, (), None, None, None)
     validator.validate(nothing.as_dict())

@@ -1,0 +1,68 @@
+"""Makes the record of a case from its samples: their summary, and the bandwidths at the median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from hpccoll.measure.bandwidth import compute_algbw, compute_busbw, find_timed_operation
+from hpccoll.measure.statistics import summarize
+from hpccoll.records import CollectiveCase, CollectiveRecord, Staging, StopReason
+
+
+def make_collective_record(
+    case: CollectiveCase,
+    samples_us: Sequence[float],
+    stop: StopReason,
+    wrong: int | None,
+    staging: Staging = None,
+    stream_us: Sequence[float] = (),
+) -> CollectiveRecord:
+    """Return the record of `case`, its samples rounded to nanoseconds and summarised as rounded.
+
+    Args:
+        case: what was measured.
+        samples_us: the maximum over ranks of each iteration, in microseconds, in the order measured.
+        stop: why there are no more samples.
+        wrong: elements found wrong; None where the results were not checked.
+        staging: whether device memory reached MPI directly or through pinned host memory; None for host memory.
+        stream_us: times of the same iterations by events on the CUDA stream; empty for host memory.
+
+    Raises:
+        UsageError: no samples, negative or infinite samples, or an unknown operation.
+    """
+    rounded = _round_samples(samples_us)
+    summary, operation = summarize(rounded), find_timed_operation(case.op)
+    seconds = summary.p50 * 1e-6
+    return CollectiveRecord(
+        **{name: getattr(case, name) for name in CollectiveCase.__struct_fields__},
+        iterations=len(rounded),
+        stop=stop,
+        time_us=summary,
+        algbw=compute_algbw(case.nbytes, seconds),
+        busbw=compute_busbw(operation, case.nbytes, seconds, case.ranks),
+        wrong=wrong,
+        bound_us=None,
+        samples_us=rounded,
+        staging=staging,
+        stream_us=_round_samples(stream_us),
+    )
+
+
+def read_collective_record(line: Mapping[str, Any], location: str) -> CollectiveRecord:
+    """Return the record of a line of a result file; its summary and bandwidths are computed anew from its samples.
+
+    Raises:
+        UsageError: a field is missing or invalid; names `location` (file and line), the field and its value.
+    """
+    record = CollectiveRecord.from_dict(line, location)
+    made = make_collective_record(
+        record, record.samples_us, record.stop, record.wrong, record.staging, record.stream_us
+    )
+    return replace(made, bound_us=record.bound_us)
+
+
+def _round_samples(samples_us: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(float(sample), 3) for sample in samples_us)

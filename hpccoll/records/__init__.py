@@ -1,0 +1,61 @@
+"""The records that commands write and read, each declared once: type, validation and JSON Schema.
+
+A result file holds one record per line. `Record` is the base of all kinds; start reading there, then `collective`.
+`as_dict` and `from_dict` convert to and from a line; `make_json_schema` describes all kinds.
+"""
+
+from hpccoll.records.collective import (
+    FEWEST_FOR_P99,
+    SEND_RECV,
+    CaseKey,
+    CollectiveCase,
+    CollectiveRecord,
+    Staging,
+    StopReason,
+    TimeSummary,
+)
+from hpccoll.records.json_schema import make_json_schema
+from hpccoll.records.nodes import (
+    FaultEntry,
+    FindingRecord,
+    LabRecord,
+    PreflightNodeRecord,
+    PreflightPairRecord,
+    PreflightSummaryRecord,
+    ScalingPoint,
+    ScalingRecord,
+)
+from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, SimulatedPlanRecord
+from hpccoll.records.record import SCHEMA, Record
+from hpccoll.records.run import RunRecord, SlurmJob, Versions
+from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
+
+__all__ = [
+    "FEWEST_FOR_P99",
+    "SCHEMA",
+    "SEND_RECV",
+    "CaseKey",
+    "CollectiveCase",
+    "CollectiveRecord",
+    "DemoRecord",
+    "FaultEntry",
+    "FindingRecord",
+    "LabRecord",
+    "PreflightNodeRecord",
+    "PreflightPairRecord",
+    "PreflightSummaryRecord",
+    "ProvenPlanRecord",
+    "Record",
+    "RunRecord",
+    "ScalingPoint",
+    "ScalingRecord",
+    "SimulatedPlanRecord",
+    "SlurmJob",
+    "Staging",
+    "StopReason",
+    "TimeSummary",
+    "TrainStepRecord",
+    "TrainSummaryRecord",
+    "Versions",
+    "make_json_schema",
+]

@@ -1,0 +1,94 @@
+"""JSON Schema of the records, draft 2020-12, generated from their declarations.
+
+A record is one object per line; `kind` says which. Readers should accept unknown keys: later versions of schema
+hpccoll/1 may add some, never take one away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hpccoll.records.collective import CollectiveRecord
+from hpccoll.records.nodes import (
+    FindingRecord,
+    LabRecord,
+    PreflightNodeRecord,
+    PreflightPairRecord,
+    PreflightSummaryRecord,
+    ScalingRecord,
+)
+from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, SimulatedPlanRecord
+from hpccoll.records.record import SCHEMA, Record
+from hpccoll.records.run import RunRecord
+from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
+
+Schema = dict[str, Any]
+DEFINITIONS: dict[str, type[Record]] = {
+    "run": RunRecord,
+    "collective": CollectiveRecord,
+    "demo": DemoRecord,
+    "finding": FindingRecord,
+    "preflight_pair": PreflightPairRecord,
+    "preflight_node": PreflightNodeRecord,
+    "preflight_summary": PreflightSummaryRecord,
+    "scaling": ScalingRecord,
+    "train": TrainStepRecord,
+    "train_summary": TrainSummaryRecord,
+    "lab": LabRecord,
+    "simulated": SimulatedPlanRecord,  # of kind `plan` as well: `command` tells the two apart
+    "plan": ProvenPlanRecord,
+}
+
+
+def make_json_schema() -> Schema:
+    """Return the JSON Schema that every line of a result file fulfils."""
+    _, components = msgspec.json.schema_components(DEFINITIONS.values())
+    definitions = {name: _inline(components[record.__name__], components) for name, record in DEFINITIONS.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"records of {SCHEMA}",
+        "description": "One JSON object per line. _us: microseconds; _GBps: bandwidth in 1e9 bytes per second.",
+        "type": "object",
+        "required": ["schema", "kind"],
+        "properties": {
+            "schema": {"const": SCHEMA},
+            "kind": {"enum": list(dict.fromkeys(record.kind for record in DEFINITIONS.values()))},
+        },
+        "allOf": [_apply_definition(name, definition) for name, definition in definitions.items()],
+        "$defs": definitions,
+    }
+
+
+def _apply_definition(name: str, definition: Schema) -> Schema:
+    """Return the rule that lines of the definition's kind, and command where a constant tells two apart, fulfil it."""
+    selected = {"kind": {"const": DEFINITIONS[name].kind}}
+    command = definition["properties"].get("command", {})
+    if "const" in command:
+        selected["command"] = command
+    return {"if": {"properties": selected, "required": list(selected)}, "then": {"$ref": f"#/$defs/{name}"}}
+
+
+def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
+    """Return msgspec's schema without references, titles and defaults, and with null as a second type."""
+    if "$ref" in schema:
+        return _inline(components[schema["$ref"].rpartition("/")[2]], components)
+    plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
+    if "anyOf" in schema:
+        (value, _) = schema["anyOf"]  # a value or null: records have no other unions
+        value = _inline(value, components)
+        null = {"enum": [*value["enum"], None]} if "enum" in value else {"type": [value["type"], "null"]}
+        plain = value | null | plain
+    if len(plain.get("enum", ())) == 1:
+        plain["const"] = plain.pop("enum")[0]
+    if "description" in plain:
+        plain["description"] = " ".join(plain["description"].split())
+    if not plain.get("required", True):
+        del plain["required"]
+    if "properties" in plain:
+        plain["properties"] = {name: _inline(each, components) for name, each in plain["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(plain.get(key), dict):
+            plain[key] = _inline(plain[key], components)
+    return plain

@@ -1,0 +1,106 @@
+"""The record of kind `run`: the command, the software and the ranks of one run.
+
+Its fields are an allow-list. Nothing here reads the environment, so no other variable can leak into a result file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from hpccoll.errors import UsageError
+from hpccoll.records.record import Amount, Positive, Record, about
+
+
+class Versions(Struct, frozen=True, forbid_unknown_fields=True):
+    """null where a package is not installed."""
+
+    hpccoll: str | None
+    python: str | None
+    numpy: str | None
+    mpi4py: str | None
+    mpi: str | None
+    mpi_wheel: str | None
+    torch: str | None
+    cupy: str | None
+
+    @classmethod
+    def make(cls, versions: Mapping[str, str | None]) -> Versions:
+        """Return the versions, None for those that are missing; raise UsageError for a package that has no field."""
+        names = cls.__struct_fields__
+        unknown = sorted(set(versions) - set(names))
+        if unknown:
+            raise UsageError(f"a run record has no version of {', '.join(unknown)}; it has those of {', '.join(names)}")
+        return cls(**{name: versions.get(name) for name in names})
+
+
+class SlurmJob(Struct, frozen=True):
+    """What SLURM says about the job."""
+
+    job_id: str | None = None
+    job_name: str | None = None
+    partition: str | None = None
+    nodelist: str | None = None
+    array_job_id: str | None = None
+    array_task_id: str | None = None
+    restarts: str | None = None
+
+
+class RunRecord(Record, frozen=True, kw_only=True):
+    """What a run was and where; precedes its measurements. A resumed file holds one for each run."""
+
+    kind: ClassVar[str] = "run"
+
+    command: str
+    versions: Versions
+    hosts: Annotated[tuple[str, ...], about("Host name of each rank.")]
+    cores: Annotated[tuple[Positive, ...], about("Cores that each rank may run on.")]
+    ranks: Positive
+    nodes: Annotated[Positive, about("Sets of ranks that can share memory.")]
+    devices: Annotated[tuple[str, ...], about("Names of the accelerators in use.")]
+    oversubscribed: bool
+    clock_residual_us: Annotated[Amount | None, about("null where clocks were not aligned.")]
+    slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # files written before there was one
+    commit: str | None
+    start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        command: str,
+        versions: Mapping[str, str | None],
+        hosts: Sequence[str],
+        cores: Sequence[int],
+        ranks: int,
+        nodes: int,
+        devices: Sequence[str],
+        oversubscribed: bool,
+        commit: str | None,
+        start_time: datetime,
+        slurm: Mapping[str, str] | None = None,
+    ) -> RunRecord:
+        """Return the record of a run, from its fields and a start time with a time zone.
+
+        Raises:
+            UsageError: `versions` names an unknown package, or the start time has no time zone.
+        """
+        if start_time.tzinfo is None:
+            raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")
+        return cls(
+            command=command,
+            versions=Versions.make(versions),
+            hosts=tuple(hosts),
+            cores=tuple(cores),
+            ranks=ranks,
+            nodes=nodes,
+            devices=tuple(devices),
+            oversubscribed=oversubscribed,
+            clock_residual_us=None,
+            slurm=SlurmJob(**slurm) if slurm else None,
+            commit=commit,
+            start_time=start_time.astimezone(UTC).isoformat(timespec="seconds"),
+        )

@@ -1,0 +1,412 @@
+"""Records: exactly the contract's fields in its order, described by the schema, and nothing that was not handed in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from hpccoll.cli.schema import schema as command
+from hpccoll.errors import UsageError
+from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.records import (
+    CaseKey,
+    CollectiveCase,
+    CollectiveRecord,
+    ProvenPlanRecord,
+    RunRecord,
+    StopReason,
+    Versions,
+    make_json_schema,
+)
+from hpccoll.records.json_schema import DEFINITIONS
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT / "tests" / "data"
+CONTRACT = [
+    *("schema", "kind", "op", "engine", "algorithm", "buffer", "in_place", "nbytes", "count", "dtype", "redop", "root"),
+    *("ranks", "nodes", "iterations", "stop", "time_us", "algbw_GBps", "busbw_GBps", "wrong", "bound_us", "samples_us"),
+]
+ROW = CollectiveCase("all_reduce", "hpccoll", "ring", "host", True, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
+RECORD = make_collective_record(ROW, (250.0, 260.0, 240.0), StopReason.BUDGET, 0)
+RUN_FIELDS: dict[str, Any] = {
+    "command": "hpccoll bench all_reduce",
+    "versions": {"hpccoll": "0.1.0", "python": "3.11.9", "mpi": "MPICH 5.0.2", "torch": None},
+    "hosts": ("node0", "node0"),
+    "cores": (2, 2),
+    "ranks": 2,
+    "nodes": 1,
+    "devices": (),
+    "oversubscribed": False,
+    "commit": "0123abc",
+    "start_time": datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=1))),
+}
+RUN = RunRecord.make(**RUN_FIELDS)
+PROVEN = ProvenPlanRecord("verify", "all_reduce", "ring", 4, 1, True, (), 6, 6, 24, 1.5, 1.5, 0.01)
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema.Draft202012Validator.check_schema(make_json_schema())
+    return jsonschema.Draft202012Validator(make_json_schema())
+
+
+def written(record):
+    """What a reader of the file gets."""
+    return json.loads(json.dumps(record, allow_nan=False))
+
+
+def test_a_collective_has_the_fields_of_the_contract_in_its_order():
+    assert list(RECORD.as_dict()) == [*CONTRACT, "staging", "stream_us"]
+    assert list(RECORD.as_dict()["time_us"]) == ["min", "p50", "p50_low", "p50_high", "p95", "p99", "max"]
+
+
+def test_a_collective_says_what_was_measured():
+    found = RECORD.as_dict()
+    assert found["iterations"] == 3
+    assert found["stop"] == "budget"
+    assert found["samples_us"] == (250.0, 260.0, 240.0)  # in the order measured
+    assert found["time_us"]["p50"] == 250
+    assert found["algbw_GBps"] == pytest.approx(1_048_576 / 250e-6 / 1e9)
+    assert found["busbw_GBps"] == pytest.approx(1.5 * found["algbw_GBps"])
+
+
+def test_the_summary_is_that_of_the_samples_as_written():
+    record = make_collective_record(ROW, (1.00049, 1.00051, 1.00051), StopReason.ITERATIONS, 0)
+    assert record.samples_us == (1.0, 1.001, 1.001)
+    assert record.time_us.p50 == 1.001
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RECORD,
+        replace(RECORD, wrong=None, bound_us=12.5, staging="pinned"),
+        make_collective_record(replace(ROW, engine="mpi", algorithm=None), (0.5,) * 120, StopReason.CONVERGED, 3),
+        make_collective_record(
+            CollectiveCase("scatter", "gloo", None, "cuda", False, 0, 0, "int8", None, 1, 2, 2),
+            (1,),
+            StopReason.BUDGET,
+            0,
+        ),
+        make_collective_record(
+            CollectiveCase("barrier", "mpi", None, "host", True, 0, 0, "uint8", None, None, 2, 1),
+            (9,),
+            StopReason.BUDGET,
+            0,
+        ),
+    ],
+)
+def test_collectives_fulfil_the_schema_and_come_back(record, validator):
+    validator.validate(written(record.as_dict()))
+    assert CollectiveRecord.from_dict(written(record.as_dict()), "") == record
+
+
+@pytest.mark.parametrize("key", [key for key in CONTRACT if key not in ("schema", "kind")])
+def test_the_schema_wants_every_field_of_a_collective(key, validator):
+    found = written(RECORD.as_dict())
+    del found[key]
+    assert not validator.is_valid(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("schema", "hpccoll/2"), ("kind", "collectives"), ("op", "allreduce"), ("stop", "tired"), ("wrong", -1)),
+        *(("nbytes", 1.5), ("in_place", "yes"), ("samples_us", []), ("staging", "copied"), ("ranks", 0)),
+    ],
+)
+def test_the_schema_refuses_values_that_are_never_written(key, value, validator):
+    assert not validator.is_valid(written(RECORD.as_dict()) | {key: value})
+
+
+def test_a_run_fulfils_the_schema(validator):
+    found = written(RUN.as_dict())
+    validator.validate(found)
+    assert list(found)[:3] == ["schema", "kind", "command"]
+    assert found["start_time"] == "2026-03-01T12:30:00+00:00"
+    assert found["versions"]["cupy"] is None
+    assert found["clock_residual_us"] is None
+
+
+def test_a_run_takes_only_versions_that_are_listed():
+    with pytest.raises(UsageError, match="SECRET_TOKEN"):
+        RunRecord.make(**RUN_FIELDS | {"versions": {"python": "3.11", "SECRET_TOKEN": "hunter2"}})
+
+
+def test_nothing_of_the_environment_gets_into_a_run(monkeypatch):
+    monkeypatch.setenv("HPCCOLL_TEST_SECRET", "hunter2hunter2")
+    text = json.dumps(RUN.as_dict())
+    assert "hunter2" not in text
+    assert not [name for name, value in os.environ.items() if len(value) > 12 and value in text]
+
+
+def test_a_start_without_a_time_zone_is_refused():
+    with pytest.raises(UsageError, match="time zone"):
+        RunRecord.make(**RUN_FIELDS | {"start_time": datetime(2026, 3, 1)})  # noqa: DTZ001 - that is the point
+    assert RunRecord.make(**RUN_FIELDS | {"start_time": datetime.now(UTC)}).ranks == 2
+
+
+def test_a_plan_fulfils_the_schema_also_where_it_is_not_proven(validator):
+    plan = written(PROVEN.as_dict())
+    validator.validate(plan)
+    unknown = replace(PROVEN, rounds=None, steps=None, messages=None, sent_mean=None, sent_most=None)
+    validator.validate(written(replace(unknown, proven=False, failures=("round 3",)).as_dict()))
+    assert set(make_json_schema()["$defs"]["plan"]["properties"]) == set(plan) - {"schema", "kind"}
+    assert not validator.is_valid({key: value for key, value in plan.items() if key != "proven"})
+
+
+def test_the_schema_describes_the_versions_that_a_run_may_hold():
+    assert set(make_json_schema()["$defs"]["run"]["properties"]["versions"]["properties"]) == set(
+        Versions.__struct_fields__
+    )
+
+
+def test_a_row_is_recognised_whatever_run_it_is_from():
+    assert ROW.key == CaseKey("all_reduce", "hpccoll", "ring", "host", True, 1_048_576, "float32", "sum", None, 4)
+    assert replace(ROW, nodes=2).key == ROW.key
+    others = [replace(ROW, ranks=2), replace(ROW, in_place=False), replace(ROW, engine="mpi"), replace(ROW, nbytes=8)]
+    assert len({row.key for row in [*others, replace(ROW, root=1), ROW]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nbytes": None}, "nbytes is 'None': Expected `int`, got `null`"),
+        ({"ranks": 0}, "ranks is '0': Expected `int` >= 1"),
+        ({"stop": "tired"}, "stop is 'tired': Invalid enum value"),
+        ({"op": "allreduce"}, "op is 'allreduce': Invalid enum value"),
+        ({"samples_us": [1.0, "x"]}, "samples_us[1] is 'x': Expected `float`, got `str`"),
+        ({"time_us": {"min": 1}}, "time_us is \"{'min': 1}\": Object missing required field `p50`"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_place_field_value_and_remedy(change, message):
+    with pytest.raises(UsageError) as caught:
+        CollectiveRecord.from_dict(written(RECORD.as_dict()) | change, "FILE a.jsonl, line 3")
+    assert str(caught.value).startswith(f"FILE a.jsonl, line 3: record of kind collective: {message}")
+    assert "hpccoll schema" in str(caught.value)
+
+
+def test_a_missing_field_is_named():
+    found = {key: value for key, value in RECORD.as_dict().items() if key != "nbytes"}
+    with pytest.raises(UsageError, match="missing required field `nbytes`"):
+        CollectiveRecord.from_dict(found, "")
+
+
+def test_unknown_keys_of_later_versions_are_ignored():
+    assert CollectiveRecord.from_dict(RECORD.as_dict() | {"later": 1}, "") == RECORD
+
+
+def test_the_command_prints_the_schema():
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == 0
+    assert json.loads(result.output) == make_json_schema()
+
+
+def without_prose(schema):
+    """The schema without descriptions, alternatives in a fixed order, and null as a second type."""
+    if isinstance(schema, list):
+        return sorted((without_prose(each) for each in schema), key=lambda each: json.dumps(each, sort_keys=True))
+    if not isinstance(schema, dict):
+        return schema
+    if "anyOf" in schema:
+        (value, null) = schema["anyOf"]
+        assert null == {"type": "null"}
+        schema = value | {"type": [value["type"], "null"]}
+    return {
+        key: without_prose(value) for key, value in schema.items() if not isinstance(value, str) or key != "description"
+    }
+
+
+def test_the_schema_is_the_one_that_users_have():
+    assert without_prose(make_json_schema()) == without_prose(json.loads((DATA / "schema-hpccoll-1.json").read_text()))
+
+
+def recorded():
+    """One record of each kind and set of keys that is kept in the repository, with the file that it is from."""
+    files = [*DATA.glob("*.jsonl"), *(ROOT / "bench" / "results").rglob("*.jsonl")]
+    kinds = {record.kind for record in DEFINITIONS.values()}
+    lines = [(file.name, json.loads(line)) for file in files for line in file.read_text().splitlines()]
+    return {(line["kind"], *sorted(line)): (name, line) for name, line in lines if line["kind"] in kinds}
+
+
+EXAMPLES = {
+    "demo": {"name": "ring", "ranks": 2, "op": None, "algorithm": None, "before": {"x": [1, 2]}, "after": {}},
+    "finding": {
+        "area": "mpi",
+        "severity": "ok",
+        "found": "x",
+        "evidence": "y",
+        "remedy": None,
+        "provides": ["mpi"],
+        "hosts": [],
+    },
+    "preflight_summary": {
+        "nodes": ["a", "b"],
+        "threshold": 0.8,
+        "exclude": ["b"],
+        "faults": [
+            {"kind": "slow_link", "nodes": ["a", "b"], "found": "x", "ratio": None, "remedy": "y", "exclude": "b"}
+        ],
+    },
+    "lab": {
+        "dir": "/tmp/lab",
+        "isolation": "flat",
+        "why": "",
+        "shape": {"nodes": 2, "cpus": 1, "bytes_per_s": None, "latency_s": 0, "shares": [], "subnet": "10.0.0.0/24"},
+        "nodes": [
+            {
+                "name": "node0",
+                "address": "10.0.0.1",
+                "power": True,
+                "link_up": True,
+                "bytes_per_s": 1e6,
+                "slow_percent": 0.0,
+                "state": "idle",
+            }
+        ],
+    },
+    "scaling": {
+        "op": "all_reduce",
+        "nbytes": 8,
+        "in_place": True,
+        "dtype": "float32",
+        "buffer": "host",
+        "engine": "mpi",
+        "algorithm": None,
+        "points": [
+            {
+                "nodes": 1,
+                "ranks": 2,
+                "p50_us": 1.0,
+                "p50_low_us": 1.0,
+                "p50_high_us": 1.5,
+                "busbw_GBps": 0,
+                "ratio": 1.0,
+            }
+        ],
+    },
+    "simulated": {
+        "command": "simulate",
+        "op": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 4,
+        "nodes": 1,
+        "machine": "node",
+        "nbytes": 8,
+        "chunks": 4,
+        "root": None,
+        "simulated_ranks": 1,
+        "rounds": 6,
+        "steps": 6,
+        "messages": 24,
+        "time_us": 1.5,
+        "latency_bound_us": 1,
+        "bandwidth_bound_us": 1.0,
+        "sent_mean": 12.0,
+        "sent_most": 12.0,
+        "within": 48.0,
+        "between": 0.0,
+        "fit": {"fitted": 0.1, "left_out": 0.2},
+        "critical_path": {
+            "last_rank": 0,
+            "waits": 1,
+            "waits_between": 0,
+            "ends": [{"round": 0, "rank": 1, "source": 0, "nbytes": 2, "between": False, "entered_us": 0.5}],
+        },
+    },
+    "train": {
+        "strategy": "dp=2",
+        "ranks": 2,
+        "dp": 2,
+        "tp": 1,
+        "pp": 1,
+        "step": 1,
+        "loss": -0.5,
+        "step_s": 0.1,
+        "tokens_per_s": 640.0,
+        "comm_s": 0.01,
+        "exposed_comm_s": 0.01,
+        "bubble": None,
+        "peak_bytes": 1,
+        "grad_norm": 1.0,
+    },
+    "train_summary": {
+        "strategy": "dp=2",
+        "ranks": 2,
+        "dp": 2,
+        "tp": 1,
+        "pp": 1,
+        "model": "mlp",
+        "width": 8,
+        "layers": 2,
+        "activation": "tanh",
+        "parameters": 100,
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": 0,
+        "batch": 64,
+        "microbatches": 1,
+        "schedule": "1f1b",
+        "lr": 0.1,
+        "steps": 3,
+        "resumed_at": None,
+        "stop": "complete",
+        "loss": 0.5,
+        "accuracy": 0.9,
+        "median_step_s": 0.1,
+        "wrong": 0,
+        "max_error": 1e-7,
+        "checkpoint": None,
+    },
+    "plan": written(PROVEN.as_dict()),
+}
+
+
+def mutations(value):
+    """Yield variants of a JSON value, each with one value replaced or one key left out, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield {name: each for name, each in value.items() if name != key}
+            yield from (value | {key: each} for each in mutations(inner))
+    elif isinstance(value, list) and value:
+        yield from ([each, *value[1:]] for each in mutations(value[0]))
+    yield from (None, True, -1, 0, 2, 0.5, "x", [], {}, [None], {"x": None})
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_declaration_and_both_schemas_accept_and_reject_the_same_records(name):
+    before = json.loads((DATA / "schema-hpccoll-1.json").read_text())
+    schemas = [jsonschema.Draft202012Validator(each["$defs"][name]) for each in (before, make_json_schema())]
+    examples = [line for (kind, *_), (_, line) in recorded().items() if kind == name] + [EXAMPLES.get(name, {})]
+    counts: Counter[bool] = Counter()
+    for example in filter(None, examples):
+        short = {key: value[:2] if key in ("samples_us", "stream_us") else value for key, value in example.items()}
+        for changed in (short, *(each for each in mutations(short) if isinstance(each, dict))):
+            accepted = {schema.is_valid(changed) for schema in schemas} | {is_accepted(DEFINITIONS[name], changed)}
+            assert len(accepted) == 1, changed
+            counts[accepted.pop()] += 1
+        assert is_accepted(DEFINITIONS[name], example)
+    assert counts[True] > 3
+    assert counts[False] > 30
+
+
+def is_accepted(declaration, line):
+    try:
+        declaration.from_dict(line, "")
+    except UsageError:
+        return False
+    return True
+
+
+def test_every_recorded_line_is_read():
+    for name, line in recorded().values():
+        DEFINITIONS[line["kind"]].from_dict(line, name)
