@@ -1,4 +1,4 @@
-"""`hpccoll doctor`, run for real: alone and on ranks, with cores, launchers and leftovers that are really wrong."""
+"""Runs of `hpccoll doctor`, alone and on ranks, with real faults: shared cores, wrong launchers, stale files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AREAS = {
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The record of the run, and the findings."""
+    """Return the record of kind `run` and the findings."""
     run, *findings = [json.loads(line) for line in path.read_text().splitlines()]
     assert run["kind"] == "run"
     assert {each["kind"] for each in findings} == {"finding"}
@@ -52,7 +52,7 @@ def alone(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(**more))
 
 
-def test_alone_it_looks_at_every_area(tmp_path: Path) -> None:
+def test_one_process_checks_every_area(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = alone("--json", str(out))
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,13 +62,13 @@ def test_alone_it_looks_at_every_area(tmp_path: Path) -> None:
     assert {each["area"] for each in findings} >= AREAS | {"torch", "environment"}
     assert all(each["found"] and each["evidence"] for each in findings)
     assert all(each["remedy"] for each in findings if each["severity"] in ("warning", "problem"))
-    assert not any("failed by itself" in each["found"] for each in findings)
+    assert not any("own check failed" in each["found"] for each in findings)
     assert "Traceback" not in done.stdout
     assert done.stdout.splitlines()[-1].endswith("ok")
     assert of(findings, "mpi", "ok")[0]["provides"] == ["mpi"]
 
 
-def test_ranks_say_one_thing_once(tmp_path: Path) -> None:
+def test_ranks_report_each_finding_once(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "doctor", "--json", str(out))
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_ranks_say_one_thing_once(tmp_path: Path) -> None:
     assert [each for each in findings if each["area"] == "binding"]
 
 
-def test_json_on_standard_output_is_nothing_else() -> None:
+def test_json_on_standard_output_has_only_records() -> None:
     done = hpccoll(2, "doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert {json.loads(line)["kind"] for line in done.stdout.splitlines()} == {"run", "finding"}
@@ -101,8 +101,8 @@ def test_ranks_on_one_core_are_a_problem(tmp_path: Path) -> None:
     assert any("2 ranks on 1 core" in each["found"] for each in of(findings, "cores", "warning"))
 
 
-def test_another_mpi_s_launcher_is_a_finding_and_no_end() -> None:
-    """What the other MPI's mpirun says to each of two processes, which this MPI does not see as one job."""
+def test_launcher_of_another_mpi_is_a_finding() -> None:
+    """Two processes get the variables that the other MPI's mpirun sets, which this MPI ignores."""
     open_mpi = (BIN / "ompi_info").exists()
     variable = "PMI_SIZE" if open_mpi else "OMPI_COMM_WORLD_SIZE"
     rank = "PMI_RANK" if open_mpi else "OMPI_COMM_WORLD_RANK"
@@ -116,8 +116,8 @@ def test_another_mpi_s_launcher_is_a_finding_and_no_end() -> None:
     assert (second.returncode, second.stdout) == (0, "")
 
 
-def test_a_killed_rank_s_shared_memory_is_named() -> None:
-    """MPICH leaves its segment when a rank is killed; the file is found, named, and left to the user."""
+def test_shared_memory_of_a_killed_rank_is_reported() -> None:
+    """MPICH leaves its segment when a rank is killed; the doctor reports the file and does not remove it."""
     script = """
 import os, re, signal
 from mpi4py import MPI
@@ -144,7 +144,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             path.unlink(missing_ok=True)
 
 
-def test_it_leaves_nothing_behind() -> None:
+def test_no_shared_memory_is_left_behind() -> None:
     before = {path.name for path in SHM.iterdir()}
     assert alone().returncode == 0
     left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.in_use]
@@ -152,7 +152,7 @@ def test_it_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_is_required_and_missing_ends_with_three(ranks: int) -> None:
+def test_missing_requirement_ends_with_status_3(ranks: int) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
     done = hpccoll(ranks, "doctor", "--require", "mpi,cuda,ipc")
@@ -163,14 +163,14 @@ def test_what_is_required_and_missing_ends_with_three(ranks: int) -> None:
     assert "no CUDA device" in done.stdout
 
 
-def test_what_is_required_and_here_ends_with_zero() -> None:
+def test_met_requirement_ends_with_status_0() -> None:
     assert alone("--require", "mpi").returncode == 0
     wrong = alone("--require", "nonsense")
     assert wrong.returncode == 2
     assert "cuda_aware" in wrong.stderr
 
 
-def test_a_library_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
+def test_unloadable_mpi_library_is_a_finding(tmp_path: Path) -> None:
     broken = tmp_path / "libmpi.so"
     broken.write_text("not a library")
     done = alone("--json", "-", MPI4PY_LIBMPI=str(broken))
@@ -181,8 +181,8 @@ def test_a_library_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
     assert {each["area"] for each in findings} >= AREAS - {"versions"}
 
 
-def test_a_driver_that_crashes_or_hangs_is_a_finding(tmp_path: Path) -> None:
-    """A library under the driver's name that dies, or sleeps, as soon as it is loaded."""
+def test_crashing_or_hanging_driver_is_a_finding(tmp_path: Path) -> None:
+    """A library with the driver's file name crashes, or sleeps, as soon as it is loaded."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")

@@ -1,4 +1,4 @@
-"""hpccoll doctor: what it reads of the environment and of SLURM, and that it shows nothing else of it."""
+"""Checks of environment variables and SLURM, and that variables outside their lists are never shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def worst(findings: list[Finding]) -> Severity:
         ("OMP_NUM_THREADS", "1", Severity.OK),
     ],
 )
-def test_variables_that_hurt(name, value, severity):
+def test_harmful_values_of_variables_are_reported(name, value, severity):
     found = environment.check_environment({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4)
     assert worst(found) is severity
     if severity > Severity.NOTE:
@@ -45,7 +45,7 @@ def test_variables_that_hurt(name, value, severity):
         assert found[0].remedy
 
 
-def test_threads_are_asked_for_only_where_they_multiply():
+def test_unset_thread_count_is_a_warning_if_threads_exceed_cores():
     def check(ranks: int, cores: int, default_threads: int) -> Severity:
         return worst(environment.check_environment({}, ranks, cores, default_threads))
 
@@ -55,16 +55,16 @@ def test_threads_are_asked_for_only_where_they_multiply():
     assert check(1, 8, 8) is Severity.OK
 
 
-def test_no_other_variable_is_shown():
+def test_unlisted_variables_are_never_shown():
     environ = {"AWS_SECRET_ACCESS_KEY": "hidden", "OMPI_MCA_secret": "hidden", "UCX_TLS": "tcp"}
-    told = [*environment.check_environment(environ, 2, 4, 4), environment.report_network_variables(environ)]
-    told += slurm.check_slurm(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
-    assert "tcp" in str(told)
-    assert "hidden" not in str(told)
-    assert "SECRET" not in str(told)
+    findings = [*environment.check_environment(environ, 2, 4, 4), environment.report_network_variables(environ)]
+    findings += slurm.check_slurm(environ | {"SLURM_JOB_ID": "7", "SLURM_JWT": "hidden"}, 2, "MPICH 5.0.2", 10)
+    assert "tcp" in str(findings)
+    assert "hidden" not in str(findings)
+    assert "SECRET" not in str(findings)
 
 
-def test_slurm_tasks_devices_and_plugins():
+def test_slurm_tasks_and_gpu_binding():
     (step,) = slurm.check_tasks({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, 1)
     assert step.severity is Severity.WARNING
     assert slurm.check_tasks({"SLURM_STEP_NUM_TASKS": "8"}, 8) == []
@@ -86,7 +86,7 @@ def test_slurm_tasks_devices_and_plugins():
         ("MPI plugin types are...\n\tnone\n", "MPICH 5.0.2", Severity.WARNING),
     ],
 )
-def test_srun_without_a_plugin_of_this_mpi_is_a_warning(offered, library, severity):
-    answer = CommandResult("srun --mpi=list", True, True, "worked", offered)
-    found = slurm.check_mpi_plugins(answer, {}, library)
+def test_srun_without_a_plugin_for_this_mpi_is_a_warning(offered, library, severity):
+    result = CommandResult("srun --mpi=list", True, True, "worked", offered)
+    found = slurm.check_mpi_plugins(result, {}, library)
     assert found.severity == severity

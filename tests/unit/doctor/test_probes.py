@@ -1,4 +1,4 @@
-"""hpccoll doctor: what crashes, hangs or is left behind for real, and what it says of that."""
+"""Findings from probes that crash or hang, from stale shared memory, and from the output of tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 @pytest.fixture
 def left():
-    """A file such as MPICH leaves when it is killed; nobody has it open."""
+    """A file as MPICH leaves it when it is killed; no process has it open."""
     path = SHM / f"mpich_shm_doctor's test {os.getpid()}"
     path.write_bytes(bytes(5 << 20))
     yield path
@@ -51,7 +51,7 @@ def test_crashed_probes_become_findings():
     assert not any("cuda_aware" in each.provides for each in aware)
 
 
-def test_a_leftover_is_named_with_the_command_that_removes_it(left):
+def test_stale_file_is_reported_with_the_command_that_removes_it(left):
     (found,) = [each for each in stale_shared_memory.check_stale_files(SHM) if str(left) in each.evidence]
     assert found.severity is Severity.WARNING
     assert "MPICH" in found.found
@@ -65,7 +65,7 @@ def test_a_leftover_is_named_with_the_command_that_removes_it(left):
 
 
 @pytest.mark.parametrize("hold", ["opened", "mapped"])
-def test_a_file_in_use_is_no_leftover(left, hold):
+def test_file_in_use_is_not_stale(left, hold):
     # Another process has it; the mapped one keeps no descriptor.
     script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDWR)\n"
     script += "m = mmap.mmap(f, 4096) if sys.argv[2] == 'mapped' else None\n"
@@ -96,7 +96,7 @@ def test_a_file_in_use_is_no_leftover(left, hold):
     assert not mine.in_use
 
 
-def test_files_of_other_names_are_nobody_s_business():
+def test_files_with_other_names_are_not_listed():
     other = python_shared_memory.SharedMemory(create=True, size=4096)
     try:
         assert other.name not in {each.path.name for each in stale_shared_memory.list_library_files(SHM)}
@@ -105,7 +105,7 @@ def test_files_of_other_names_are_nobody_s_business():
         other.unlink()
 
 
-def test_segments_that_nobody_attached_are_named(tmp_path):
+def test_unattached_sysv_segments_are_reported(tmp_path):
     table = tmp_path / "proc/sysvipc/shm"
     table.parent.mkdir(parents=True)
     head = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap"
@@ -119,7 +119,7 @@ def test_segments_that_nobody_attached_are_named(tmp_path):
     assert stale_shared_memory.check_sysv_segments(tmp_path) == []
 
 
-def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
+def test_cross_memory_attach_outcomes():
     assert limits.check_cross_memory_attach(30).provides in (("cma",), ())
     text = ctypes.create_string_buffer(b"text")
     address = ctypes.addressof(text)
@@ -129,12 +129,12 @@ def test_cross_memory_attach_is_tried_and_a_refusal_is_read():
     assert probe_cma.read_process(no_process, address, b"text").startswith("refused (ESRCH")
 
 
-def test_the_probe_of_cross_memory_attach_does_not_load_mpi():
+def test_cross_memory_probe_does_not_load_mpi():
     script = "import sys, hpccoll.doctor.probe_cma; print('mpi4py.MPI' in sys.modules)"
     assert run_python(["-c", script], 30).stdout == "False\n"
 
 
-def test_a_rank_that_waits_for_others_forever_is_ended():
+def test_process_is_killed_after_the_time_limit():
     script = "from hpccoll.doctor.mpi_job import kill_after\nimport time\n"
     script += "with kill_after(1.0, 'MPI did not come'): time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
@@ -144,15 +144,15 @@ def test_a_rank_that_waits_for_others_forever_is_ended():
         pass
 
 
-def test_no_device_has_one_finding_with_its_evidence():
-    told: dict[str, Any] = {"nodes": [], "visible": None, "devices": [], "error": "libcuda.so.1 cannot be loaded"}
-    assert gpu.report_no_device(told).severity is Severity.NOTE
-    hidden = gpu.report_no_device(told | {"nodes": ["/dev/nvidia0"], "visible": ""})
+def test_missing_device_is_a_problem_only_if_the_kernel_has_one():
+    info: dict[str, Any] = {"nodes": [], "visible": None, "devices": [], "error": "libcuda.so.1 cannot be loaded"}
+    assert gpu.report_no_device(info).severity is Severity.NOTE
+    hidden = gpu.report_no_device(info | {"nodes": ["/dev/nvidia0"], "visible": ""})
     assert hidden.severity is Severity.PROBLEM
     assert "--gpus all" in hidden.remedy
 
 
-def test_what_nvidia_smi_prints_is_judged():
+def test_nvidia_smi_output():
     row = "0, NVIDIA A100, 550.54.15, {mig}, Default, {persistence}, 40960 MiB"
     calm = CommandResult("nvidia-smi", True, True, "worked", row.format(mig="Disabled", persistence="Enabled"))
     assert [each.severity for each in gpu.parse_smi_query(calm)] == [Severity.OK]
@@ -167,18 +167,18 @@ def test_what_nvidia_smi_prints_is_judged():
     assert slow.severity is Severity.NOTE
 
 
-def test_devices_that_are_exclusive_or_apart_are_told():
-    told = {
+def test_exclusive_devices_and_missing_peer_access():
+    info = {
         "cuda": "13.0",
         "visible": None,
         "devices": [{"name": "A", "mode": "default"}, {"name": "A", "mode": "default"}],
     }
-    assert [each.severity for each in gpu.check_devices(told | {"peers": {"0-1": True, "1-0": True}})] == [
+    assert [each.severity for each in gpu.check_devices(info | {"peers": {"0-1": True, "1-0": True}})] == [
         Severity.OK
     ] * 2
-    strict = told | {"devices": [{"name": "A", "mode": "exclusive_process"}], "peers": {}}
+    strict = info | {"devices": [{"name": "A", "mode": "exclusive_process"}], "peers": {}}
     assert "nvidia-smi -c DEFAULT" in gpu.check_devices(strict)[1].remedy
-    apart = gpu.check_devices(told | {"peers": {"0-1": False, "1-0": True}})[1]
+    apart = gpu.check_devices(info | {"peers": {"0-1": False, "1-0": True}})[1]
     assert "1 of 2 pairs" in apart.found
 
 
@@ -191,7 +191,7 @@ def test_devices_that_are_exclusive_or_apart_are_told():
         ("something else 1.0", None),
     ],
 )
-def test_whose_mpirun_it_is(words, whose):
+def test_mpirun_is_identified_by_its_version_output(words, whose):
     assert mpi_library.identify_mpirun(words) == whose
 
 
@@ -206,7 +206,7 @@ TOLD = {
 }
 
 
-def test_another_s_mpirun_on_the_path_is_a_problem(tmp_path, monkeypatch):
+def test_mpirun_of_another_mpi_is_a_problem(tmp_path, monkeypatch):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
     mpirun.chmod(0o755)
@@ -219,7 +219,7 @@ def test_another_s_mpirun_on_the_path_is_a_problem(tmp_path, monkeypatch):
     assert mpi_library.check_mpirun(TOLD, 0.5).severity is Severity.NOTE
 
 
-def test_the_library_s_build_and_a_second_library_are_judged():
+def test_library_build_and_duplicate_libraries():
     assert mpi_library.check_mpich_device(TOLD)[0].severity is Severity.OK
     assert (
         mpi_library.check_mpich_device(TOLD | {"version": "MPICH Device:   ch3:nemesis"})[0].severity
@@ -231,7 +231,7 @@ def test_the_library_s_build_and_a_second_library_are_judged():
     assert mpi_library.check_mpi4py_build(TOLD | {"compiled": [5, 0]}).severity is Severity.NOTE
 
 
-def test_what_is_required_must_be_shown_on_every_host():
+def test_required_capability_must_be_proven_on_every_host():
     here = Finding("torch", Severity.OK, "torch 2", "", provides=("torch",), hosts=("a",))
     slow = Finding("torch", Severity.WARNING, "torch does not load", "no answer", hosts=("b",))
     require_capabilities(["torch"], [here], 1)

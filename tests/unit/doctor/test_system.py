@@ -1,4 +1,4 @@
-"""hpccoll doctor: what it reads of a system, from trees of files made for the test, and how it judges that."""
+"""Checks of the system, on trees of /proc and /sys files made for the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def worst(findings: list[Finding]) -> Severity:
         ("arch_sys_counter", "Features\t: fp asimd", Severity.OK),
     ],
 )
-def test_clock_source_is_judged(tmp_path, current, flags, severity):
+def test_clock_source(tmp_path, current, flags, severity):
     here = f"{CLOCKSOURCE}/current_clocksource", f"{CLOCKSOURCE}/available_clocksource"
     written(tmp_path, {here[0]: current, here[1]: f"tsc {current}", "proc/cpuinfo": flags})
     found = clock.check_clock_source(tmp_path)
@@ -48,7 +48,7 @@ def test_clock_source_is_judged(tmp_path, current, flags, severity):
     assert bool(found.remedy) == (severity is Severity.WARNING)
 
 
-def test_governor_and_turbo_are_noted(tmp_path):
+def test_frequency_governor_and_turbo(tmp_path):
     cpu = "sys/devices/system/cpu"
     written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave", f"{cpu}/intel_pstate/no_turbo": "0"})
     governor, turbo = clock.check_frequency(tmp_path)
@@ -93,13 +93,13 @@ def test_governor_and_turbo_are_noted(tmp_path):
         ({}, None),
     ],
 )
-def test_cpu_quota_is_the_least_of_all_groups_above(tmp_path, contents, quota):
+def test_cpu_quota_is_the_smallest_of_group_and_ancestors(tmp_path, contents, quota):
     found, where = cores.read_cpu_quota(written(tmp_path, contents))
     assert found == quota
     assert quota is None or str(tmp_path) in where
 
 
-def test_quota_below_the_cores_shown_is_a_warning(tmp_path):
+def test_quota_below_the_visible_cores_is_a_warning(tmp_path):
     written(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"})
     quota = cores.check_cores(tmp_path)[-1]
     assert quota.severity is Severity.WARNING
@@ -129,7 +129,7 @@ def ranks(*sets: tuple[int, ...], host: str = "a") -> list[RankInfo]:
         ([(0, 1), (0, 1), (0, 1)], Severity.OK, "suits more ranks"),
     ],
 )
-def test_binding_is_judged(sets, severity, says):
+def test_binding_of_ranks(sets, severity, says):
     (binding,) = (each for each in cores.check_rank_placement(ranks(*sets), {}) if each.area == "binding")
     assert binding.severity is severity
     assert says in binding.found
@@ -147,15 +147,15 @@ def test_more_ranks_than_cores_or_quota_is_a_warning():
 
 
 def test_versions_that_differ_between_hosts_are_a_problem():
-    told = [
+    values = [
         RankInfo(0, "a", (0,), {"numpy": "2.4.6"}),
         RankInfo(1, "b", (0,), {"numpy": "2.1.0"}),
         RankInfo(2, "b", (0,), {}),
     ]
-    (found,) = rank_info.check_versions(told)
+    (found,) = rank_info.check_versions(values)
     assert found.severity is Severity.PROBLEM
     assert "2.4.6: ranks 0 on a; 2.1.0: ranks 1 on b; not installed: ranks 2 on b" in found.evidence
-    assert rank_info.check_versions([told[0], told[0]])[0].severity is Severity.OK
+    assert rank_info.check_versions([values[0], values[0]])[0].severity is Severity.OK
 
 
 def test_numa_nodes_with_distances(tmp_path):
@@ -185,8 +185,8 @@ def test_containers_and_virtual_machines_are_named(tmp_path):
 def test_interfaces_and_infiniband(tmp_path):
     for name, state, kind, speed in (("lo", "up", 772, 0), ("eth0", "up", 1, 25000), ("eth1", "down", 1, 100)):
         here = f"sys/class/net/{name}"
-        told = {"operstate": state, "type": str(kind), "speed": str(speed), "mtu": "1500"}
-        written(tmp_path, {f"{here}/{file}": text for file, text in told.items()})
+        values = {"operstate": state, "type": str(kind), "speed": str(speed), "mtu": "1500"}
+        written(tmp_path, {f"{here}/{file}": text for file, text in values.items()})
     found = network.check_interfaces(tmp_path)
     assert found.found == "up: eth0 (25000 Mbit/s, MTU 1500)"
     assert not found.remedy
@@ -208,7 +208,7 @@ def test_shared_memory_that_is_missing_is_a_problem(tmp_path):
     assert "mount -t tmpfs" in found.remedy
 
 
-def test_a_check_that_fails_is_a_finding_and_not_the_end():
+def test_exception_in_a_check_becomes_a_finding():
     def broken() -> list[Finding]:
         return [Finding("clock", Severity(int("x")), "", "")]
 
@@ -218,7 +218,7 @@ def test_a_check_that_fails_is_a_finding_and_not_the_end():
     assert Path(__file__).name in found.evidence
 
 
-def test_findings_of_many_hosts_are_said_once():
+def test_equal_findings_of_several_hosts_are_merged():
     one = Finding("limits", Severity.OK, "stack 8 MiB", "3 ns")
     other = Finding("limits", Severity.OK, "stack 8 MiB", "4 ns")
     apart = Finding("limits", Severity.WARNING, "stack 1 MiB", "5 ns")
@@ -229,11 +229,11 @@ def test_findings_of_many_hosts_are_said_once():
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", ()), ("0-3", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7))])
-def test_sets_of_cores_are_written_as_the_kernel_does(text, numbers):
+def test_format_ranges(text, numbers):
     assert kernel_files.format_ranges(numbers) == text
 
 
-def test_this_host_s_real_files_are_read():
+def test_checks_run_on_this_host():
     found = [
         *clock.check_clock(),
         *cores.check_cores(),

@@ -1,4 +1,4 @@
-"""Who is accused: the node that is slow, the node whose link is slow, the pair; and nobody who only had bad luck."""
+"""Faults in made-up results: slow nodes, slow links of nodes, slow links between two nodes; no fault by chance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THRESHOLD = 0.6
 
 
 def healthy(nodes, seed=0, noise=0.1):
-    """What a lab of equal nodes shows: everything a little worse than it could be, by chance."""
+    """Return results of equal nodes, each value a little worse than the best one, by chance."""
     random = np.random.default_rng(seed)
     results = PreflightResults(tuple(f"node{node + 1}" for node in range(nodes)), NBYTES)
 
@@ -42,38 +42,38 @@ def slower(results, times, *, chosen=lambda a, b: True, latency=1.0):
             ]
 
 
-def accused(results):
+def find_kinds(results):
     return [(fault.kind, fault.nodes) for fault in find_faults(results, THRESHOLD)]
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 16])
-def test_healthy_nodes_are_left_in_peace(nodes):
+def test_healthy_nodes_have_no_faults(nodes):
     for seed in range(40):
-        assert accused(healthy(nodes, seed, noise=0.2)) == [], seed
+        assert find_kinds(healthy(nodes, seed, noise=0.2)) == [], seed
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8, 16])
 @pytest.mark.parametrize("which", [0, 1, -1])
-def test_a_node_whose_link_has_a_quarter_of_the_rate_is_named(nodes, which):
+def test_node_link_with_a_quarter_of_the_rate_is_a_fault(nodes, which):
     which %= nodes
     for seed in range(15):
         results = healthy(nodes, seed)
         slower(results, 4, chosen=lambda a, b: which in (a, b))
-        assert accused(results) == [("slow_node_link", (f"node{which + 1}",))], seed
+        assert find_kinds(results) == [("slow_node_link", (f"node{which + 1}",))], seed
         assert list_excluded_nodes(find_faults(results, THRESHOLD)) == [f"node{which + 1}"]
 
 
-@pytest.mark.parametrize("way", ["sends", "receives"])
-def test_a_link_that_is_slow_in_one_direction_is_named_with_it(way):
+@pytest.mark.parametrize("verb", ["sends", "receives"])
+def test_slow_direction_of_a_node_link_is_named(verb):
     results = healthy(4)
-    slower(results, 4, chosen=lambda a, b: (a if way == "sends" else b) == 2)
+    slower(results, 4, chosen=lambda a, b: (a if verb == "sends" else b) == 2)
     (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_node_link", ("node3",))
-    assert f"it {way} 0.01" in fault.found
+    assert f"it {verb} 0.01" in fault.found
     assert ("sends" in fault.found) != ("receives" in fault.found)
 
 
-def test_a_late_link_is_named():
+def test_node_link_with_high_latency_is_a_fault():
     results = healthy(4)
     slower(results, 1, chosen=lambda a, b: 1 in (a, b), latency=20)
     (fault,) = find_faults(results, THRESHOLD)
@@ -82,26 +82,26 @@ def test_a_late_link_is_named():
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])
-def test_a_slow_node_explains_its_links(nodes):
+def test_slow_node_explains_its_slow_links(nodes):
     for seed in range(15):
         results = healthy(nodes, seed)
         results.speeds[1] = [
             NodeSpeed(each.copy_bytes_per_s / 3, each.operations_per_s / 3) for each in results.speeds[1]
         ]
         slower(results, 3, chosen=lambda a, b: 1 in (a, b), latency=30)
-        assert accused(results) == [("slow_node", ("node2",))], seed
+        assert find_kinds(results) == [("slow_node", ("node2",))], seed
 
 
-def test_a_slow_node_and_a_slow_link_are_both_named():
+def test_slow_node_and_slow_node_link_are_both_faults():
     results = healthy(6)
     results.speeds[0] = [NodeSpeed(1e9, 1e9)] * 5
     slower(results, 4, chosen=lambda a, b: 5 in (a, b))
-    assert accused(results) == [("slow_node", ("node1",)), ("slow_node_link", ("node6",))]
+    assert find_kinds(results) == [("slow_node", ("node1",)), ("slow_node_link", ("node6",))]
     assert list_excluded_nodes(find_faults(results, THRESHOLD)) == ["node1", "node6"]
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8])
-def test_a_link_between_two_nodes_is_theirs_alone(nodes):
+def test_slow_link_between_two_nodes_names_both(nodes):
     results = healthy(nodes)
     slower(results, 4, chosen=lambda a, b: {a, b} == {0, 1})
     (fault,) = find_faults(results, THRESHOLD)
@@ -109,7 +109,7 @@ def test_a_link_between_two_nodes_is_theirs_alone(nodes):
     assert fault.exclude in fault.nodes
 
 
-def test_the_fewest_nodes_are_left_out():
+def test_fewest_nodes_are_excluded():
     results = healthy(10)
     slower(results, 4, chosen=lambda a, b: {a, b} in ({2, 0}, {2, 5}, {2, 7}))
     found = find_faults(results, THRESHOLD)
@@ -117,29 +117,29 @@ def test_the_fewest_nodes_are_left_out():
     assert list_excluded_nodes(found) == ["node3"]
 
 
-def test_bad_luck_is_no_fault():
+def test_single_bad_samples_are_no_fault():
     results = healthy(4)
     for pair in [(0, 1), (1, 0), (1, 2), (2, 1), (1, 3), (3, 1)]:
         results.links[pair][:4] = [LinkSample(LATENCY_S * 50, NBYTES / RATE * 50)] * 4  # one good repetition is enough
     results.speeds[2][:2] = [NodeSpeed(1e8, 1e8)] * 2  # but of a node most count
-    assert accused(results) == []
+    assert find_kinds(results) == []
     results.speeds[2][:3] = [NodeSpeed(1e8, 1e8)] * 3
-    assert accused(results) == [("slow_node", ("node3",))]
+    assert find_kinds(results) == [("slow_node", ("node3",))]
 
 
-def test_halves_of_a_tapered_network_are_no_fault():
+def test_tapered_network_has_no_faults():
     results = healthy(8)
     slower(results, 2.5, chosen=lambda a, b: (a < 4) != (b < 4))
-    assert accused(results) == []
+    assert find_kinds(results) == []
 
 
-def test_two_nodes_cannot_say_whose_link_is_slow():
+def test_two_nodes_are_too_few_to_find_a_slow_link():
     results = healthy(2)
     slower(results, 100)
-    assert accused(results) == []
+    assert find_kinds(results) == []
 
 
-def test_what_is_broken_comes_first_and_is_not_compared():
+def test_lost_nodes_and_broken_links_come_first():
     results = healthy(4)
     results.links[0, 1] = results.links[1, 0] = [LinkSample(broken="no answer within 20 s")]
     results.lost[3] = "rank 3 did not answer"
@@ -151,7 +151,7 @@ def test_what_is_broken_comes_first_and_is_not_compared():
     assert "no answer within 20 s" in found[1].found
 
 
-def test_the_records_are_what_the_schema_says():
+def test_records_match_the_schema():
     from hpccoll.cli.preflight import _make_records, _make_summary
 
     results = healthy(4)
@@ -181,5 +181,5 @@ def test_the_records_are_what_the_schema_says():
         (10, [10, 40, 70], None),  # the others do not agree either
     ],
 )
-def test_low(value, others, expected):
+def test_get_low_ratio(value, others, expected):
     assert get_low_ratio(value, others, THRESHOLD) == expected

@@ -1,4 +1,4 @@
-"""Every pair meets once, in as few rounds as there can be, and nobody is in two places."""
+"""Every pair occurs once, in the fewest rounds, and each node in at most one pair per round."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def test_all_pairs_meet_once_in_the_fewest_rounds(nodes):
 
 
 @pytest.mark.parametrize("nodes", [0, 1])
-def test_nobody_to_meet(nodes):
+def test_too_few_nodes_have_no_pairs(nodes):
     assert [pair for pairs in schedule_pairs(nodes) for pair in pairs] == []
 
 
-def test_real_nodes_are_measured_at_once():
+def test_pairs_of_different_machines_run_concurrently():
     pairs = schedule_pairs(8)[0]
     assert split_by_machine(pairs, [f"kernel {node}" for node in range(8)]) == [pairs]
 
 
-def test_emulated_nodes_take_turns():
+def test_pairs_of_one_machine_run_in_turn():
     assert split_by_machine(schedule_pairs(4)[0], ["one"] * 4) == [[pair] for pair in schedule_pairs(4)[0]]
     assert split_by_machine([(0,), (1,), (2,), (3,)], ["a", "a", "b", "c"]) == [[(0,), (2,), (3,)], [(1,)]]

@@ -1,4 +1,4 @@
-"""Nodes reach each other by TCP, or are named: three of them on the loopback, each in a thread."""
+"""Reachability by TCP between nodes on loopback addresses, each in a thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def port():
         return free.getsockname()[1]
 
 
-def met(hosts, port, present, monkeypatch):
-    """Let the nodes of `present` look for all of `hosts`; each listens on an address of its own."""
+def run_nodes(hosts, port, present, monkeypatch):
+    """Let the nodes `present` check all of `hosts`, each from an address of its own; return the result of node 0."""
     server = socket.create_server
     addresses = [(hosts[node], port) for node in present]
     monkeypatch.setattr(socket, "create_server", lambda _, backlog: server(addresses.pop(), backlog=backlog))
@@ -33,30 +33,30 @@ def met(hosts, port, present, monkeypatch):
     return found[0]
 
 
-def test_all_reach_all(port, monkeypatch):
-    results = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1, 2], monkeypatch)
+def test_all_nodes_reach_each_other(port, monkeypatch):
+    results = run_nodes(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1, 2], monkeypatch)
     assert (results.lost, results.links) == ({}, {})
 
 
-def test_a_node_that_is_not_there_is_lost(port, monkeypatch):
-    results = met(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1], monkeypatch)
+def test_absent_node_is_lost(port, monkeypatch):
+    results = run_nodes(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port, [0, 1], monkeypatch)
     assert list(results.lost) == [2]
     found = find_faults(results, 0.6)
     assert [fault.kind for fault in found] == ["lost_node"]
     assert list_excluded_nodes(found) == ["127.0.0.3"]
 
 
-def test_a_link_that_two_nodes_report_is_theirs():
+def test_link_reported_by_both_ends_is_broken():
     why = "no answer"
     results = tcp_reachability.combine_reports(["a", "b", "c", "d"], {0: {}, 1: {3: why}, 2: {}, 3: {1: why}}, 1)
     assert [(fault.kind, fault.nodes) for fault in find_faults(results, 0.6)] == [("broken_link", ("b", "d"))]
 
 
-def test_a_node_that_cannot_report_to_the_first_has_a_broken_link_to_it():
+def test_node_that_cannot_report_to_node_0_has_a_broken_link_to_it():
     results = tcp_reachability.combine_reports(["a", "b", "c"], {0: {2: "no answer"}, 1: {}}, 1)
     assert [(fault.kind, fault.nodes) for fault in find_faults(results, 0.6)] == [("broken_link", ("a", "c"))]
 
 
-def test_outside_slurm_it_says_so():
+def test_reach_needs_slurm():
     with pytest.raises(UnavailableError, match="start it by srun"):
         tcp_reachability.read_slurm_step({})

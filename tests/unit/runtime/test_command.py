@@ -10,24 +10,24 @@ from hpccoll.runtime.command import run_command, run_python
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
-def test_a_crash_is_named_by_its_signal():
-    answer = run_python(["-c", CRASH], 30)
-    assert (answer.succeeded, answer.exists, answer.outcome) == (False, True, "crashed by SIGSEGV")
-    assert answer.parse_json() is None
+def test_crash_is_reported_with_its_signal():
+    result = run_python(["-c", CRASH], 30)
+    assert (result.succeeded, result.exists, result.outcome) == (False, True, "crashed by SIGSEGV")
+    assert result.parse_json() is None
 
 
-def test_a_hang_is_ended_with_its_children(tmp_path):
+def test_hanging_command_is_killed_with_its_children(tmp_path):
     sleeper = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    answer = run_python(["-c", sleeper], 1.5)
-    assert "no answer within 1.5 s" in answer.outcome
-    child = Path("/proc") / answer.stdout.strip()
+    result = run_python(["-c", sleeper], 1.5)
+    assert "no answer within 1.5 s" in result.outcome
+    child = Path("/proc") / result.stdout.strip()
     deadline = time.monotonic() + 30
     while child.exists() and "Z" not in (child / "stat").read_text().split()[2] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
 
 
-def test_last_words_status_and_absence_are_told():
+def test_failure_absence_and_output_are_reported():
     failed = run_python(["-c", "import sys; print('fine'); sys.exit('the reason')"], 30)
     assert failed.evidence.endswith("failed with exit status 1: the reason")
     absent = run_command(["no-such-command-here"], 30)
@@ -37,6 +37,6 @@ def test_last_words_status_and_absence_are_told():
     assert run_python(["-c", "print('[1]')"], 30).parse_json() is None
 
 
-def test_probes_do_not_inherit_the_launcher(monkeypatch):
+def test_command_does_not_inherit_launcher_variables(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "64")
     assert run_python(["-c", "import os; print(os.environ.get('PMI_SIZE'))"], 30).stdout == "None\n"

@@ -17,7 +17,7 @@ def _probe_again():
     probe.is_mpi_cuda_aware.cache_clear()
 
 
-def test_without_a_gpu_nothing_is_started(monkeypatch):
+def test_no_process_is_started_without_a_gpu(monkeypatch):
     monkeypatch.setattr(probe, "list_device_names", tuple)
     monkeypatch.setattr(probe, "run_python", lambda *_: pytest.fail("a process was started"))
     assert not probe.is_mpi_cuda_aware()
@@ -35,18 +35,18 @@ def test_one_failed_operation_makes_mpi_unaware_of_cuda(failing, monkeypatch):
 
 
 @pytest.mark.parametrize("stdout", ["", "usage: mpirun\n"])
-def test_a_job_that_says_nothing_has_not_passed(stdout):
+def test_job_without_the_expected_output_has_not_passed(stdout):
     assert not probe.has_passed(CommandResult("probe", True, True, "worked", stdout))
 
 
-def test_a_job_that_hangs_is_killed_and_has_not_passed():
+def test_hanging_job_is_killed_and_has_not_passed():
     result = probe.probe_operation("send_recv", "host", limit_s=0.01)
     assert result.outcome == "gave no answer within 0.01 s and was killed"
     assert not probe.has_passed(result)
 
 
 @pytest.mark.parametrize("operation", probe.OPERATIONS)
-def test_an_operation_that_does_nothing_does_not_pass(operation):
+def test_operation_without_effect_does_not_pass(operation):
     """Host memory takes the same path as device memory."""
     result = probe.probe_operation(operation, "host")
     assert probe.has_passed(result), result
