@@ -149,7 +149,7 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
         (1, ["dp", "--model", "gpt"], 2, "'gpt' is not 'mlp'"),
         (2, ["pp", "--layers", "1"], 2, "give --layers 2 or more"),
         (2, ["dp", "--batch", "1"], 2, "give a larger --batch"),
-        (1, ["dp", "--stop-file", "stop"], 2, "give --checkpoint DIR"),
+        (1, ["dp", "--stop-file", "stop"], 2, "add --checkpoint DIR"),
         (2, ["dp", "--checkpoint", "/proc/state"], 2, "--checkpoint /proc/state: cannot write there"),
         (2, ["dp", "--json", "/nowhere/out.jsonl"], 2, "--json /nowhere/out.jsonl: cannot write there"),
         (1, ["dp", "--lr", "1e30", "--activation", "gelu"], 1, "give a smaller --lr than 1e+30"),
