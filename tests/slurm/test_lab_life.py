@@ -1,4 +1,4 @@
-"""The lab itself: it starts, runs jobs over all nodes, keeps its promises on links and power, and leaves nothing."""
+"""Tests of a running lab: jobs on all nodes, isolation of nodes, link rates, power cuts, throttling, failed starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = ["node1", "node2", "node3", "node4"]
 
 
 def wait_for(found, limit_s=40.0):
-    """Wait until `found()` is true; SLURM looks after its nodes every few seconds."""
+    """Wait until `found()` is true; SLURM polls its nodes every few seconds."""
     end = time.monotonic() + limit_s
     while not found():
         assert time.monotonic() < end, "it did not happen"
@@ -26,12 +26,12 @@ def wait_for(found, limit_s=40.0):
 
 
 def state(lab, node):
-    """Return what SLURM says of a node: `idle`, `down*`, ..."""
+    """Return the SLURM state of a node: `idle`, `down*`, ..."""
     return lab.run(["sinfo", "-h", "-n", node, "-o", "%T"], timeout_s=30).stdout.strip()
 
 
 def traffic(lab, sender="node1", receiver="node2", mib=16):
-    """Return what a connection between two nodes carries, and its shortest round trip."""
+    """Return the bytes per second of a connection between two nodes, and its shortest round trip in seconds."""
     program = [sys.executable, str(HERE / "traffic.py")]
     serving = lab.start(["srun", "-N1", "-w", receiver, "--overlap", *program, "serve"])
     sent = lab.run(["srun", "-N1", "-w", sender, *program, "send", receiver, str(mib)], timeout_s=100)
@@ -40,9 +40,9 @@ def traffic(lab, sender="node1", receiver="node2", mib=16):
     return json.loads(served)["bytes_per_s"], json.loads(sent.stdout)["round_trip_s"]
 
 
-def pace(lab, *where):
-    """Return how many turns each node made, in the same second and a half."""
-    words = [sys.executable, str(HERE / "pace.py"), str(time.time() + 1.5), "1.5"]
+def count_iterations(lab, *where):
+    """Return how many loop iterations each node completed within the same 1.5 seconds."""
+    words = [sys.executable, str(HERE / "count_iterations.py"), str(time.time() + 1.5), "1.5"]
     said = lab.run(["srun", *where, *words], timeout_s=60).stdout.split()
     return {name: sum(int(n) for at, n in zip(said[::2], said[1::2], strict=True) if at == name) for name in said[::2]}
 
@@ -52,7 +52,7 @@ def test_a_job_runs_on_every_node(lab):
     assert sorted(done.stdout.split()) == sorted(ALL * 2), done.stderr
 
 
-def test_nodes_share_nothing_but_the_shared_folder(lab):
+def test_nodes_share_only_the_shared_directory(lab):
     said = "echo $SLURMD_NODENAME > /tmp/mine; cp /tmp/mine /dev/shm/mine; cp /tmp/mine $0/$SLURMD_NODENAME; "
     said += "sleep 0.5; cat /tmp/mine /dev/shm/mine; ls /tmp/mine /dev/shm | wc -l; readlink /proc/self/ns/ipc; "
     said += "ip -4 -o addr show eth0 | grep -o 'inet [0-9.]*'"
@@ -71,7 +71,7 @@ def test_the_exit_status_and_both_streams_come_back(lab):
     assert (done.returncode, done.stdout, done.stderr) == (7, f"out\n{HERE}\n", "err\n")
 
 
-def test_what_does_not_end_is_killed_and_said(lab):
+def test_a_command_past_its_time_limit_is_killed_and_named(lab):
     with pytest.raises(CommunicationError, match="did not end within 1 s"):
         lab.run(["bash", "-c", "echo here; sleep 1000 & sleep 1000"], timeout_s=1)
 
@@ -81,15 +81,15 @@ def test_a_link_keeps_its_rate(lab, rate):
     lab.set_link("node2", rate=rate)
     wanted = parse_rate(rate)
     found = []
-    for _ in range(4):  # other work on this machine may take its share of a try
+    for _ in range(4):  # other work on this machine may slow a repetition down
         found.append(traffic(lab, mib=max(8, int(wanted / 3e6)))[0] / wanted)
         assert found[-1] < 1.06
         if found[-1] >= 0.94:
             return
-    pytest.fail(f"of its rate it kept {found}")
+    pytest.fail(f"fractions of the nominal rate: {found}")
 
 
-def test_a_power_cut_and_a_cut_link_are_seen_and_over_again(lab):
+def test_slurm_detects_a_power_cut_and_a_cut_link_and_restore_undoes_them(lab):
     sleeping = lab.start(["srun", "-w", "node3,node4", "--ntasks=2", "sleep", "600"])
     wait_for(lambda: {state(lab, "node3"), state(lab, "node4")} <= {"mixed", "allocated"})
     lab.set_link("node1", up=False)
@@ -105,18 +105,18 @@ def test_a_power_cut_and_a_cut_link_are_seen_and_over_again(lab):
     assert [state(lab, node) for node in ALL] == ["idle"] * 4
 
 
-def test_a_slow_node_is_slow_alone_and_among_others(lab):
+def test_a_throttled_node_is_slow_alone_and_beside_others(lab):
     lab.throttle("node3", percent=75)
-    together = pace(lab, "--nodes=4", "--ntasks-per-node=2")
-    alone = {name: pace(lab, "--nodes=1", "-w", name)[name] for name in ("node2", "node3")}
+    together = count_iterations(lab, "--nodes=4", "--ntasks-per-node=2")
+    alone = {name: count_iterations(lab, "--nodes=1", "-w", name)[name] for name in ("node2", "node3")}
     assert together["node3"] < 0.7 * min(together[name] for name in ALL if name != "node3"), together
     assert alone["node3"] < 0.6 * alone["node2"], alone
     lab.throttle("node3", percent=0)
-    free = pace(lab, "--nodes=4", "--ntasks-per-node=2")
+    free = count_iterations(lab, "--nodes=4", "--ntasks-per-node=2")
     assert free["node3"] > 0.7 * sum(free.values()) / 4, free
 
 
-def test_what_cannot_be_is_refused(lab):
+def test_invalid_requests_are_refused(lab):
     with pytest.raises(UsageError, match="all, node1"):
         lab.set_power("node9", on=False)
     with pytest.raises(UsageError, match="--percent 100"):
@@ -128,14 +128,14 @@ def test_what_cannot_be_is_refused(lab):
         lab.throttle("node1", percent=50)
 
 
-def test_latency_adds_up_over_the_way_there_and_back(needs_nodes_apart, shares):
+def test_a_round_trip_takes_twice_the_latency(needs_namespaces, shares):
     with Lab(ClusterSpec(nodes=2, latency_s=5e-3, bytes_per_s=parse_rate("100M"), shares=shares)) as lab:
         bytes_per_s, round_trip_s = traffic(lab, mib=8)
     assert 0.010 <= round_trip_s < 0.013
     assert bytes_per_s < 1.06 * parse_rate("100M")
 
 
-def test_a_lab_that_cannot_start_says_why_and_leaves_nothing(needs_nodes_apart, tmp_path, monkeypatch):
+def test_a_failed_start_names_the_reason_and_leaves_nothing(needs_namespaces, tmp_path, monkeypatch):
     fake = tmp_path / "slurmd"
     fake.write_text("#!/bin/sh\necho no such luck\nexit 1\n", encoding="ascii")
     fake.chmod(0o755)

@@ -22,8 +22,8 @@ print(*comm.gather(f"{platform.node()}:{comm.size}:{total}") or [], sep="\\n", e
 EXPECTED = [f"node{1 + rank // 2}:8:28" for rank in range(8)]
 
 
-def ranks_of(lab, *launcher):
-    """Return what each rank says of where it is, and of all others; started from within an allocation."""
+def run_ranks(lab, *launcher):
+    """Return `NODE:RANKS:SUM` of each rank of a program that is started within an allocation."""
     words = ["salloc", "--quiet", "--nodes=4", "--ntasks-per-node=2", "--", *map(str, launcher), "-c", PROGRAM]
     done = lab.run(words, timeout_s=120)
     assert done.returncode == 0, done.stderr
@@ -35,17 +35,17 @@ def test_mpich_reaches_all_nodes(lab, by):
     if (BIN.parent / "lib" / "libmpi.so.40").exists():
         pytest.skip("this environment holds Open MPI")
     launcher = ["srun", "--mpi=pmi2"] if by == "srun" else [str(BIN / "mpirun")]
-    assert ranks_of(lab, *launcher, sys.executable) == EXPECTED
+    assert run_ranks(lab, *launcher, sys.executable) == EXPECTED
 
 
-def test_open_mpi_reaches_all_nodes_in_order(needs_nodes_apart, shares):
+def test_open_mpi_reaches_all_nodes_in_order(needs_namespaces, shares):
     if OTHER_MPIRUN is None:
         pytest.skip("set HPCCOLL_OTHER_MPIRUN to the mpirun of an environment with Open MPI, as `make slurm` does")
     other = Path(OTHER_MPIRUN).parent
     with Lab(ClusterSpec(shares=(*shares, str(other.parent)))) as lab:
-        assert ranks_of(lab, OTHER_MPIRUN, other / "python") == EXPECTED
+        assert run_ranks(lab, OTHER_MPIRUN, other / "python") == EXPECTED
 
 
-def test_the_mapping_that_suits_one_host_is_mended(lab):
+def test_a_mapping_for_one_host_is_replaced(lab):
     one_host = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     assert lab.build_environment(one_host)["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"

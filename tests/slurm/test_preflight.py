@@ -1,4 +1,4 @@
-"""Preflight on a real lab: names what was spoiled, and nothing where nothing was."""
+"""Tests of preflight on a real lab: it names the degraded node or link, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def preflight(lab, tmp_path, *arguments):
     return job, (state, code), named
 
 
-def test_a_healthy_lab_is_left_in_peace(lab, tmp_path):
+def test_a_healthy_lab_has_no_faults(lab, tmp_path):
     lab.set_link("all", rate=RATE)
     job, ended, named = preflight(lab, tmp_path, "--sweeps", "3")
     assert (ended, named) == (("COMPLETED", "0:0"), []), job.output
@@ -43,7 +43,7 @@ def test_a_link_at_a_quarter_of_the_rate_is_named(lab, tmp_path):
 
 
 @pytest.mark.full
-def test_a_slowed_node_is_named(lab, tmp_path):
+def test_a_throttled_node_is_named(lab, tmp_path):
     lab.set_link("all", rate=RATE)
     lab.throttle("node2", 75)
     job, ended, named = preflight(lab, tmp_path)

@@ -1,4 +1,4 @@
-"""The scripts of slurm/ as they are shipped, on a real SLURM: they end well, with right and complete results."""
+"""Tests of the unedited scripts of slurm/ on a real SLURM: exit status, correct and complete results, messages."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_shellcheck_finds_nothing(script):
 
 
 @pytest.mark.parametrize("script", [name for name in SHELL_SCRIPTS if name not in ("job.sh", "env.sh", "bind.sh")])
-def test_without_slurm_a_script_says_what_to_do(script, tmp_path):
+def test_without_slurm_the_error_names_alternatives(script, tmp_path):
     for name in ("bash", "sed"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = subprocess.run(
@@ -162,20 +162,20 @@ def test_without_slurm_a_script_says_what_to_do(script, tmp_path):
     assert "mpirun -n 4 hpccoll bench" in done.stderr
 
 
-def test_outside_a_job_a_script_says_how_to_submit_it(lab):
+def test_outside_a_job_the_error_names_sbatch(lab):
     done = lab.run([str(SCRIPTS / "allreduce.sh")])
     assert done.returncode == 2
     assert "submit it: sbatch" in done.stderr
 
 
-def test_a_partition_that_is_not_there(lab, tmp_path):
+def test_an_unknown_partition_is_refused(lab, tmp_path):
     done = lab.run(["sbatch", "--partition=nope", str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
     assert done.returncode == 1
     assert "invalid partition specified: nope" in done.stderr
 
 
 @pytest.mark.parametrize("options", ["--ntasks-per-node=3", "--nodes=9"])
-def test_more_tasks_or_nodes_than_there_are(lab, tmp_path, options):
+def test_too_many_tasks_or_nodes_are_refused(lab, tmp_path, options):
     """A lab's SLURM refuses at once; one without EnforcePartLimits would keep the job waiting and say why."""
     done = lab.run(["sbatch", options, str(SCRIPTS / "allreduce.sh")], cwd=tmp_path)
     assert done.returncode == 1
@@ -189,14 +189,14 @@ def refused(lab, tmp_path, script, *arguments, options=(), **env):
     return job, int(code.split(":")[0])
 
 
-def test_results_that_cannot_be_written(lab, tmp_path):
+def test_unwritable_results_are_refused(lab, tmp_path):
     job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_RESULTS="/proc/results")
     assert status == 2
     assert "the results directory /proc/results/allreduce-" in job.output
     assert "HPCCOLL_RESULTS=DIR" in job.output
 
 
-def test_a_node_without_the_package(lab, tmp_path):
+def test_a_node_without_the_package_is_named(lab, tmp_path):
     venv = f"/tmp/venv-{tmp_path.name}"  # each node has a /tmp of its own
     lab.run(["srun", "--nodelist=node1,node2,node4", "ln", "-s", environment()["HPCCOLL_VENV"], venv])
     job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_VENV=venv)
@@ -208,7 +208,7 @@ def test_a_node_without_the_package(lab, tmp_path):
 
 
 @other_mpi
-def test_a_launcher_of_another_mpi(lab, tmp_path):
+def test_a_launcher_of_another_mpi_is_refused(lab, tmp_path):
     env = {"HPCCOLL_VENV": str(OTHER_VENV), "HPCCOLL_LAUNCHER": "srun", "HPCCOLL_SRUN_MPI": "pmi2"}
     job, status = refused(lab, tmp_path, "allreduce.sh", **env)
     assert status == 4
@@ -217,26 +217,26 @@ def test_a_launcher_of_another_mpi(lab, tmp_path):
     assert not job.records("allreduce.jsonl")
 
 
-def test_an_unknown_launcher(lab, tmp_path):
+def test_an_unknown_launcher_is_refused(lab, tmp_path):
     job, status = refused(lab, tmp_path, "allreduce.sh", HPCCOLL_LAUNCHER="aprun")
     assert status == 2
     assert "choose one of: auto, mpirun, srun" in job.output
 
 
-def test_more_nodes_than_the_job_has(lab, tmp_path):
+def test_more_nodes_than_the_job_has_are_refused(lab, tmp_path):
     job, status = refused(lab, tmp_path, "sweep.sh", options=("--nodes=1", "--array=2"))
     assert status == 2
     assert "submit it with sbatch --nodes=2" in job.output
 
 
-def test_options_that_hpccoll_refuses(lab, tmp_path):
+def test_the_status_of_a_refused_option_is_kept(lab, tmp_path):
     job, status = refused(lab, tmp_path, "allreduce.sh", "--engine", "nope")
     assert status == 2
     assert "unknown engine 'nope'" in job.output
     assert "exit status 2" in job.ending
 
 
-def test_a_copied_script_finds_the_rest(lab, tmp_path):
+def test_a_copied_script_names_the_missing_setting(lab, tmp_path):
     shutil.copy(SCRIPTS / "barrier.sh", tmp_path / "mine.sh")
     done = lab.run(["sbatch", "--parsable", "mine.sh"], cwd=tmp_path, env=environment())
     job = Job(lab, done.stdout.strip(), tmp_path)

@@ -1,4 +1,4 @@
-"""Traffic between two nodes: a byte to and fro, then many one way. `traffic.py serve`, `traffic.py send HOST MIB`."""
+"""Measures round trips and bandwidth between two nodes: `traffic.py serve` and `traffic.py send HOST MIB`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PORT, PINGS, WARM_BYTES = 5999, 100, 2 << 20
 
 
 def serve() -> dict[str, float]:
-    """Answer one client; return the bytes per second that came once the link was full."""
+    """Serve one client; return the received bytes per second after the first WARM_BYTES."""
     with socket.create_server(("", PORT)) as listener, listener.accept()[0] as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(PINGS):
@@ -25,7 +25,7 @@ def serve() -> dict[str, float]:
 
 
 def send(host: str, mib: int) -> dict[str, float]:
-    """Measure round trips to a server, then send it so much; return the shortest trip."""
+    """Measure round trips to a server, then send it `mib` MiB; return the shortest round trip."""
     end = time.monotonic() + 30
     peer, trips = None, []
     while peer is None:
