@@ -18,8 +18,8 @@ from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, CheckpointOptions
 
 if TYPE_CHECKING:
     from hpccoll.measure.result_file import RecordWriter
+    from hpccoll.records import TrainStepRecord, TrainSummaryRecord
     from hpccoll.train.checkpoint import CheckpointDirectory
-    from hpccoll.train.record import TrainRecord, TrainSummary
     from hpccoll.train.trainer import TrainingStart
 
 STOPPED = 130  # exit status of a run that the stop file ended, as of `hpccoll bench`
@@ -146,10 +146,10 @@ class _TrainOutput:
 
     def __init__(self, writer: RecordWriter | None, bar: Callable[[str], None] | None, *, prints_results: bool) -> None:
         self._writer, self._bar, self._prints_results = writer, bar, prints_results
-        self._steps: list[TrainRecord] = []
-        self._summary: TrainSummary | None = None
+        self._steps: list[TrainStepRecord] = []
+        self._summary: TrainSummaryRecord | None = None
 
-    def add_step(self, record: TrainRecord) -> None:
+    def add_step(self, record: TrainStepRecord) -> None:
         """Write a step's record and advance the progress bar."""
         if self._writer is not None:
             self._writer.write(record.as_dict())
@@ -162,7 +162,7 @@ class _TrainOutput:
         if is_printing_rank():
             click.echo(f"# {message}", err=True)
 
-    def add_summary(self, summary: TrainSummary) -> None:
+    def add_summary(self, summary: TrainSummaryRecord) -> None:
         """Write the summary record."""
         self._summary = summary
         if self._writer is not None:
@@ -179,20 +179,20 @@ class _TrainOutput:
             print(_format_summary(self._summary))
 
 
-def _format_step(step: TrainRecord) -> list[str]:
+def _format_step(step: TrainStepRecord) -> list[str]:
     bubble = "-" if step.bubble is None else f"{step.bubble:.2f}"
     times = (f"{1e3 * step.step_s:.2f}", f"{1e3 * step.comm_s:.2f}", bubble)
     return [str(step.step), f"{step.loss:.5f}", f"{step.grad_norm:.4f}", *times, f"{step.peak_bytes / 2**20:.0f}"]
 
 
-def _format_summary(summary: TrainSummary) -> str:
-    words = [f"{summary.mesh} on {summary.mesh.ranks} ranks: {summary.steps} steps"]
+def _format_summary(summary: TrainSummaryRecord) -> str:
+    words = [f"{summary.strategy} on {summary.ranks} ranks: {summary.steps} steps"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")
     if summary.accuracy is not None:
         words.append(f"accuracy {100 * summary.accuracy:.1f} % on held-out samples")
     if summary.wrong is not None:
-        words.append(f"{summary.wrong} gradients wrong (largest relative error {summary.error:.1g})")
+        words.append(f"{summary.wrong} gradients wrong (largest relative error {summary.max_error:.1g})")
     if summary.checkpoint is not None:
         words.append(f"checkpoint {summary.checkpoint}")
     if summary.stop != "complete":

@@ -57,9 +57,9 @@ class TrainSummaryRecord(MeshRecord, frozen=True):
     device: str
     seed: Count
     batch: Annotated[Positive, about("Samples per step, over all ranks.")]
-    microbatches: Annotated[Positive, about("Parts of a data-parallel rank's share of the batch.")]
     schedule: str
     lr: Amount
+    microbatches: Annotated[Positive, about("Parts of a data-parallel rank's share of the batch.")]
     steps: Annotated[Count, about("Done in all, those before a resumption included.")]
     resumed_at: Annotated[Count | None, about("Steps of the checkpoint; null where the run began anew.")]
     stop: Literal["complete", "stop_file"]

@@ -17,6 +17,7 @@ from hpccoll.parallel.axis_group import MeshGroups
 from hpccoll.parallel.data_parallel import GradientBuckets
 from hpccoll.parallel.mesh import Mesh, split_evenly
 from hpccoll.parallel.pipeline_parallel import PipelineStage
+from hpccoll.records import TrainStepRecord
 from hpccoll.train import full_parameters
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.digits import load_digits
@@ -24,7 +25,7 @@ from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradi
 from hpccoll.train.gradient_check import compute_reference_gradients as compute_reference
 from hpccoll.train.model import StageLayers, init_parameters
 from hpccoll.train.options import TrainOptions, slice_microbatches
-from hpccoll.train.record import Share, TrainRecord
+from hpccoll.train.record import RankStep, combine_rank_steps
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -68,8 +69,9 @@ class Trainer:
         self.buckets = GradientBuckets(self.layers.parameters)
         self.train, self.held_out = load_digits()
         self.coordinates = mesh.coordinates_of(comm.rank)
+        self.stopped = False  # whether rank 0 saw the stop file
 
-    def run_steps(self, stop_file: str | None = None) -> Iterator[TrainRecord]:
+    def run_steps(self, stop_file: str | None = None) -> Iterator[TrainStepRecord]:
         """Run the remaining steps and yield the record of each; stop after a step in which rank 0 sees `stop_file`.
 
         Raises:
@@ -84,7 +86,7 @@ class Trainer:
                 torch.cuda.synchronize()  # queued kernels belong to this step's time
             record = self._exchange_step_record(loss, time.perf_counter() - begin, stop_file)
             yield record
-            if record.stop:
+            if self.stopped:
                 return
 
     def compute_gradients(self) -> float:
@@ -186,13 +188,13 @@ class Trainer:
     def _to_device(self, images: Any) -> Any:
         return torch.from_numpy(images).to(self.device, self.dtype)
 
-    def _exchange_step_record(self, loss: float, step_s: float, stop_file: str | None) -> TrainRecord:
-        """Gather all ranks' numbers of a step and return its record, the same on all ranks.
+    def _exchange_step_record(self, loss: float, step_s: float, stop_file: str | None) -> TrainStepRecord:
+        """Gather all ranks' numbers of a step, set `stopped`, and return the step's record, the same on all ranks.
 
         Only rank 0 looks for the stop file, because network file systems may show it late on other nodes.
         """
         stop = self.comm.rank == 0 and stop_file is not None and Path(stop_file).exists()
-        share = Share(
+        mine = RankStep(
             loss if self.coordinates["tp"] == 0 else 0.0,
             self._compute_square_norm(),
             step_s,
@@ -201,8 +203,8 @@ class Trainer:
             self._measure_peak_bytes(),
             stop,
         )
-        rows = self.comm.all_gather(np.array(share.numbers()))
-        record = TrainRecord.of(self.step, self.mesh, self.options.batch, rows)
+        rows = self.comm.all_gather(np.array(mine.to_numbers()))
+        record, self.stopped = combine_rank_steps(self.step, self.mesh, self.options.batch, rows)
         if not np.isfinite([record.loss, record.grad_norm]).all():
             raise WrongResultError(
                 f"step {self.step}: the loss is {record.loss} and the gradient's norm {record.grad_norm}; "

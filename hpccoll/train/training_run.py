@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
+from hpccoll.records import TrainStepRecord, TrainSummaryRecord
 from hpccoll.train.checkpoint import CheckpointDirectory
 from hpccoll.train.gradient_check import GradientCheck
 from hpccoll.train.options import CheckpointOptions
-from hpccoll.train.record import TrainRecord, TrainSummary
+from hpccoll.train.record import describe_mesh
 from hpccoll.train.trainer import Trainer, TrainingStart
 
 
@@ -18,9 +21,9 @@ def run_training(
     start: TrainingStart,
     checkpoints: CheckpointOptions,
     directory: CheckpointDirectory | None,
-    on_step: Callable[[TrainRecord], None],
+    on_step: Callable[[TrainStepRecord], None],
     warn: Callable[[str], None],
-) -> TrainSummary:
+) -> TrainSummaryRecord:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
 
     Rank 0 writes the checkpoints to `directory`, which is None on other ranks. Calls `on_step` with the record of each
@@ -30,33 +33,37 @@ def run_training(
     check = trainer.check_gradients() if options.check else None
     if check is not None and check.wrong:
         warn(f"{check.wrong} elements differ from those of one process, the first in {check.first}")
-    records: list[TrainRecord] = []
+    records: list[TrainStepRecord] = []
     saved = None
     for record in trainer.run_steps(checkpoints.stop_file):
         on_step(record)
         records.append(record)
-        is_due = trainer.step % checkpoints.every == 0 or trainer.step == options.steps or record.stop
+        is_due = trainer.step % checkpoints.every == 0 or trainer.step == options.steps or trainer.stopped
         if checkpoints.directory is not None and is_due:
             saved = trainer.save_checkpoint(directory)
     return _make_summary(trainer, start, records, check, str(saved) if saved else None)
 
 
 def _make_summary(
-    trainer: Trainer, start: TrainingStart, records: list[TrainRecord], check: GradientCheck | None, saved: str | None
-) -> TrainSummary:
+    trainer: Trainer,
+    start: TrainingStart,
+    records: list[TrainStepRecord],
+    check: GradientCheck | None,
+    saved: str | None,
+) -> TrainSummaryRecord:
     """Return the summary record; computes the accuracy, which is collective, unless the run was stopped."""
     stopped = trainer.step < trainer.options.steps
-    return TrainSummary(
-        trainer.mesh,
-        _list_options(trainer),
+    return TrainSummaryRecord(
+        **describe_mesh(trainer.mesh),
+        **_list_options(trainer),
         steps=trainer.step,
         resumed_at=start.step if start.resumed else None,
         stop="stop_file" if stopped else "complete",
         loss=records[-1].loss if records else None,
         accuracy=None if stopped else trainer.compute_accuracy(),
-        step_s=tuple(record.step_s for record in records),
+        median_step_s=float(np.median([record.step_s for record in records])) if records else None,
         wrong=check.wrong if check else None,
-        error=check.error if check else None,
+        max_error=check.error if check else None,
         checkpoint=saved,
     )
 
