@@ -32,6 +32,7 @@ MAX_EVIDENCE = 500  # characters, unless --all
 
 
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Return the names given to --require, or raise a usage error for an unknown one."""
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:
         if name not in REQUIRABLE:
@@ -170,6 +171,7 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
 
 
 def _shorten(evidence: str, verbose: bool) -> str:
+    """Return the evidence, cut after MAX_EVIDENCE characters unless `verbose`."""
     if verbose or len(evidence) <= MAX_EVIDENCE:
         return evidence
     return f"{evidence[:MAX_EVIDENCE].rpartition(' ')[0]} ... (--all shows the rest)"

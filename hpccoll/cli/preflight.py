@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,6 @@ from hpccoll.units import GB, format_size, parse_size
 
 MAX_TABLE_NODES = 12  # with more nodes, no table of pairs is printed
 SLOW, BROKEN = 1, CommunicationError.exit_status
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightOptions:
-    """The command-line options."""
-
-    sweeps: int
-    size: str | None
-    threshold: float
-    limit: float
-    ranks_as_nodes: bool
-    reach: bool
-    exclude_file: str | None
-    target: str | None
 
 
 @click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
@@ -69,74 +55,82 @@ class PreflightOptions:
 )
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
 @click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
-def preflight(**given: Any) -> int:
+def preflight(
+    sweeps: int,
+    size: str | None,
+    threshold: float,
+    limit: float,
+    ranks_as_nodes: bool,
+    reach: bool,
+    exclude_file: str | None,
+    target: str | None,
+) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
     The first rank of each node measures. Several pairs are measured at a time, each node in one pair. The last line of
     the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4 something is broken.
     """
-    options = PreflightOptions(**given)
-    if options.reach:
-        return _check_reachability(options)
-    nbytes = parse_size(options.size) if options.size is not None else None
+    if reach:
+        results = check_reachability(*read_slurm_step(os.environ), limit)
+        return 0 if results is None else _report_reachability(results, threshold, exclude_file, target)
+    nbytes = parse_size(size) if size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
-    measurement = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
+    options = MeasurementOptions(sweeps, nbytes, limit, ranks_as_nodes)
     world, failure = job.get_world(), job.load_mpi().Exception
     if world.rank != 0:
-        run_worker(world, measurement, failure)
+        run_worker(world, options, failure)
         return 0
-    coordinator = Coordinator(world, measurement, failure)
-    status = _exit_status(_measure(coordinator, options))
+    coordinator = Coordinator(world, options, failure)
+    status = _exit_status(_measure(coordinator, threshold, exclude_file, target))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # lost messages are still in flight, so that MPI_Finalize would hang
         job.abort(status)
     return status
 
 
-def _check_reachability(options: PreflightOptions) -> int:
-    """Check TCP between all nodes; node 0 writes records, prints the faults and returns the exit status."""
-    hosts, node, port = read_slurm_step(os.environ)
-    results = check_reachability(hosts, node, port, options.limit)
-    if results is None:
-        return 0
-    faults = find_faults(results, options.threshold)
-    with open_json_lines(options.target) as lines:
+def _report_reachability(
+    results: PreflightResults, threshold: float, exclude_file: str | None, target: str | None
+) -> int:
+    """Write the records and the file of --exclude-file, print the faults, and return the exit status."""
+    faults = find_faults(results, threshold)
+    with open_json_lines(target) as lines:
         lines.write(make_serial_run_record())
-        lines.write(_make_summary(results, options.threshold, faults))
-    _write_exclude_file(options, faults)
-    if faults and options.target != STDOUT:
+        lines.write(_make_summary(results, threshold, faults))
+    _write_exclude_file(exclude_file, faults)
+    if faults and target != STDOUT:
         _print_faults(faults)
     return _exit_status(faults)
 
 
-def _measure(coordinator: Coordinator, options: PreflightOptions) -> list[Fault]:
+def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | None, target: str | None) -> list[Fault]:
     """Measure, write the records, print tables and faults, and return the faults.
 
     If the measurement is cut short, the records of what was measured are written nevertheless.
     """
     results = coordinator.results
-    with open_json_lines(options.target) as lines:
-        if options.exclude_file is not None:
-            require_writable(options.exclude_file, "--exclude-file")
-        if options.target is not None:
+    with open_json_lines(target) as lines:
+        if exclude_file is not None:
+            require_writable(exclude_file, "--exclude-file")
+        if target is not None:
             lines.write(_make_run_record(results))
         try:
             with show_progress("rounds", coordinator.steps) as advance:
                 coordinator.measure_all(advance)
-            coordinator.remeasure_suspects(options.threshold)
+            coordinator.remeasure_suspects(threshold)
         finally:
             for record in _make_records(results):
                 lines.write(record)
-        faults = find_faults(results, options.threshold)
-        lines.write(_make_summary(results, options.threshold, faults))
-    _write_exclude_file(options, faults)
-    if options.target != STDOUT:
+        faults = find_faults(results, threshold)
+        lines.write(_make_summary(results, threshold, faults))
+    _write_exclude_file(exclude_file, faults)
+    if target != STDOUT:
         _print_results(results, faults)
     return faults
 
 
 def _make_run_record(results: PreflightResults) -> dict[str, Any]:
+    """Return the record of kind `run`."""
     record = make_serial_run_record()
     versions = job.collect_versions()
     return record | {
@@ -153,12 +147,14 @@ def _format_exclude_option(faults: list[Fault]) -> str:
     return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
-def _write_exclude_file(options: PreflightOptions, faults: list[Fault]) -> None:
-    if options.exclude_file is not None:
-        Path(options.exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
+def _write_exclude_file(exclude_file: str | None, faults: list[Fault]) -> None:
+    """Write the --exclude= option to the file of --exclude-file, if given."""
+    if exclude_file is not None:
+        Path(exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
 
 
 def _exit_status(faults: list[Fault]) -> int:
+    """Return 0 without faults, 1 if something is slow, 4 if something is broken."""
     return max((BROKEN if fault.ratio is None else SLOW for fault in faults), default=0)
 
 
@@ -171,6 +167,7 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
 
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
+    """Return the record of kind `preflight_summary`."""
     return {
         "schema": SCHEMA,
         "kind": "preflight_summary",
@@ -202,6 +199,7 @@ def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
 
 
 def _print_faults(faults: list[Fault]) -> None:
+    """Print each fault with its remedy, then the --exclude= option."""
     for fault in faults:
         print(f"{fault.found}\n    remedy: {fault.remedy}")
     print(_format_exclude_option(faults), end="", flush=True)

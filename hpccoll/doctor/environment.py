@@ -47,6 +47,7 @@ class HarmfulSetting:
 
 
 def _is_on(value: str) -> bool:
+    """Whether a value of a boolean variable means on."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 

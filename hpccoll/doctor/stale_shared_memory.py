@@ -105,6 +105,7 @@ def _total_size(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_files(files: Sequence[SharedMemoryFile]) -> str:
+    """Return paths with owner, size and age, of at most _MAX_NAMED files."""
     return "; ".join(
         f"{file.path} ({file.owner}, {format_size(file.nbytes)}, {_format_age(file.age_s)} old)"
         for file in files[:_MAX_NAMED]
@@ -171,6 +172,7 @@ def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
 
 
 def _file_id(status: os.stat_result) -> tuple[int, int, int]:
+    """Return device (major, minor) and inode, which identify a file."""
     return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
 
 

@@ -195,6 +195,7 @@ class Coordinator:
             advance("pairs")
 
     def _has_failed(self, a: int, b: int) -> bool:
+        """Whether a node of the pair is lost, or an earlier measurement of the pair failed."""
         samples = self.results.links.get((a, b), []) + self.results.links.get((b, a), [])
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 

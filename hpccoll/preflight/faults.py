@@ -95,10 +95,12 @@ def list_excluded_nodes(faults: Iterable[Fault]) -> list[str]:
 
 
 def _ends(link: DirectedLink) -> set[int]:
+    """Return the two nodes of a link."""
     return {link.source, link.destination}
 
 
 def _lost_node(name: str, reason: str) -> Fault:
+    """Return the fault of a node that did not answer."""
     remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
     return Fault("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
 

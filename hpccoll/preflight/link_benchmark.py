@@ -84,9 +84,11 @@ class LinkBenchmark:
         return measure()
 
     def _send(self, buffer: NDArray[np.uint8], tag: int = _SHORT_TAG) -> None:
+        """Send a message to the peer and wait until it is sent."""
         wait_all([self._comm.Isend(buffer, self._peer, tag)], self._limit_s)
 
     def _receive_short(self) -> None:
+        """Wait for a short message from the peer."""
         wait_all([self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)], self._limit_s)
 
     def _synchronize(self) -> None:
@@ -95,6 +97,7 @@ class LinkBenchmark:
         wait_all([self._comm.Isend(self._send_buffer, self._peer, _SHORT_TAG), receive], self._limit_s)
 
     def _time_pings(self) -> float:
+        """Exchange PINGS round trips and return half the seconds of the shortest."""
         shortest = float("inf")
         for _ in range(PINGS):
             begin = time.perf_counter()
@@ -104,11 +107,13 @@ class LinkBenchmark:
         return shortest / 2
 
     def _answer_pings(self) -> None:
+        """Answer the peer's `_time_pings`."""
         for _ in range(PINGS):
             self._receive_short()
             self._send(self._send_buffer)
 
     def _time_transfer(self, long: NDArray[np.uint8]) -> float:
+        """Send the long message; return the seconds until the peer acknowledges it."""
         self._receive_short()  # the other end has posted its receive
         begin = time.perf_counter()
         self._send(long, _LONG_TAG)
@@ -116,6 +121,7 @@ class LinkBenchmark:
         return time.perf_counter() - begin
 
     def _answer_transfer(self, long: NDArray[np.uint8]) -> None:
+        """Answer the peer's `_time_transfer`."""
         receive = self._comm.Irecv(long, self._peer, _LONG_TAG)
         self._send(self._send_buffer)
         wait_all([receive], self._limit_s)

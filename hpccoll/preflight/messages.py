@@ -89,6 +89,7 @@ class ControlChannel:
         return _decode(message)
 
     def _send(self, rank: int, tag: int, content: dict[str, Any]) -> None:
+        """Start to send a message and keep its buffer until the send is complete."""
         message, text = _make_empty_message(), json.dumps(content).encode()
         if len(text) > MESSAGE_NBYTES:
             raise ValueError(f"a control message of {len(text)} bytes, at most {MESSAGE_NBYTES}")

@@ -64,6 +64,7 @@ class ReachabilityServer:
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def _accept_connections(self) -> None:
+        """Serve each connection in a thread of its own, until the socket is closed."""
         while True:
             try:
                 connection, _ = self._socket.accept()

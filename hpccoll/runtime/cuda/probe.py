@@ -125,10 +125,12 @@ def _host_memory() -> ProbeMemory:
 
 
 def _send_to_next(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    """Send to the next rank and receive from the previous one."""
     comm.Sendrecv(send, (comm.rank + 1) % comm.size, 0, recv, (comm.rank - 1) % comm.size, 0)
 
 
 def _send_persistent(mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    """Do the same as `_send_to_next` with persistent requests."""
     requests = [
         comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0),
         comm.Send_init(send, (comm.rank + 1) % comm.size, 0),
@@ -140,6 +142,7 @@ def _send_persistent(mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
 
 
 def _broadcast(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+    """Broadcast from rank 0's send buffer to the other ranks' receive buffers."""
     comm.Bcast(send if comm.rank == 0 else recv, 0)
 
 
