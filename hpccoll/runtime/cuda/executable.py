@@ -177,7 +177,7 @@ def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
     if any(place.memory is MemoryKind.ARENA for place in places):  # there is none on the device
         return False
     for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
-        if memory in program.touched and buffer is not None and buffer.nbytes and not is_token(own[memory]):
+        if memory in program.accessed and buffer is not None and buffer.nbytes and not is_token(own[memory]):
             return False
     return True
 

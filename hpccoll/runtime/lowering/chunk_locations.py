@@ -1,8 +1,8 @@
-"""Where each chunk of one rank lives while its plan is lowered.
+"""The memory location of each chunk of one rank while its plan is lowered.
 
-Every chunk has a home: the user's output where the rank wants it, scratch otherwise. A chunk that the rank brings
-starts in the user's input and is read from there until something new arrives in its home, so that nothing is copied
-only to be summed into.
+Every chunk has a home: the user's output if the rank's result contains the chunk, scratch memory otherwise. An input
+chunk starts in the user's input and is read from there until something arrives in its home. Thus no chunk is copied
+only to be reduced into.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
 class ChunkLocations:
-    """The places of one rank's chunks, changing as the plan goes on.
+    """Where the chunks of one rank are now, and their homes. Changes while the plan's rounds are lowered.
 
     Args:
-        plan: whose chunks.
-        rank: whose places.
+        plan: the plan.
+        rank: the rank whose chunks these are.
         sizes: elements of each chunk, shape (C,).
-        used: the chunks that the rank holds at any time, shape (C,).
+        used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
-        arena: the chunks that live in the node's shared memory, shape (C,), packed there.
-        apart: whether chunks are kept apart, since in the user's memory they are.
+        arena: whether the chunk lives in the node's shared memory, packed there, shape (C,).
+        separate: whether ranges of neighbouring chunks must not be merged, because the user's memory has gaps between
+            them.
     """
 
     def __init__(
@@ -35,61 +36,62 @@ class ChunkLocations:
         used: NDArray[np.bool_],
         in_place: bool,
         arena: NDArray[np.bool_] | None = None,
-        apart: bool = False,
+        separate: bool = False,
     ) -> None:
-        of = (np.array([rank]), plan.ranks, len(sizes), plan.root)
-        self.held, self.wanted = plan.operation.input_mask(*of)[0], plan.operation.output_mask(*of)[0]
-        arena = np.zeros_like(self.held) if arena is None else arena
-        scratch = used & ~self.wanted & ~arena
-        self.sizes = sizes
+        arguments = (np.array([rank]), plan.ranks, len(sizes), plan.root)
+        self.is_input = plan.operation.input_mask(*arguments)[0]
+        self.is_output = plan.operation.output_mask(*arguments)[0]
+        none = np.zeros_like(self.is_input)
+        arena = none if arena is None else arena
+        scratch = used & ~self.is_output & ~arena
+        self.sizes, self.separate = sizes, separate
         self.work, self.arena = int(sizes[scratch].sum()), int(sizes[arena].sum())
-        nothing = np.zeros_like(self.held)
-        masks = (self.held, self.wanted, scratch, nothing, arena)  # in the order of MemoryKind
-        self._start = np.stack([self._packed(mask) for mask in masks])
-        self._home = np.where(arena, MemoryKind.ARENA, np.where(self.wanted, MemoryKind.RESULT, MemoryKind.WORK))
-        resident = self.held & self.wanted if in_place else np.zeros_like(self.held)
-        self._now = np.where(resident, MemoryKind.RESULT, MemoryKind.SOURCE)
-        self.apart = apart
+        masks = (self.is_input, self.is_output, scratch, none, arena)  # in the order of MemoryKind
+        self._start = np.stack([self._pack(mask) for mask in masks])
+        self._home = np.where(arena, MemoryKind.ARENA, np.where(self.is_output, MemoryKind.RESULT, MemoryKind.WORK))
+        resident = self.is_input & self.is_output if in_place else none
+        self._current = np.where(resident, MemoryKind.RESULT, MemoryKind.SOURCE)
 
-    def _packed(self, mask: NDArray[np.bool_]) -> IntArray:
+    def _pack(self, mask: NDArray[np.bool_]) -> IntArray:
+        """Return where each chunk starts when the masked chunks lie next to each other."""
         ends = np.cumsum(np.where(mask, self.sizes, 0))
         return np.asarray(ends - self.sizes, np.int64)
 
-    def now(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return where these chunks are, neighbours merged, empty ones left out."""
-        return self.merged(chunks, self._now[chunks])
+    def current_ranges(self, chunks: IntArray) -> list[MemoryRange]:
+        """Return where the chunks are now. Adjacent ranges are merged and empty ones left out."""
+        return self.merge_ranges(chunks, self._current[chunks])
 
-    def home(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return where these chunks will be once they have arrived, likewise."""
-        return self.merged(chunks, self._home[chunks])
+    def home_ranges(self, chunks: IntArray) -> list[MemoryRange]:
+        """Return the homes of the chunks, merged likewise."""
+        return self.merge_ranges(chunks, self._home[chunks])
 
-    def at(self, chunks: IntArray, memory: MemoryKind) -> list[MemoryRange]:
-        """Return where these chunks are in one of the memories, likewise."""
-        return self.merged(chunks, np.full(len(chunks), memory))
+    def ranges_in(self, memory: MemoryKind, chunks: IntArray) -> list[MemoryRange]:
+        """Return where the chunks are in one of the memories, merged likewise."""
+        return self.merge_ranges(chunks, np.full(len(chunks), memory))
 
-    def homes(self, chunks: IntArray) -> IntArray:
-        """Return the memory that is each chunk's home."""
+    def get_home_memories(self, chunks: IntArray) -> IntArray:
+        """Return the `MemoryKind` of each chunk's home."""
         return np.asarray(self._home[chunks], np.int64)
 
-    def rehome(self, chunks: IntArray) -> None:
-        """Let those of the chunks that the rank wants live in its output from their next arrival on."""
-        self._home[chunks[self.wanted[chunks]]] = MemoryKind.RESULT
+    def move_homes_to_result(self, chunks: IntArray) -> None:
+        """Make the user's output the home of those of the chunks that belong to the rank's result."""
+        self._home[chunks[self.is_output[chunks]]] = MemoryKind.RESULT
 
-    def strays(self, chunks: IntArray) -> IntArray:
+    def find_displaced(self, chunks: IntArray) -> IntArray:
         """Return those of the chunks that are not at home."""
-        return np.asarray(chunks[self._now[chunks] != self._home[chunks]], np.int64)
+        return np.asarray(chunks[self._current[chunks] != self._home[chunks]], np.int64)
 
-    def settle(self, chunks: IntArray) -> None:
-        """Record that these chunks are at home from now on."""
-        self._now[chunks] = self._home[chunks]
+    def mark_at_home(self, chunks: IntArray) -> None:
+        """Record that the chunks are at home from now on."""
+        self._current[chunks] = self._home[chunks]
 
-    def unsettled(self) -> IntArray:
-        """Return the wanted chunks that never left the input, or that are in shared memory."""
-        elsewhere = (self.held & (self._now == MemoryKind.SOURCE)) | (self._now == MemoryKind.ARENA)
-        return np.nonzero(self.wanted & elsewhere)[0]
+    def find_missing_outputs(self) -> IntArray:
+        """Return the output chunks that are still in the user's input or in shared memory."""
+        elsewhere = (self.is_input & (self._current == MemoryKind.SOURCE)) | (self._current == MemoryKind.ARENA)
+        return np.nonzero(self.is_output & elsewhere)[0]
 
-    def merged(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return where chunks are, each in its own memory, neighbours merged, empty ones left out."""
+    def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
+        """Return where chunks are, each in its own memory. Adjacent ranges are merged and empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():
@@ -97,9 +99,9 @@ class ChunkLocations:
         chunks, memory, sizes = chunks[full], memory[full], sizes[full]
         starts = self._start[memory, chunks]
         stops = starts + sizes
-        apart = (memory[1:] != memory[:-1]) | (starts[1:] != stops[:-1])
-        apart |= self.apart
-        cuts = np.nonzero(apart)[0] + 1
+        is_cut = (memory[1:] != memory[:-1]) | (starts[1:] != stops[:-1])
+        is_cut |= self.separate
+        cuts = np.nonzero(is_cut)[0] + 1
         first, last = [0, *cuts.tolist()], [*(cuts - 1).tolist(), len(chunks) - 1]
         return [
             MemoryRange(MemoryKind(int(memory[a])), int(starts[a]), int(stops[b]))
@@ -108,20 +110,22 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of places that hold equally many elements into pieces that correspond to each other."""
-    cuts = sorted({edge for side in sides for edge in np.cumsum([place.count for place in side]).tolist() if edge})
+    """Cut lists of ranges with equally many elements at common points, and return the corresponding pieces."""
+    cuts = sorted({edge for side in sides for edge in np.cumsum([part.count for part in side]).tolist() if edge})
     pieces: list[tuple[MemoryRange, ...]] = []
     begin = 0
     for end in cuts:
-        pieces.append(tuple(_piece(side, begin, end) for side in sides))
+        pieces.append(tuple(slice_ranges(side, begin, end)[0] for side in sides))
         begin = end
     return pieces
 
 
-def _piece(side: list[MemoryRange], begin: int, end: int) -> MemoryRange:
-    offset = 0
-    for place in side:
-        if begin < offset + place.count:
-            return place.part(begin - offset, end - offset)
-        offset += place.count
-    raise IndexError(f"elements {begin} to {end} of {offset}")
+def slice_ranges(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:
+    """Return elements `begin` to `end` (exclusive) of a list of ranges."""
+    found, offset = [], 0
+    for part in side:
+        first, last = max(begin - offset, 0), min(end - offset, part.count)
+        if first < last:
+            found.append(part.part(first, last))
+        offset += part.count
+    return found

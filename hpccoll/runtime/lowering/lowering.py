@@ -1,4 +1,4 @@
-"""From a plan's column to a program: one rank's rounds, of messages or of loads and stores, on its memories."""
+"""Lowering a plan: one rank's column of rounds becomes a program of messages, loads, stores, reduces and copies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan import IntArray, Load, Move, Operation, Plan, Step
+from hpccoll.plan import NO_PEER, IntArray, Load, Move, Operation, Plan, Step
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations
 from hpccoll.runtime.lowering.message_lowering import MessageLowering, get_own_chunks, get_own_move, get_own_value
 from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, Program
-from hpccoll.runtime.lowering.shared_memory_lowering import RemoteAccesses, SharedMemoryLowering
+from hpccoll.runtime.lowering.shared_memory_lowering import SharedMemoryLowering
 
 
 def lower_plan(
@@ -28,74 +28,78 @@ def lower_plan(
     """Return the program of `rank`.
 
     Args:
-        plan: a plan that `check` proves; an unproven one may hang or compute nonsense.
-        rank: whose column to lower.
+        plan: a plan that `check` proves. The program of any other plan may hang or compute a wrong result.
+        rank: the rank whose column to lower.
         count: elements of the vector, or of one block.
-        itemsize: bytes an element.
-        in_place: whether input and output share memory where a chunk is both brought and wanted.
+        itemsize: bytes per element.
+        in_place: whether input and output share memory for the chunks that are in both.
         on_device: whether the memory is a device's, which no other rank's core caches.
-        staged: whether loads and stores go through the node's arena rather than to the user's own memory.
-        sizes: the elements of each chunk where only part of each is run; the chunks are then kept apart.
+        staged: whether loads and stores use the node's arena instead of the user's own memory.
+        sizes: elements of each chunk, if only a part of each chunk is run; ranges of chunks are then never merged.
     """
-    column, apart = plan.column(rank), sizes is not None
+    column, separate = plan.column(rank), sizes is not None
     rounds = list(column)
     sizes = plan.operation.chunk_sizes(count, plan.ranks, column.chunks) if sizes is None else sizes
-    used = _used(rounds, len(sizes))
-    steps: list[Instruction] = []
-    scratch = _Scratch()
+    instructions: list[Instruction] = []
+    scratch = _LandingAllocator()
     node: SharedMemoryLowering | None = None
-    if any(not isinstance(step, Move) for round_ in rounds for step in round_):
-        node = SharedMemoryLowering(plan, rank, sizes, staged, in_place, RemoteAccesses(plan), steps, scratch.take)
-    places = ChunkLocations(plan, rank, sizes, used, in_place, node.arena(rank) if node else None, apart=apart)
-    news = plan.operation is Operation.BARRIER
-    messages = MessageLowering(rank, itemsize, on_device, news, places, steps, scratch.take)
-    _walk(rounds, messages, node, places, scratch)
-    touched = node.touched() if node else frozenset()
-    return Program(tuple(steps), places.work, scratch.most, plan, places.arena, touched)
+    if any(not isinstance(step, Move) for steps in rounds for step in steps):
+        node = SharedMemoryLowering(plan, rank, sizes, staged, in_place, instructions, scratch.allocate)
+    used, arena = _find_used_chunks(rounds, len(sizes)), node.find_arena_chunks(rank) if node else None
+    locations = ChunkLocations(plan, rank, sizes, used, in_place, arena, separate)
+    signals = plan.operation is Operation.BARRIER
+    messages = MessageLowering(rank, itemsize, on_device, signals, locations, instructions, scratch.allocate)
+    _lower_rounds(rounds, messages, node, locations, scratch)
+    accessed = node.find_accessed_memories() if node else frozenset()
+    return Program(tuple(instructions), locations.work, scratch.most, plan, locations.arena, accessed)
 
 
-def _walk(
+def _lower_rounds(
     rounds: Sequence[Sequence[Step]],
     messages: MessageLowering,
     node: SharedMemoryLowering | None,
-    places: ChunkLocations,
-    scratch: _Scratch,
+    locations: ChunkLocations,
+    scratch: _LandingAllocator,
 ) -> None:
-    """Lower round after round; in the end copy what the rank wants to where it belongs."""
+    """Append the instructions of all rounds, then copy the missing outputs to the result."""
     if node is not None:
-        node.begin(places)
+        node.begin(locations)
     for t, steps in enumerate(rounds):
-        if node is None or not node.deferred:  # what is deferred keeps its scratch
-            scratch.cursor = 0
-        messages.round([get_own_move(step) for step in steps if isinstance(step, Move)])
+        if node is None or not node.has_deferred:
+            scratch.reset()
+        messages.lower_round([get_own_move(step) for step in steps if isinstance(step, Move)])
         if node is not None:
-            node.round(t, [step for step in steps if not isinstance(step, Move)])
-    last = places.unsettled()
-    places.rehome(last)
-    messages.copy_home(last)
+            node.lower_round(t, [step for step in steps if not isinstance(step, Move)])
+    missing = locations.find_missing_outputs()
+    locations.move_homes_to_result(missing)
+    messages.copy_home(missing)
 
 
-def _used(rounds: Sequence[Sequence[Step]], chunks: int) -> NDArray[np.bool_]:
+def _find_used_chunks(rounds: Sequence[Sequence[Step]], chunks: int) -> NDArray[np.bool_]:
     """Return which chunks this rank holds at any time, shape (C,)."""
     used = np.zeros(chunks, np.bool_)
     for steps in rounds:
         for step in steps:
             if isinstance(step, Move):
-                _, _, _, sent, received = get_own_move(step)
-                used[sent] = used[received] = True
-            elif isinstance(step, Load) and get_own_value(step.source) >= 0:
+                move = get_own_move(step)
+                used[move.sent] = used[move.received] = True
+            elif isinstance(step, Load) and get_own_value(step.source) != NO_PEER:
                 used[get_own_chunks(step.local)] = True
     return used
 
 
-class _Scratch:
-    """Gives out places in LANDING, from the beginning again in each round."""
+class _LandingAllocator:
+    """Allocates ranges of LANDING one after the other; `most` is the memory needed in all."""
 
     def __init__(self) -> None:
-        self.cursor = self.most = 0
+        self._used = self.most = 0
 
-    def take(self, count: int) -> MemoryRange:
-        place = MemoryRange(MemoryKind.LANDING, self.cursor, self.cursor + count)
-        self.cursor += count
-        self.most = max(self.most, self.cursor)
+    def allocate(self, count: int) -> MemoryRange:
+        place = MemoryRange(MemoryKind.LANDING, self._used, self._used + count)
+        self._used += count
+        self.most = max(self.most, self._used)
         return place
+
+    def reset(self) -> None:
+        """Start from the beginning again."""
+        self._used = 0

@@ -1,12 +1,17 @@
-"""Lowering rounds of messages: split_message, scratch, and the hazards that plans need not think of.
+"""Lowering rounds of messages to instructions: segments, scratch memory, and hazards that plans do not express.
 
-In a round everything is read as it stood at the round's start and lands at its end. Here that becomes an order: a
-message lands directly where it belongs unless this round still reads that place; otherwise it lands in scratch and is
-copied or joined after the sends that read the place are complete. A message that is not one piece of memory is packed.
-So is one of PRIVATE bytes that the round overwrites: the receiver's core has then read no cache line of the place, and
-to write it does not wait for a line at a time to come back (up to 2.4 times faster on one host, bench/README.md).
-Messages above SEGMENT are cut, and a reduction lands in WINDOW segments of scratch that are used in turn, so scratch
-stays within the cache and is bounded whatever the message. Both ends cut alike: the rule knows only the elements.
+In a plan's round, all reads see the state at the start of the round and all arrivals take effect at its end. Lowering
+turns this into an order of instructions. A message is received directly into its chunks' home unless this round still
+reads that memory; otherwise it is received into scratch, and copied or reduced once the sends that read the home are
+complete. A message whose chunks are not contiguous is packed first.
+
+A message with a size in PRIVATE is also packed if the round overwrites its memory. The receiver's core then caches no
+line of that memory, so writing to it need not wait for lines to be invalidated (up to 2.4 times faster on one host,
+bench/README.md).
+
+Messages above SEGMENT bytes are cut into segments. A reduction receives into WINDOW segments of scratch, used in turn,
+so that scratch stays in the cache and is bounded for messages of any size. Sender and receiver cut alike, because the
+cuts depend only on the number of elements.
 """
 
 from __future__ import annotations
@@ -14,30 +19,52 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from hpccoll.plan import NO_CHUNK, IntArray, Ints, Move, Op, Region
-from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
+from hpccoll.plan import NO_CHUNK, NO_PEER, IntArray, Ints, Move, Op, Region
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges, slice_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 
-SEGMENT = 2**20  # bytes: what is joined is still in the cache; smaller ones gain nothing more (bench/README.md)
+SEGMENT = 2**20  # bytes: a received segment is still in the cache when it is reduced (bench/README.md)
 MOST_SEGMENTS = 64
 WINDOW = 2
-PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: of less, or of more, the copy costs more than it saves
+PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: for other sizes packing costs more than it saves
 
-OwnMove = tuple[int, int, int, IntArray, IntArray]  # to, from, op, and the chunks sent and received, of one rank
+
+class RankMove(NamedTuple):
+    """A `Move` as one rank sees it; `dest` or `source` is NO_PEER if the rank does not send or receive."""
+
+    dest: int
+    source: int
+    op: int
+    sent: IntArray
+    received: IntArray
 
 
 def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
-    """Cut a message of `count` elements: into equal parts of about SEGMENT bytes, MOST_SEGMENTS at most."""
-    parts = min(max(1, -(-count * itemsize // SEGMENT)), MOST_SEGMENTS)
-    return [(count * j // parts, count * (j + 1) // parts) for j in range(parts)]
+    """Return (start, stop) of each segment of a message of `count` elements.
+
+    Segments are equal and about SEGMENT bytes long; there are at most MOST_SEGMENTS.
+    """
+    segments = min(max(1, -(-count * itemsize // SEGMENT)), MOST_SEGMENTS)
+    return [(count * j // segments, count * (j + 1) // segments) for j in range(segments)]
 
 
 @dataclass(slots=True)
 class IncomingMessage:
-    """A message that this round receives: where it lands, and what happens to it then."""
+    """A message that this round receives, or the rank's own operand among them.
+
+    Args:
+        peer: the sender.
+        op: how the message is combined with the rank's chunks.
+        chunks: the chunks that it is for.
+        landing: where each segment is received.
+        home: where the chunks belong.
+        starts: the instructions that start to receive its segments.
+        rolling: whether the segments share WINDOW ranges of scratch in turn.
+    """
 
     peer: int
     op: int
@@ -49,16 +76,16 @@ class IncomingMessage:
 
 
 class MessageLowering:
-    """Lowers one rank's messages.
+    """Lowers one rank's messages, round by round.
 
     Args:
-        rank: whose.
-        itemsize: bytes an element.
+        rank: the rank.
+        itemsize: bytes per element.
         on_device: whether the memory is a device's, which no other rank's core caches.
-        signals: whether messages without a byte are sent.
-        places: of this rank's chunks.
-        steps: where instructions go.
-        scratch: gives that many elements of scratch.
+        signals: whether messages without elements are sent.
+        locations: of this rank's chunks.
+        instructions: the list to append to.
+        take_scratch: returns a scratch range of that many elements.
     """
 
     def __init__(
@@ -67,206 +94,214 @@ class MessageLowering:
         itemsize: int,
         on_device: bool,
         signals: bool,
-        places: ChunkLocations,
-        steps: list[Instruction],
-        scratch: Callable[[int], MemoryRange],
+        locations: ChunkLocations,
+        instructions: list[Instruction],
+        take_scratch: Callable[[int], MemoryRange],
     ) -> None:
-        self.rank, self.itemsize, self.on_device, self.signals = rank, itemsize, on_device, signals
-        self.places, self.steps, self.scratch = places, steps, scratch
+        self._rank, self._itemsize, self._on_device, self._signals = rank, itemsize, on_device, signals
+        self._locations, self._instructions, self._take_scratch = locations, instructions, take_scratch
 
     def copy_home(self, chunks: IntArray) -> None:
-        """Copy chunks to where they belong."""
-        for source, out in align_ranges(self.places.now(chunks), self.places.home(chunks)):
-            self.steps.append(Copy(source, out))
-        self.places.settle(chunks)
+        """Copy chunks from where they are to their homes."""
+        self._copy(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
+        self._locations.mark_at_home(chunks)
 
-    def round(self, moves: list[OwnMove]) -> None:
-        """Lower what this rank sends and receives in a round."""
-        moves = [move for move in moves if move[0] >= 0 or move[1] >= 0]
-        remote = [move for move in moves if move[0] != self.rank]
-        for to, _, _, sent, _ in remote:
-            if to >= 0:
-                self.gather_strays(sent)
-        reads = [place for to, _, _, sent, _ in moves if to >= 0 for place in self.places.now(sent)]
-        senders = [frm for _, frm, *_ in remote if frm >= 0]
-        shared = _shared(moves)
-        arrivals: list[IncomingMessage] = []
-        local: list[tuple[IntArray, IntArray]] = []
-        for _, frm, op, sent, received in moves:
-            mixes = not shared.isdisjoint(received.tolist())
-            if frm == self.rank and op == Op.COPY and not mixes:
-                local.append((sent, received))
-            elif frm == self.rank:
-                arrivals.append(self.set_aside(op, sent, received))
-            elif frm >= 0:
-                # The later of messages that mix wait for what the first waits for: they must all be under way by then.
-                alone = senders.count(frm) == 1 and not mixes
-                arrivals.append(self.expect(frm, op, received, reads, alone))
-        kept = [self.keep(sent, received, reads, arrivals) for sent, received in local]
-        written = [place for arrival in arrivals for place in arrival.home]
-        sends = [start for to, _, _, sent, _ in remote if to >= 0 for start in self.send(to, sent, written)]
-        for arrival in arrivals:
-            self.complete(arrival, sends)
-        for start in sends:
-            self.steps.append(Wait(start))
-        for staged, chunks in kept:
-            for source, out in align_ranges(staged, self.places.home(chunks)):
-                self.steps.append(Copy(source, out))
-            self.places.settle(chunks)
-        for arrival in arrivals:
-            self.places.settle(arrival.chunks)
+    def lower_round(self, moves: list[RankMove]) -> None:
+        """Append the instructions of this rank's moves of one round."""
+        moves = [move for move in moves if move.dest != NO_PEER or move.source != NO_PEER]
+        sends = [move for move in moves if move.dest not in (NO_PEER, self._rank)]
+        for move in sends:
+            self._make_contiguous(move.sent)
+        reads = [part for move in moves if move.dest != NO_PEER for part in self._locations.current_ranges(move.sent)]
+        incoming, local = self._receive_all(moves, reads)
+        pending = [self._copy_to_self(move, reads, incoming) for move in local]
+        written = [part for message in incoming for part in message.home]
+        send_starts = [start for move in sends for start in self._start_send(move.dest, move.sent, written)]
+        for message in incoming:
+            self._finish_receive(message, send_starts)
+        for start in send_starts:
+            self._instructions.append(Wait(start))
+        for staged, chunks in pending:
+            self._copy(staged, self._locations.home_ranges(chunks))
+            self._locations.mark_at_home(chunks)
+        for message in incoming:
+            self._locations.mark_at_home(message.chunks)
 
-    def gather_strays(self, chunks: IntArray) -> None:
-        """Copy chunks home before sending where that makes one piece of many."""
-        strays = self.places.strays(chunks)
-        if len(strays) and len(self.places.now(chunks)) > 1 and len(self.places.home(chunks)) == 1:
-            self.copy_home(strays)
+    def _receive_all(
+        self, moves: list[RankMove], reads: list[MemoryRange]
+    ) -> tuple[list[IncomingMessage], list[RankMove]]:
+        """Start all receives of a round; return them, and the moves that only copy within this rank."""
+        sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
+        shared = _find_shared_chunks(moves)
+        incoming: list[IncomingMessage] = []
+        local: list[RankMove] = []
+        for move in moves:
+            is_shared = not shared.isdisjoint(move.received.tolist())
+            if move.source == self._rank and move.op == Op.COPY and not is_shared:
+                local.append(move)
+            elif move.source == self._rank:
+                incoming.append(self._stage_own_operand(move))
+            elif move.source != NO_PEER:
+                # Messages for the same chunks are consumed in order. The later ones wait for what the first waits for,
+                # so all of their receives must have started by then.
+                may_roll = sources.count(move.source) == 1 and not is_shared
+                incoming.append(self._start_receive(move, reads, may_roll))
+        return incoming, local
 
-    def expect(self, peer: int, op: int, chunks: IntArray, reads: list[MemoryRange], alone: bool) -> IncomingMessage:
-        """Start receiving a message, directly at home where nothing there is read or joined any more."""
-        home = self.places.home(chunks)
-        count = sum(place.count for place in home)
-        fresh = op == Op.COPY or all(place.memory is MemoryKind.SOURCE for place in self.places.now(chunks))
-        direct = len(home) == 1 and fresh and not any(home[0].overlaps(read) for read in reads)
-        cuts = split_message(count, self.itemsize)
-        rolling = not direct and op != Op.COPY and alone and len(cuts) > WINDOW
+    def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
+        self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
+
+    def _make_contiguous(self, chunks: IntArray) -> None:
+        """Copy chunks home before they are sent, if that joins several ranges into one."""
+        displaced = self._locations.find_displaced(chunks)
+        is_split = len(displaced) > 0 and len(self._locations.current_ranges(chunks)) > 1
+        if is_split and len(self._locations.home_ranges(chunks)) == 1:
+            self.copy_home(displaced)
+
+    def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
+        """Start to receive a message: directly at home if this round neither reads nor reduces there, else in scratch.
+
+        Appends the home to `reads` if the message is received there, so that a later one for it uses scratch.
+        """
+        chunks, op = move.received, move.op
+        home = self._locations.home_ranges(chunks)
+        count = sum(part.count for part in home)
+        current = self._locations.current_ranges(chunks)
+        overwrites = op == Op.COPY or all(part.memory is MemoryKind.SOURCE for part in current)
+        direct = len(home) == 1 and overwrites and not any(home[0].overlaps(read) for read in reads)
+        cuts = split_message(count, self._itemsize)
+        rolling = not direct and op != Op.COPY and may_roll and len(cuts) > WINDOW
         if direct:
             landing = [home[0].part(start, stop) for start, stop in cuts]
-            reads.append(home[0])  # a second message for the same chunks must wait its turn in scratch
+            reads.append(home[0])
         elif rolling:
             longest = max(stop - start for start, stop in cuts)
-            ring = [self.scratch(longest) for _ in range(WINDOW)]
-            landing = [ring[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
+            window = [self._take_scratch(longest) for _ in range(WINDOW)]
+            landing = [window[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
         else:
-            landing = [self.scratch(stop - start) for start, stop in cuts]
-        arrival = IncomingMessage(peer, op, chunks, landing, home, rolling=rolling)
-        if count or (self.signals and not len(chunks)):
-            for place in landing[:WINDOW] if rolling else landing:
-                self.start_receive(arrival, place)
-        return arrival
+            landing = [self._take_scratch(stop - start) for start, stop in cuts]
+        message = IncomingMessage(move.source, op, chunks, landing, home, rolling=rolling)
+        if count or (self._signals and not len(chunks)):
+            for part in landing[:WINDOW] if rolling else landing:
+                self._receive_segment(message, part)
+        return message
 
-    def set_aside(self, op: int, sent: IntArray, received: IntArray) -> IncomingMessage:
-        """A rank's own operand among those that arrive: as it stood before the first of them took its place."""
-        now = self.places.now(sent)
-        if any(place.memory is not MemoryKind.SOURCE for place in now):
-            staged = [self.scratch(sum(place.count for place in now))]
-            for source, out in align_ranges(now, staged):
-                self.steps.append(Copy(source, out))
-            now = staged
-        return IncomingMessage(self.rank, op, received, now, self.places.home(received))
+    def _receive_segment(self, message: IncomingMessage, part: MemoryRange) -> None:
+        message.starts.append(len(self._instructions))
+        self._instructions.append(Receive(message.peer, part))
 
-    def start_receive(self, arrival: IncomingMessage, place: MemoryRange) -> None:
-        arrival.starts.append(len(self.steps))
-        self.steps.append(Receive(arrival.peer, place))
+    def _stage_own_operand(self, move: RankMove) -> IncomingMessage:
+        """Return the rank's own operand as a message; copy it to scratch unless it is in the unchanging input."""
+        current = self._locations.current_ranges(move.sent)
+        if any(part.memory is not MemoryKind.SOURCE for part in current):
+            current = self._stage(current)
+        return IncomingMessage(self._rank, move.op, move.received, current, self._locations.home_ranges(move.received))
 
-    def send(self, peer: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
-        """Start sending chunks, packed where they are many pieces, or one that is about to be `written`."""
-        pieces = self.places.now(chunks)
-        count = sum(place.count for place in pieces)
-        if not count and not (self.signals and not len(chunks)):
+    def _stage(self, ranges: list[MemoryRange]) -> list[MemoryRange]:
+        """Copy ranges into one range of scratch, and return that."""
+        staged = [self._take_scratch(sum(part.count for part in ranges))]
+        self._copy(ranges, staged)
+        return staged
+
+    def _start_send(self, dest: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
+        """Start to send chunks, packed if needed; return the instructions that start its segments."""
+        ranges = self._locations.current_ranges(chunks)
+        count = sum(part.count for part in ranges)
+        if not count and not (self._signals and not len(chunks)):
             return []
-        if len(pieces) > 1 or self.private(count, pieces, written):
-            packed = self.scratch(count)
-            for source, out in align_ranges(pieces, [packed]):
-                self.steps.append(Copy(source, out))
+        if len(ranges) > 1 or self._should_pack(count, ranges, written):
+            packed = self._stage(ranges)[0]
         else:
-            packed = pieces[0] if pieces else self.scratch(0)
+            packed = ranges[0] if ranges else self._take_scratch(0)
         starts = []
-        for start, stop in split_message(count, self.itemsize):
-            starts.append(len(self.steps))
-            self.steps.append(Send(peer, packed.part(start, stop)))
+        for start, stop in split_message(count, self._itemsize):
+            starts.append(len(self._instructions))
+            self._instructions.append(Send(dest, packed.part(start, stop)))
         return starts
 
-    def private(self, count: int, pieces: list[MemoryRange], written: list[MemoryRange]) -> bool:
-        """Whether to send a copy, so that only this rank's core holds the places that are written next."""
-        pays = not self.on_device and count * self.itemsize in PRIVATE
-        return pays and any(piece.overlaps(place) for piece in pieces for place in written)
+    def _should_pack(self, count: int, ranges: list[MemoryRange], written: list[MemoryRange]) -> bool:
+        """Whether to send a copy, so that no other core caches the memory that this round writes next."""
+        pays = not self._on_device and count * self._itemsize in PRIVATE
+        return pays and any(part.overlaps(other) for part in ranges for other in written)
 
-    def keep(
-        self, sent: IntArray, received: IntArray, reads: list[MemoryRange], arrivals: list[IncomingMessage]
+    def _copy_to_self(
+        self, move: RankMove, reads: list[MemoryRange], incoming: list[IncomingMessage]
     ) -> tuple[list[MemoryRange], IntArray]:
-        """Carry out a rank's copy to itself: at once where nothing else touches the place, by way of scratch if not."""
-        now, home = self.places.now(sent), self.places.home(received)
-        landing = [place for arrival in arrivals for place in arrival.home]
+        """Copy chunks within this rank: at once if nothing else uses the output, else only into scratch.
+
+        Returns: the scratch and the chunks that remain to be copied home at the end of the round.
+        """
+        current, home = self._locations.current_ranges(move.sent), self._locations.home_ranges(move.received)
+        landing = [part for message in incoming for part in message.home]
         if any(out.overlaps(other) for out in home for other in (*reads, *landing)):
-            staged = [self.scratch(sum(place.count for place in now))] if now else []
-            for source, out in align_ranges(now, staged):
-                self.steps.append(Copy(source, out))
-            return staged, received
-        for source, out in align_ranges(now, home):
-            self.steps.append(Copy(source, out))
-        self.places.settle(received)
-        return [], received[:0]
+            return self._stage(current) if current else [], move.received
+        self._copy(current, home)
+        self._locations.mark_at_home(move.received)
+        return [], move.received[:0]
 
-    def complete(self, arrival: IncomingMessage, sends: list[int]) -> None:
-        """Wait for a message segment by segment; join or copy it to where it belongs."""
+    def _finish_receive(self, message: IncomingMessage, send_starts: list[int]) -> None:
+        """Wait for a message segment by segment, and copy or reduce each segment into the home."""
         offset = 0
-        for j, place in enumerate(arrival.landing):
-            if arrival.peer != self.rank:
-                if j >= len(arrival.starts):
+        for j, part in enumerate(message.landing):
+            if message.peer != self._rank:
+                if j >= len(message.starts):
                     return
-                self.steps.append(Wait(arrival.starts[j]))
-            self.absorb(arrival, place, offset, sends)
-            offset += place.count
-            ahead = j + WINDOW
-            if arrival.rolling and ahead < len(arrival.landing):
-                self.start_receive(arrival, arrival.landing[ahead])
+                self._instructions.append(Wait(message.starts[j]))
+            self._consume_segment(message, part, offset, send_starts)
+            offset += part.count
+            following = j + WINDOW
+            if message.rolling and following < len(message.landing):
+                self._receive_segment(message, message.landing[following])
 
-    def absorb(self, arrival: IncomingMessage, landed: MemoryRange, offset: int, sends: list[int]) -> None:
-        cut = [_within(side, offset, offset + landed.count) for side in (self.places.now(arrival.chunks), arrival.home)]
-        if arrival.op == Op.COPY:
-            for source, out in align_ranges([landed], cut[1]):
+    def _consume_segment(
+        self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
+    ) -> None:
+        """Copy or reduce a received segment into the home; mark the chunks at home after the last segment."""
+        stop = offset + landed.count
+        current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
+        home = slice_ranges(message.home, offset, stop)
+        if message.op == Op.COPY:
+            for source, out in align_ranges([landed], home):
                 if source != out:
-                    self.finish_readers(out, sends)
-                    self.steps.append(Copy(source, out))
+                    self._wait_for_sends_of(out, send_starts)
+                    self._instructions.append(Copy(source, out))
         else:
-            for incoming, own, out in align_ranges([landed], *cut):
-                self.finish_readers(out, sends)
-                left, right = (own, incoming) if arrival.op == Op.OWN_FIRST else (incoming, own)
-                self.steps.append(Reduce(left, right, out))
-        if offset + landed.count == sum(place.count for place in arrival.home):
-            self.places.settle(arrival.chunks)
+            for incoming, own, out in align_ranges([landed], current, home):
+                self._wait_for_sends_of(out, send_starts)
+                left, right = (own, incoming) if message.op == Op.OWN_FIRST else (incoming, own)
+                self._instructions.append(Reduce(left, right, out))
+        if stop == sum(part.count for part in message.home):
+            self._locations.mark_at_home(message.chunks)
 
-    def finish_readers(self, out: MemoryRange, sends: list[int]) -> None:
-        """Wait for the sends that still read a place before it is written."""
-        for start in list(sends):
-            step = self.steps[start]
-            if isinstance(step, Send) and step.place.overlaps(out):
-                sends.remove(start)
-                self.steps.append(Wait(start))
+    def _wait_for_sends_of(self, out: MemoryRange, send_starts: list[int]) -> None:
+        """Wait for the sends that still read `out`, and remove them from `send_starts`."""
+        for start in list(send_starts):
+            instruction = self._instructions[start]
+            if isinstance(instruction, Send) and instruction.place.overlaps(out):
+                send_starts.remove(start)
+                self._instructions.append(Wait(start))
 
 
 def get_own_value(value: Ints) -> int:
-    """Return the only entry of a column of one rank."""
+    """Return the only entry of an array over the ranks of a one-rank column."""
     return int(np.reshape(value, -1)[0])
 
 
-def get_own_move(move: Move) -> OwnMove:
-    """Return the to, from, op, and chunks sent and received of a column of one rank."""
-    to, frm, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
-    sent = get_own_chunks(move.send) if to >= 0 else np.empty(0, np.int64)
-    received = get_own_chunks(move.recv) if frm >= 0 else np.empty(0, np.int64)
-    return to, frm, op, sent, received
-
-
-def _shared(moves: list[OwnMove]) -> set[int]:
-    """Return the chunks that more than one message of a round is for."""
-    times = Counter(chunk for *_, received in moves for chunk in received.tolist())
-    return {chunk for chunk, messages in times.items() if messages > 1}
-
-
 def get_own_chunks(region: Region) -> IntArray:
-    """Return the chunks of a region of a column of one rank."""
+    """Return the chunks of a region of a one-rank column."""
     ids = region.ids(1)[0]
     return np.asarray(ids[ids != NO_CHUNK], np.int64)
 
 
-def _within(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:
-    """Return elements begin to end of a list of places."""
-    found, offset = [], 0
-    for place in side:
-        first, last = max(begin - offset, 0), min(end - offset, place.count)
-        if first < last:
-            found.append(place.part(first, last))
-        offset += place.count
-    return found
+def get_own_move(move: Move) -> RankMove:
+    """Return a move of a one-rank column as that rank sees it."""
+    dest, source, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
+    none = np.empty(0, np.int64)
+    sent = get_own_chunks(move.send) if dest != NO_PEER else none
+    return RankMove(dest, source, op, sent, get_own_chunks(move.recv) if source != NO_PEER else none)
+
+
+def _find_shared_chunks(moves: list[RankMove]) -> set[int]:
+    """Return the chunks that several messages of a round are for."""
+    times = Counter(chunk for move in moves for chunk in move.received.tolist())
+    return {chunk for chunk, messages in times.items() if messages > 1}

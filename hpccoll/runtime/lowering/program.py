@@ -1,6 +1,7 @@
-"""What one rank does, in order: a plan's column lowered to starts, waits, joins and copies on four memories.
+"""The instructions of one rank, in order: receives, sends, waits, reduces, copies and node fences.
 
-A program knows offsets, not addresses: it is made once for a shape and runs on any buffers of that shape.
+A program refers to offsets in memories, not to addresses: it is made once per shape and runs on any buffers of that
+shape.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import TypeAlias
 
 from hpccoll.plan import Plan
 
-OWN = -1  # the owner of a place of this rank
+OWN = -1  # the `owner` of a range in this rank's memory
 
 
 class MemoryKind(IntEnum):
-    """Where an element lives."""
+    """The memory that a range is in."""
 
-    SOURCE = 0  # the user's input, only read
+    SOURCE = 0  # the user's input; never written
     RESULT = 1  # the user's output
-    WORK = 2  # chunks that this rank passes on but does not want
-    LANDING = 3  # messages on their way into a reduction, or packed together
-    ARENA = 4  # chunks that other ranks of the node touch, where they cannot touch the user's own memory
+    WORK = 2  # scratch: chunks that this rank passes on but that are not in its result
+    LANDING = 3  # scratch: messages before they are reduced, and packed messages
+    ARENA = 4  # the node's shared memory: chunks that other ranks access but not in the user's memory
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange:
-    """Elements start to stop (exclusive) of one memory, of this rank or of the rank of this node that is `owner`."""
+    """Elements `start` to `stop` (exclusive) of one memory; `owner` is a rank of this node, or OWN for this rank."""
 
     memory: MemoryKind
     start: int
@@ -35,7 +36,7 @@ class MemoryRange:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.stop - self.start
 
     def overlaps(self, other: MemoryRange) -> bool:
@@ -44,13 +45,13 @@ class MemoryRange:
         return same and self.start < other.stop and other.start < self.stop
 
     def part(self, start: int, stop: int) -> MemoryRange:
-        """Elements start to stop of this place."""
+        """Return elements `start` to `stop` (exclusive) of this range."""
         return MemoryRange(self.memory, self.start + start, self.start + stop, self.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Start receiving from `peer` into `place`."""
+    """Start to receive from rank `peer` into `place`."""
 
     peer: int
     place: MemoryRange
@@ -58,7 +59,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Start sending `place` to `peer`."""
+    """Start to send `place` to rank `peer`."""
 
     peer: int
     place: MemoryRange
@@ -66,14 +67,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the receive or send that instruction `start` began is complete."""
+    """Wait until the receive or send of instruction number `start` is complete."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """out = left (+) right."""
+    """out = left op right, element by element."""
 
     left: MemoryRange
     right: MemoryRange
@@ -114,10 +115,15 @@ Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions, how many elements of scratch they need, and the plan that they carry out for one rank.
+    """A plan lowered for one rank.
 
-    `arena` is the elements that they use of the node's shared memory; `touched` says which of the user's own memories
-    (SOURCE, RESULT) other ranks of the node load from or store into.
+    Args:
+        instructions: in the order in which they run.
+        work: elements of WORK.
+        landing: elements of LANDING.
+        plan: the plan.
+        arena: elements of ARENA.
+        accessed: which of the user's memories (SOURCE, RESULT) other ranks of the node access.
     """
 
     instructions: tuple[Instruction, ...]
@@ -125,15 +131,10 @@ class Program:
     landing: int
     plan: Plan
     arena: int = 0
-    touched: frozenset[MemoryKind] = frozenset()
+    accessed: frozenset[MemoryKind] = frozenset()
 
     @property
     def uses_arena(self) -> bool:
-        """Whether anything lies in the node's shared memory."""
-        places = (place for step in self.instructions if isinstance(step, Reduce | Copy) for place in step.ranges)
-        return any(place.memory is MemoryKind.ARENA for place in places)
-
-    @property
-    def messages(self) -> int:
-        """Messages sent and received."""
-        return sum(isinstance(step, Send | Receive) for step in self.instructions)
+        """Whether an instruction accesses ARENA."""
+        local = (step for step in self.instructions if isinstance(step, LocalInstruction))
+        return any(part.memory is MemoryKind.ARENA for step in local for part in step.ranges)

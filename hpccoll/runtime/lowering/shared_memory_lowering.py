@@ -1,11 +1,12 @@
-"""Lowering rounds of loads, stores and fences: where the others' chunks are, and what may be written when.
+"""Lowering rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
-Two ways to reach another rank's chunks. *Direct*: where they are, in the user's own memory. *Staged*: every chunk that
-other ranks touch has a place in the arena, memory that the node's ranks share; it is copied there before the first
-fence, and from there into the output after the last.
+There are two ways to access another rank's chunks. *Direct*: in the user's own memory. *Staged*: every chunk that other
+ranks access has a place in the arena, memory that the node's ranks share; it is copied there before the first fence,
+and from there to the output after the last.
 
-A rank's own landing must not be seen before the next fence. Where others still load from the very place, it lands in
-scratch and is copied after the fence; where nobody touches the chunk any more, it lands in the output at once.
+What a rank loads must not become visible to others before the next fence. If others still load from the same memory,
+the result goes to scratch and is copied after the fence; if no rank accesses the chunk any more, it goes to the output
+at once.
 """
 
 from __future__ import annotations
@@ -16,122 +17,26 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Plan, Region, Step, Store
+from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Plan, Step, Store
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering.remote_accesses import RemoteAccesses
 
-
-class RemoteAccesses:
-    """What the ranks of a plan do to each other's chunks, for all of them at once.
-
-    Shapes: n ranks, C chunks, T rounds. `contact` (n, C): chunks that another rank touches; `published` (n, C): those
-    that one loads before they were written; `fetched` (n, C): those that one loads after; `stored` (n, C): those that
-    one stores into; `last` (n, C): the last round in which another rank touches a chunk, -1 for none.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.ranks = np.arange(plan.ranks)
-        rounds = plan.make(self.ranks)
-        self.rounds: list[Sequence[Step]] = [rounds.at(t) for t in range(rounds.count)]
-        of = plan.ranks, rounds.chunks
-        self.contact, self.published, self.fetched = (np.zeros(of, np.bool_) for _ in range(3))
-        self.stored, self.written = (np.zeros(of, np.bool_) for _ in range(2))
-        self.last = np.full(of, -1)
-        self._loads: list[tuple[int, IntArray, IntArray]] = []
-        for t, steps in enumerate(self.rounds):
-            for step in steps:
-                self._touch(t, step)
-            self.end(t)
-        self.written[:] = False
-
-    def _touch(self, t: int, step: Step) -> None:
-        if isinstance(step, Load):
-            who, chunks = self._pairs(step.remote, step.source)
-            self.published[who, chunks] |= ~self.written[who, chunks]
-            self.fetched[who, chunks] |= self.written[who, chunks]
-            self._loads.append((t, who, chunks))
-        elif isinstance(step, Store):
-            who, chunks = self._pairs(step.remote, step.dest)
-            self.stored[who, chunks] = True
-        else:
-            return
-        self.contact[who, chunks] = True
-        self.last[who, chunks] = t
-
-    def _pairs(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the (rank, chunk) that others touch, as two aligned lists."""
-        ids = region.ids(len(self.ranks))
-        touched = (ids != NO_CHUNK) & (peer != NO_PEER)[:, None] & (peer != self.ranks)[:, None]
-        return np.broadcast_to(peer[:, None], ids.shape)[touched], ids[touched]
-
-    def end(self, t: int) -> None:
-        """Record what round `t` has written."""
-        for step in self.rounds[t]:
-            if isinstance(step, Fence):
-                continue
-            if isinstance(step, Store):
-                region, who = step.remote, step.dest
-            else:
-                region, who = step.local if isinstance(step, Load) else step.recv, self._taking(step.source)
-            ids = region.ids(len(self.ranks))
-            lands = (ids != NO_CHUNK) & (who != NO_PEER)[:, None]
-            self.written[np.broadcast_to(who[:, None], ids.shape)[lands], ids[lands]] = True
-
-    def _taking(self, frm: IntArray) -> IntArray:
-        return np.where(frm != NO_PEER, self.ranks, NO_PEER)
-
-    def loaded_around(self, t: int, rank: int) -> NDArray[np.bool_]:
-        """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
-        fences = [r for r, steps in enumerate(self.rounds) if self._fences(steps, rank)]
-        begin = max((r for r in fences if r <= t), default=-1)
-        end = min((r for r in fences if r > t), default=len(self.rounds))
-        loaded = np.zeros(self.contact.shape[1], np.bool_)
-        for when, who, chunks in self._loads:
-            if begin <= when < end:
-                loaded[chunks[who == rank]] = True
-        return loaded
-
-    def crowded(self, t: int) -> bool:
-        """Whether after the fence in round `t` a chunk is read that landed, before it, where others still loaded.
-
-        Alike on all ranks: only then does a second meeting follow.
-        """
-        before = [r for r in range(t) if any(isinstance(step, Fence) for step in self.rounds[r])]
-        landed, loaded = np.zeros_like(self.contact), np.zeros_like(self.contact)
-        for r in range(before[-1] if before else 0, t):
-            for step in self.rounds[r]:
-                if isinstance(step, Load):
-                    who, chunks = self._pairs(step.remote, step.source)
-                    loaded[who, chunks] = True
-                    ids = step.local.ids(len(self.ranks))
-                    lands = (ids != NO_CHUNK) & (step.source != NO_PEER)[:, None]
-                    landed[np.broadcast_to(self.ranks[:, None], ids.shape)[lands], ids[lands]] = True
-        return bool((landed & loaded & (self.last > t)).any())
-
-    @staticmethod
-    def _fences(steps: Sequence[Step], rank: int) -> bool:
-        return any(isinstance(step, Fence) and step.leader[rank] != NO_PEER for step in steps)
-
-    def stores_last(self) -> bool:
-        """Whether anything is stored after the last fence but one: then the last one must not be left out."""
-        fences = [t for t, steps in enumerate(self.rounds) if any(isinstance(step, Fence) for step in steps)]
-        between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
-        return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
+Operand = tuple[int, list[MemoryRange]]  # how it is combined (`Op`), and where it is
 
 
 class SharedMemoryLowering:
-    """Lowers one rank's loads, stores and fences.
+    """Lowers one rank's loads, stores and fences, round by round.
 
     Args:
         plan: the plan.
-        rank: whose.
-        sizes: elements of each chunk.
-        staged: whether chunks are reached in the arena.
+        rank: the rank.
+        sizes: elements of each chunk, shape (C,).
+        staged: whether other ranks' chunks are accessed in the arena.
         in_place: whether this rank's input and output share memory.
-        neighbours: of the plan.
-        steps: where instructions go.
-        scratch: gives that many elements of scratch.
+        instructions: the list to append to.
+        take_scratch: returns a scratch range of that many elements.
     """
 
     def __init__(
@@ -141,135 +46,157 @@ class SharedMemoryLowering:
         sizes: IntArray,
         staged: bool,
         in_place: bool,
-        neighbours: RemoteAccesses,
-        steps: list[Instruction],
-        scratch: Callable[[int], MemoryRange],
+        instructions: list[Instruction],
+        take_scratch: Callable[[int], MemoryRange],
     ) -> None:
-        self.plan, self.rank, self.sizes, self.staged, self.in_place = plan, rank, sizes, staged, in_place
-        self.facts, self.steps, self.scratch = neighbours, steps, scratch
-        self.deferred: list[tuple[list[MemoryRange], IntArray]] = []
+        self._plan, self._rank, self._sizes, self._staged, self._in_place = plan, rank, sizes, staged, in_place
+        self._instructions, self._take_scratch = instructions, take_scratch
+        self._accesses = RemoteAccesses(plan)
+        self._deferred: list[tuple[list[MemoryRange], IntArray]] = []  # results in scratch, copied after the next fence
         self._others: dict[int, ChunkLocations] = {}
 
-    def arena(self, rank: int) -> NDArray[np.bool_]:
+    @property
+    def has_deferred(self) -> bool:
+        """Whether scratch holds results that are copied after the next fence."""
+        return bool(self._deferred)
+
+    def find_arena_chunks(self, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of a rank live in the arena, shape (C,)."""
-        wanted = self.plan.operation.output_mask(np.array([rank]), self.plan.ranks, len(self.sizes), self.plan.root)[0]
-        contact = self.facts.contact[rank]
-        return np.asarray(contact if self.staged else contact & ~wanted)
+        accessed = self._accesses.accessed[rank]
+        return np.asarray(accessed if self._staged else accessed & ~self._output_mask(rank))
 
-    def touched(self) -> frozenset[MemoryKind]:
-        """Return which of this rank's own memories others touch when they reach its chunks directly."""
-        wanted = self.plan.operation.output_mask(
-            np.array([self.rank]), self.plan.ranks, len(self.sizes), self.plan.root
-        )[0]
-        full = self.sizes > 0
-        source = (self.facts.published[self.rank] & full).any()
-        result = ((self.facts.stored[self.rank] | self.facts.fetched[self.rank]) & wanted & full).any()
-        return frozenset({MemoryKind.SOURCE} if source else ()) | frozenset({MemoryKind.RESULT} if result else ())
+    def find_accessed_memories(self) -> frozenset[MemoryKind]:
+        """Return which of this rank's own memories other ranks access when they access its chunks directly."""
+        accesses, rank, full = self._accesses, self._rank, self._sizes > 0
+        loads_source = (accesses.loaded_before_write[rank] & full).any()
+        in_result = (accesses.stored[rank] | accesses.loaded_after_write[rank]) & self._output_mask(rank) & full
+        memories = ((MemoryKind.SOURCE, loads_source), (MemoryKind.RESULT, in_result.any()))
+        return frozenset(memory for memory, is_accessed in memories if is_accessed)
 
-    def begin(self, places: ChunkLocations) -> None:
-        """Copy into the arena what others load before this rank has written it."""
-        self.places = places
-        if self.staged:
-            chunks = np.nonzero(self.facts.published[self.rank])[0]
-            self.copy(places.now(chunks), places.at(chunks, MemoryKind.ARENA))
-            places.settle(chunks)
+    def _output_mask(self, rank: int) -> NDArray[np.bool_]:
+        plan = self._plan
+        masks = plan.operation.output_mask(np.array([rank]), plan.ranks, len(self._sizes), plan.root)
+        return np.asarray(masks[0])
 
-    def round(self, t: int, steps: Sequence[Step]) -> None:
-        """Lower the steps of this rank in round `t`, and take note of what all ranks write in it."""
+    def begin(self, locations: ChunkLocations) -> None:
+        """Set the locations of this rank's chunks; copy to the arena what others load before this rank writes it."""
+        self._locations = locations
+        if self._staged:
+            chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
+            self._copy(locations.current_ranges(chunks), locations.ranges_in(MemoryKind.ARENA, chunks))
+            locations.mark_at_home(chunks)
+
+    def lower_round(self, t: int, steps: Sequence[Step]) -> None:
+        """Append the instructions of this rank's steps of round `t`, and record what all ranks write in it."""
         if any(isinstance(step, Fence) and get_own_value(step.leader) != NO_PEER for step in steps):
-            self.fence(t)
-        chains: dict[tuple[int, ...], list[tuple[int, list[MemoryRange]]]] = {}
+            self._lower_fence(t)
+        operands: dict[tuple[int, ...], list[Operand]] = {}
         for step in steps:
-            if isinstance(step, Load) and (frm := get_own_value(step.source)) != NO_PEER:
-                src, dst = get_own_chunks(step.remote), get_own_chunks(step.local)
-                operand = self.places.now(src) if frm == self.rank else self.there(frm, src)
-                chains.setdefault(tuple(dst.tolist()), []).append((get_own_value(step.op), operand))
-            elif isinstance(step, Store) and (to := get_own_value(step.dest)) != NO_PEER:
-                self.copy(self.places.now(get_own_chunks(step.local)), self.stored(to, get_own_chunks(step.remote)))
-        for chunks, operands in chains.items():
-            self.land(t, np.array(chunks, np.int64), operands)
-        for step in self.facts.rounds[t]:
+            if isinstance(step, Load) and (source := get_own_value(step.source)) != NO_PEER:
+                ranges = self._find_operand(source, get_own_chunks(step.remote))
+                key = tuple(get_own_chunks(step.local).tolist())
+                operands.setdefault(key, []).append((get_own_value(step.op), ranges))
+            elif isinstance(step, Store) and (dest := get_own_value(step.dest)) != NO_PEER:
+                out = self._find_store_target(dest, get_own_chunks(step.remote))
+                self._copy(self._locations.current_ranges(get_own_chunks(step.local)), out)
+        for chunks, loaded in operands.items():
+            self._combine(t, np.array(chunks, np.int64), loaded)
+        for step in self._accesses.rounds[t]:
             if isinstance(step, Store):
-                ids = step.remote.ids(self.plan.ranks)[step.dest == self.rank]
-                self.places.settle(np.unique(ids[ids != NO_CHUNK]))
-        self.facts.end(t)
+                ids = step.remote.ids(self._plan.ranks)[step.dest == self._rank]
+                self._locations.mark_at_home(np.unique(ids[ids != NO_CHUNK]))
+        self._accesses.record_writes(t)
 
-    def copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
-        """Copy where that moves anything."""
-        self.steps.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
+    def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
+        """Append copies, except of ranges to themselves."""
+        self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
-    def fence(self, t: int) -> None:
-        """Wait for the others; then let land what they were still loading over.
+    def _lower_fence(self, t: int) -> None:
+        """Append a fence, then copy the deferred results to their homes.
 
-        A last fence that only waits for readers of the arena is left out: its halves are used in turn.
+        A last fence that would only wait for readers of the arena is left out: the arena has two halves, used in turn.
         """
-        if self.staged and t == len(self.facts.rounds) - 1 and not self.facts.stores_last():
+        if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
             return
-        self.steps.append(NodeFence())
-        for landed, chunks in self.deferred:
-            self.copy(landed, self.places.home(chunks))
-            self.places.settle(chunks)
-        self.deferred.clear()
-        if self.facts.crowded(t):
-            self.steps.append(NodeFence())  # what has just landed is read by others from here on
+        self._instructions.append(NodeFence())
+        for staged, chunks in self._deferred:
+            self._copy(staged, self._locations.home_ranges(chunks))
+            self._locations.mark_at_home(chunks)
+        self._deferred.clear()
+        if self._accesses.needs_second_fence(t):
+            self._instructions.append(NodeFence())  # other ranks access the copied results from here on
 
-    def there(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return where another rank's chunks are now."""
-        other = self.other(rank)
-        written = self.facts.written[rank, chunks]
-        memory = np.where(written, other.homes(chunks), MemoryKind.ARENA if self.staged else MemoryKind.SOURCE)
-        return [replace(place, owner=rank) for place in other.merged(chunks, memory)]
+    def _find_operand(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
+        """Return where the chunks of a rank are now."""
+        if rank == self._rank:
+            return self._locations.current_ranges(chunks)
+        other = self._get_locations(rank)
+        written = self._accesses.written[rank, chunks]
+        unwritten_memory = MemoryKind.ARENA if self._staged else MemoryKind.SOURCE
+        memory = np.where(written, other.get_home_memories(chunks), unwritten_memory)
+        return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
-    def stored(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return where chunks that are stored to a rank go."""
-        if rank == self.rank:
-            return self.places.home(chunks)
-        return [replace(place, owner=rank) for place in self.other(rank).home(chunks)]
+    def _find_store_target(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
+        """Return where chunks that are stored to a rank belong."""
+        if rank == self._rank:
+            return self._locations.home_ranges(chunks)
+        return [replace(part, owner=rank) for part in self._get_locations(rank).home_ranges(chunks)]
 
-    def other(self, rank: int) -> ChunkLocations:
-        """Return the places of another rank's chunks, as they are at its start."""
+    def _get_locations(self, rank: int) -> ChunkLocations:
+        """Return the locations of another rank's chunks at the start of the plan."""
         if rank not in self._others:
-            used = np.zeros(len(self.sizes), np.bool_)
+            unused = np.zeros(len(self._sizes), np.bool_)
             self._others[rank] = ChunkLocations(
-                self.plan, rank, self.sizes, used, in_place=False, arena=self.arena(rank), apart=self.places.apart
+                self._plan,
+                rank,
+                self._sizes,
+                unused,
+                in_place=False,
+                arena=self.find_arena_chunks(rank),
+                separate=self._locations.separate,
             )
         return self._others[rank]
 
-    def land(self, t: int, chunks: IntArray, operands: list[tuple[int, list[MemoryRange]]]) -> None:
-        """Combine operands in their order with what is there, into the chunks' home."""
-        now = self.places.now(chunks)
-        if self.staged:
-            self.places.rehome(chunks[self.facts.last[self.rank, chunks] <= t])
-        home = target = self.places.home(chunks)
-        still_read = self.facts.loaded_around(t, self.rank)[chunks].any() and any(
-            place.overlaps(out) for place in self.read_by_others(chunks) for out in home
+    def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
+        """Combine loaded operands in order with the chunks' current values; the result goes to the chunks' home.
+
+        The result goes to scratch first if others still load from the home, or if a later operand is there.
+        """
+        current = self._locations.current_ranges(chunks)
+        if self._staged:
+            self._locations.move_homes_to_result(chunks[self._accesses.last[self._rank, chunks] <= t])
+        home = target = self._locations.home_ranges(chunks)
+        is_still_loaded = self._accesses.loaded_between_fences(t, self._rank)[chunks].any() and any(
+            part.overlaps(out) for part in self._find_loaded_by_others(chunks) for out in home
         )
-        later = [place for _, operand in operands[1:] for place in operand]
-        if still_read or any(place.overlaps(out) for place in later for out in home):
-            target = [self.scratch(sum(place.count for place in home))] if home else []
-        found: list[MemoryRange] | None = None
-        for op, operand in operands:
+        later = [part for _, ranges in operands[1:] for part in ranges]
+        if is_still_loaded or any(part.overlaps(out) for part in later for out in home):
+            target = [self._take_scratch(sum(part.count for part in home))] if home else []
+        accumulated: list[MemoryRange] | None = None
+        for op, ranges in operands:
             if op == Op.COPY:
-                found = operand
+                accumulated = ranges
                 continue
-            left, right = (found or now, operand) if op == Op.OWN_FIRST else (operand, found or now)
-            self.steps.extend(Reduce(*sides) for sides in align_ranges(left, right, target))
-            found = target
-        if found is not None and found is not target:
-            self.copy(found, target)
-        if still_read:
-            self.deferred.append((target, chunks))
+            own = accumulated or current
+            left, right = (own, ranges) if op == Op.OWN_FIRST else (ranges, own)
+            self._instructions.extend(Reduce(*sides) for sides in align_ranges(left, right, target))
+            accumulated = target
+        if accumulated is not None and accumulated is not target:
+            self._copy(accumulated, target)
+        if is_still_loaded:
+            self._deferred.append((target, chunks))
             return
         if target is not home:
-            self.copy(target, home)
-        self.places.settle(chunks)
+            self._copy(target, home)
+        self._locations.mark_at_home(chunks)
 
-    def read_by_others(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return where others find chunks of this rank now."""
-        if self.staged:
-            return self.places.at(chunks, MemoryKind.ARENA)
-        written = self.facts.written[self.rank, chunks]
+    def _find_loaded_by_others(self, chunks: IntArray) -> list[MemoryRange]:
+        """Return where other ranks load these chunks of this rank from, now."""
+        if self._staged:
+            return self._locations.ranges_in(MemoryKind.ARENA, chunks)
+        written = self._accesses.written[self._rank, chunks]
+        unwritten_memory = MemoryKind.RESULT if self._in_place else MemoryKind.SOURCE
         return [
-            *self.places.at(chunks[written], MemoryKind.RESULT),
-            *self.places.at(chunks[~written], MemoryKind.RESULT if self.in_place else MemoryKind.SOURCE),
+            *self._locations.ranges_in(MemoryKind.RESULT, chunks[written]),
+            *self._locations.ranges_in(unwritten_memory, chunks[~written]),
         ]

@@ -166,7 +166,7 @@ def is_direct(node: Node, task: Task) -> bool:
     program = task.lowered(None)
     if program.uses_arena:  # what others touch of it is in no user's memory
         return False
-    touched = program.touched
+    touched = program.accessed
     for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
         if memory not in touched or buffer is None or not buffer.nbytes:
             continue

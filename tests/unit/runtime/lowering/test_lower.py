@@ -128,7 +128,6 @@ def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, sma
         waits = [(at, step.start) for at, step in enumerate(program.instructions) if isinstance(step, Wait)]
         assert Counter(start for _, start in waits) == Counter(starts(program))
         assert all(start < at for at, start in waits)
-        assert program.messages == len(starts(program))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
@@ -195,7 +194,7 @@ def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, 
 def test_messages_of_a_ring_are_those_of_the_formula():
     for n in (2, 3, 8):
         program = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
-        assert program.messages == 2 * 2 * (n - 1)
+        assert len(starts(program)) == 2 * 2 * (n - 1)
         assert sum(step.place.count for step in program.instructions if isinstance(step, Send)) == 2 * (n - 1) * 1000
 
 
@@ -234,7 +233,8 @@ def test_both_ends_cut_a_message_alike_even_where_their_pieces_differ(small_segm
 def test_a_message_without_elements_is_not_sent_but_a_barriers_is():
     empty = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
     assert empty.instructions == ()
-    assert lower_plan(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False).messages == 4
+    barrier = lower_plan(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False)
+    assert len(starts(barrier)) == 4
 
 
 @pytest.mark.parametrize("in_place", [False, True])

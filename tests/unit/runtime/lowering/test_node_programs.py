@@ -242,7 +242,7 @@ def test_what_others_touch_is_what_the_program_says(n):
         seen = touched_by_others(plan, 2 * n + 1)
         for rank in range(n):
             program = lower_plan(plan, rank, 2 * n + 1, ITEMSIZE, in_place=False)
-            assert seen[rank] - {MemoryKind.ARENA} == program.touched, f"{plan.name}, rank {rank}"
+            assert seen[rank] - {MemoryKind.ARENA} == program.accessed, f"{plan.name}, rank {rank}"
 
 
 def test_no_registered_plan_needs_shared_memory_of_its_own_where_buffers_are_touched_where_they_are():

@@ -1,0 +1,118 @@
+"""Which chunks of each rank other ranks load and store, and when: found once for all ranks of a shared-memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Plan, Region, Step, Store
+
+
+class RemoteAccesses:
+    """The accesses of a plan's ranks to each other's chunks.
+
+    Attributes have shape (n ranks, C chunks):
+        accessed: whether another rank accesses the chunk.
+        loaded_before_write: whether another rank loads it before it was written.
+        loaded_after_write: whether another rank loads it after it was written.
+        stored: whether another rank stores to it.
+        last: the last round in which another rank accesses it, -1 if none does.
+        written: whether it was written so far; changes with `record_writes`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.ranks = np.arange(plan.ranks)
+        rounds = plan.make(self.ranks)
+        self.rounds: list[Sequence[Step]] = [rounds.at(t) for t in range(rounds.count)]
+        shape = plan.ranks, rounds.chunks
+        self.accessed, self.loaded_before_write, self.loaded_after_write = (np.zeros(shape, np.bool_) for _ in range(3))
+        self.stored, self.written = (np.zeros(shape, np.bool_) for _ in range(2))
+        self.last = np.full(shape, -1)
+        self._loads: list[tuple[int, IntArray, IntArray]] = []
+        for t, steps in enumerate(self.rounds):
+            for step in steps:
+                self._record_access(t, step)
+            self.record_writes(t)
+        self.written[:] = False
+
+    def _record_access(self, t: int, step: Step) -> None:
+        if isinstance(step, Load):
+            owners, chunks = self._find_remote(step.remote, step.source)
+            self.loaded_before_write[owners, chunks] |= ~self.written[owners, chunks]
+            self.loaded_after_write[owners, chunks] |= self.written[owners, chunks]
+            self._loads.append((t, owners, chunks))
+        elif isinstance(step, Store):
+            owners, chunks = self._find_remote(step.remote, step.dest)
+            self.stored[owners, chunks] = True
+        else:
+            return
+        self.accessed[owners, chunks] = True
+        self.last[owners, chunks] = t
+
+    def _find_remote(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the owner and the number of each chunk in `region` that belongs to another rank, as aligned arrays."""
+        ids = region.ids(len(self.ranks))
+        is_remote = (ids != NO_CHUNK) & (peer != NO_PEER)[:, None] & (peer != self.ranks)[:, None]
+        return np.broadcast_to(peer[:, None], ids.shape)[is_remote], ids[is_remote]
+
+    def record_writes(self, t: int) -> None:
+        """Mark the chunks that round `t` writes as written."""
+        for step in self.rounds[t]:
+            if isinstance(step, Fence):
+                continue
+            if isinstance(step, Store):
+                owners, chunks = self._find_written(step.remote, step.dest)
+            else:
+                region = step.local if isinstance(step, Load) else step.recv
+                owners, chunks = self._find_written(region, np.where(step.source != NO_PEER, self.ranks, NO_PEER))
+            self.written[owners, chunks] = True
+
+    def _find_written(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the owner and the number of each chunk that a step writes, as aligned arrays."""
+        ids = region.ids(len(self.ranks))
+        is_written = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
+        return np.broadcast_to(owner[:, None], ids.shape)[is_written], ids[is_written]
+
+    def loaded_between_fences(self, t: int, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
+        fences = [r for r, steps in enumerate(self.rounds) if _has_fence_of(steps, rank)]
+        begin = max((r for r in fences if r <= t), default=-1)
+        end = min((r for r in fences if r > t), default=len(self.rounds))
+        loaded = np.zeros(self.accessed.shape[1], np.bool_)
+        for round_, owners, chunks in self._loads:
+            if begin <= round_ < end:
+                loaded[chunks[owners == rank]] = True
+        return loaded
+
+    def needs_second_fence(self, t: int) -> bool:
+        """Whether the fence of round `t` must be doubled; the same on all ranks.
+
+        That is so if, since the previous fence, a rank wrote a chunk that others still loaded, and another rank
+        accesses the chunk after round `t`. The written chunk is then copied into place between the two fences.
+        """
+        previous = [r for r in range(t) if _has_fence(self.rounds[r])]
+        written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)
+        for r in range(previous[-1] if previous else 0, t):
+            for step in self.rounds[r]:
+                if isinstance(step, Load):
+                    loaded[self._find_remote(step.remote, step.source)] = True
+                    owner = np.where(step.source != NO_PEER, self.ranks, NO_PEER)
+                    written[self._find_written(step.local, owner)] = True
+        return bool((written & loaded & (self.last > t)).any())
+
+    def has_late_stores(self) -> bool:
+        """Whether anything is stored after the last fence but one: the last fence must then not be left out."""
+        fences = [t for t, steps in enumerate(self.rounds) if _has_fence(steps)]
+        between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
+        return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
+
+
+def _has_fence(steps: Sequence[Step]) -> bool:
+    return any(isinstance(step, Fence) for step in steps)
+
+
+def _has_fence_of(steps: Sequence[Step], rank: int) -> bool:
+    """Whether a fence of the steps includes `rank`."""
+    return any(isinstance(step, Fence) and step.leader[rank] != NO_PEER for step in steps)
