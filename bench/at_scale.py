@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
-from hpccoll.algorithms.hierarchical import hierarchical
+from hpccoll.algorithms.hierarchical import make_hierarchical
 from hpccoll.plan import Groups, IntArray, Link, Machine, Operation, Rounds, run_across_groups, run_in_groups
 from hpccoll.predict.forecast import forecast
 from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
@@ -71,7 +71,7 @@ def contenders() -> dict[str, Algorithm]:
     """Return the plans of the comparison by what they are called in it."""
     return {
         "ring": get_algorithm(Operation.ALL_REDUCE, "ring"),
-        "2D ring": hierarchical("ring", "ring"),
+        "2D ring": make_hierarchical("ring", "ring"),
         "double tree, flat": get_algorithm(Operation.ALL_REDUCE, "double_tree"),
         "tree as NCCL's": make_algorithm(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
     }

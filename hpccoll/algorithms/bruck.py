@@ -1,28 +1,37 @@
-"""Bruck's all-gather and its mirror image: ceil(log2 n) rounds for any n, at no extra byte.
+"""Bruck's all-gather, its mirror image as a reduce-scatter, and Bruck's all-to-all: ceil(log2 n) rounds for any n.
 
-In round t every rank holds 2**t consecutive chunks and fetches up to 2**t more from the rank 2**t above, so that
-after ceil(log2 n) rounds it holds all. Backwards, with sums instead of copies, the same rounds are a reduce-scatter:
-for any n as short as recursive halving for powers of two. Chunks keep their places: nothing has to be rotated.
+All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above.
+Backwards, with sums instead of copies, the same rounds are a reduce-scatter. Both send the fewest bytes possible.
+Chunks stay at their places, so nothing is rotated. Order: each partial sum takes the receiver's own part first; one
+rank computes each chunk.
 
-Order: each partial sum takes the receiver's own first; one rank computes each chunk. Source: Bruck et al., TPDS 1997;
-the mirror image is the reduce-scatter of Traeff's circulant graphs (2024) for skips that are powers of two.
+All-to-all: the block for the rank j above travels j ranks up. In round t, all blocks whose j has bit t set move 2**t
+ranks up in one message. A block is sent once per set bit of j, log2(n)/2 times on average: more bytes than pairwise in
+far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output, and 2n+j holds a
+block of distance j in transit. The original rotates all blocks before and after; here the first hop reads from the
+input and the last one writes to the output, so only the rank's own block is copied.
+
+Sources: Bruck et al., TPDS 1997; the reduce-scatter is that of Traeff's circulant graphs (2024) for skips that are
+powers of two.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from hpccoll.algorithms.bits import ceil_log2
+import numpy as np
+
+from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span
+from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds, Span
 
 
-def cost(n: int) -> Cost:
+def all_gather_cost(n: int) -> Cost:
     """ceil(log2 n) steps; every rank sends (n-1)/n S."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-@algorithm(Operation.ALL_GATHER, "bruck", cost, period=1)
+@algorithm(Operation.ALL_GATHER, "bruck", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
 
@@ -35,7 +44,46 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     return Rounds(ceil_log2(n), n, at)
 
 
-@algorithm(Operation.REDUCE_SCATTER, "bruck", cost, period=1)
+@algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Bruck's all-gather backwards, with sums instead of copies."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
+
+
+def _count_distances(n: int, t: int) -> int:
+    """Return how many distances below n have bit t set."""
+    bit = 1 << t
+    return n // (2 * bit) * bit + max(0, n % (2 * bit) - bit)
+
+
+def all_to_all_cost(n: int) -> Cost:
+    """ceil(log2 n) steps; every rank sends a block for each set bit in 0, ..., n-1: about log2(n)/2 S."""
+    sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
+    return Cost(ceil_log2(n), sent, sent)
+
+
+@algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
+def all_to_all(rank: IntArray, n: int) -> Rounds:
+    """Blocks move 1, 2, 4, ... ranks up; those that move alike share a message."""
+    copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
+
+    def hop(t: int) -> Move:
+        bit, count = 1 << t, _count_distances(n, t)
+
+        def distances() -> IntArray:
+            every = np.arange(n)
+            return np.nonzero(every & bit)[0]
+
+        def sent() -> IntArray:
+            j = distances()
+            return np.where(j & (bit - 1) == 0, (rank[:, None] + j) % n, 2 * n + j)
+
+        def received() -> IntArray:
+            j = distances()
+            return np.where(j < 2 * bit, n + (rank[:, None] - j) % n, 2 * n + j)
+
+        return Move((rank + bit) % n, (rank - bit) % n, Picks(count, sent), Picks(count, received))
+
+    # A single rank only copies its own block.
+    rounds = max(ceil_log2(n), 1)
+    return Rounds(rounds, 3 * n, lambda t: ([copy_own] if t == 0 else []) + ([hop(t)] if n > 1 else []))

@@ -1,10 +1,10 @@
-"""Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link a round.
+"""Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link per round.
 
 With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
-time and the whole costs little more than sending S once. The reduce is the broadcast backwards, summing. An all-reduce
-is both at once: each chunk turns back at the end of the line as soon as it has got there.
+time, and the total costs little more than sending S once. The reduce is the broadcast backwards, with sums. The
+all-reduce is both at once: each chunk turns back as soon as it reaches rank 0.
 
-Order: each rank's own comes first, then all that came from further down the line; the root computes the result.
+Order: each rank's own part comes first, then the partial sum from further down the line; the root computes the result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
 """
 
@@ -19,30 +19,30 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Region, Rounds, Span, empty_rounds, overlay
 
 
-def cost(n: int, chunks: int) -> Cost:
-    """k + n - 2 steps; every rank but one end sends S."""
+def broadcast_cost(n: int, chunks: int) -> Cost:
+    """k + n - 2 steps; every rank but the last of the line sends S."""
     return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
-@algorithm(Operation.BROADCAST, "chain", cost)
+@algorithm(Operation.BROADCAST, "chain", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Chunk c leaves rank v of the line in round c + v."""
+    """Chunk c leaves place p of the line in round c + p."""
     if n == 1:
         return empty_rounds(chunks)
     place = (rank - root) % n
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def at(t: int) -> list[Move]:
-        out, into = t - place, t - place + 1
-        sends = (place < n - 1) & (out >= 0) & (out < chunks)
-        receives = (place > 0) & (into >= 0) & (into < chunks)
-        to, frm = np.where(sends, above, NO_PEER), np.where(receives, below, NO_PEER)
-        return [Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks))]
+        sent, received = t - place, t - place + 1
+        sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
+        receives = (place > 0) & (received >= 0) & (received < chunks)
+        dest, source = np.where(sends, above, NO_PEER), np.where(receives, below, NO_PEER)
+        return [Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks))]
 
     return Rounds(chunks + n - 2, chunks, at)
 
 
-@algorithm(Operation.REDUCE, "chain", cost)
+@algorithm(Operation.REDUCE, "chain", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """The chain broadcast backwards: partial sums move towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
@@ -62,6 +62,6 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     def flip(region: Region) -> Region:
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
-    # The reduce is the broadcast backwards, so its last chunk comes first; flipped, both go through them in order.
+    # The reduce is the broadcast backwards, so its last chunk comes first; after the flip, both start with chunk 0.
     up = reduce(rank, n, 0, chunks).map_regions(flip, chunks)
     return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -1,23 +1,28 @@
-"""The double binary tree: two trees in which every rank is inner in at most one, each carrying half of the message.
+"""Double binary trees: two trees, each carrying half of the message, in which a rank has children in at most one.
 
-The first tree is an in-order binary tree over the ranks: a rank's height is the number of trailing zeros, so half of
-the ranks are leaves. The second is the same tree over the ranks mirrored (n even) or shifted by one (n odd), which
-makes leaves of inner ranks. The message is cut into 2k chunks, k a tree; chunk c crosses the edge above a rank of
-height h in round c + h and comes down as soon as the root has it, so both directions and both trees are busy at once:
-2 ceil(log2 n) + k - 1 rounds.
+The first tree is an in-order binary tree over the ranks: a rank's height is its number of trailing zero bits, so half
+of the ranks are leaves. The second is the same tree over mirrored ranks (n even) or over ranks shifted by one (n odd),
+in which inner ranks of the first tree are leaves. The message is cut into 2k chunks, k per tree. Chunk c leaves a rank
+of height h in round c + h and comes down as soon as the root has it, so both directions and both trees are busy at
+once: 2 ceil(log2 n) + k - 1 rounds.
 
-Order: a parent's own first, then its left child's, then its right child's where both arrive in one round, the lower
-one first otherwise; the tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel Computing
-2009; NCCL 2.4's shape of the trees.
+In the broadcast the root feeds two such trees of the n - 1 other ranks (mirrored for odd n, shifted for even n), so
+every rank receives S in all and sends at most S; the reduce goes up instead of down. The paper colours the edges so
+that a rank sends one chunk per step, in about twice as many steps; here a rank sends to both children in one round.
+
+Order: a parent's own part first, then its children in the order in which their chunks arrive, the left child first
+where both arrive in one round; the tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel
+Computing 2009; NCCL 2.4 for the shape of the trees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
-from hpccoll.algorithms.bits import ceil_log2, floor_power
+from hpccoll.algorithms.powers_of_two import ceil_log2, floor_power_of_two
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import (
     NO_PEER,
@@ -50,30 +55,30 @@ def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
     for _ in range(ceil_log2(n)):
         offset = np.where(rank + offset >= n, offset >> 1, offset)
     right = np.where((offset > 0) & (rank + offset < n), rank + offset, NO_PEER)
-    return left, np.where(rank == 0, floor_power(n - 1), right)
+    return left, np.where(rank == 0, floor_power_of_two(n - 1), right)
 
 
 def height_of(rank: IntArray, n: int) -> IntArray:
-    """Return the trailing zeros of each rank: 0 for leaves, ceil(log2 n) for rank 0."""
+    """Return the trailing zero bits of each rank: 0 for leaves, ceil(log2 n) for rank 0."""
     lowest = np.where(rank == 0, 1 << ceil_log2(n), rank & -rank)
     return np.asarray(np.log2(lowest), np.int64)
 
 
 def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Reduce up the first tree to rank 0, chunk by chunk: chunks + ceil(log2 n) - 1 rounds (n >= 2)."""
-    parent, (left, right) = parent_of(rank, n), children_of(rank, n)
+    parent, children = parent_of(rank, n), children_of(rank, n)
     height = height_of(rank, n)
     is_left = children_of(np.maximum(parent, 0), n)[0] == rank
-    below = [(child, height_of(np.maximum(child, 0), n)) for child in (left, right)]
+    child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
     def at(t: int) -> list[Move]:
-        out, moves = t - height, []
-        sends = (parent >= 0) & (out >= 0) & (out < chunks)
-        for (child, low), mine in zip(below, (is_left, ~is_left), strict=True):
-            into = t - low
-            frm = np.where((child >= 0) & (into >= 0) & (into < chunks), child, NO_PEER)
-            to = np.where(sends & mine, parent, NO_PEER)
-            moves.append(Move(to, frm, Span(out, 1, chunks), Span(into, 1, chunks), Op.OWN_FIRST))
+        sent, moves = t - height, []
+        sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
+        for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):
+            received = t - child_height
+            source = np.where((child >= 0) & (received >= 0) & (received < chunks), child, NO_PEER)
+            dest = np.where(sends & is_this_child, parent, NO_PEER)
+            moves.append(Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks), Op.OWN_FIRST))
         return moves
 
     return Rounds(chunks + ceil_log2(n) - 1, chunks, at)
@@ -85,33 +90,75 @@ def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
     def flip(region: Region) -> Region:
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
-    # Backwards the last chunk would come first; flipped, chunk c comes down in the order in which it went up.
+    # Reversed rounds start with the last chunk; after the flip, chunks come down in the order in which they went up.
     return climb(rank, n, chunks).reversed().map_regions(flip, chunks)
 
 
-def _one_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
+def _climb_and_descend(rank: IntArray, n: int, chunks: int) -> Rounds:
     return overlay(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
 
 
 def most_sent(n: int) -> Fraction:
-    """What the busiest rank sends, in S: with two children three halves in one tree, a half as a leaf of the other."""
+    """Return what the busiest rank sends, in S: 3/2 in the tree where it has two children, 1/2 in the other."""
     return Fraction(min(n, 4), 2) if n > 1 else Fraction(0)
 
 
-def cost(n: int, chunks: int) -> Cost:
+def all_reduce_cost(n: int, chunks: int) -> Cost:
     """2 ceil(log2 n) + k - 1 steps; 2 (n-1)/n S on average, 2 S at most."""
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
     return Cost(steps, Fraction(2 * (n - 1), n), most_sent(n))
 
 
-@algorithm(Operation.ALL_REDUCE, "double_tree", cost)
+@algorithm(Operation.ALL_REDUCE, "double_tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Up and down two complementary binary trees at once, chunk by chunk."""
+    """Chunks go up and down two complementary binary trees at once."""
     if n == 1:
         return empty_rounds(2 * chunks)
-    first = _one_tree(rank, n, chunks)
+    first = _climb_and_descend(rank, n, chunks)
     if n % 2 == 0:
-        second = relabel_ranks(_one_tree(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
+        second = relabel_ranks(_climb_and_descend(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
     else:
-        second = relabel_ranks(_one_tree((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
+        second = relabel_ranks(_climb_and_descend((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
     return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
+
+
+def broadcast_cost(n: int, chunks: int) -> Cost:
+    """k + ceil(log2 n) - 1 steps, in 2 k chunks; (n-1)/n S on average, S at most."""
+    steps = chunks + ceil_log2(n) - 1 if n > 1 else 0
+    return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
+
+
+def _second_place(place: IntArray, n: int) -> IntArray:
+    """Return the place in the second broadcast tree of each place in the first; the root keeps its place."""
+    moved = n - place if n % 2 else place % (n - 1) + 1
+    return np.where(place == 0, 0, moved)
+
+
+def _first_place(second: IntArray, n: int) -> IntArray:
+    """Return the inverse of `_second_place`."""
+    moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
+    return np.where(second == 0, 0, moved)
+
+
+def _run_on_two_trees(
+    tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
+) -> Rounds:
+    """Run `tree(place, n, chunks)` on both broadcast trees at once, each on its half of the message."""
+    if n == 1:
+        return empty_rounds(2 * chunks)
+    place = (rank - root) % n
+    first = relabel_ranks(tree(place, n, chunks), lambda peer: (peer + root) % n)
+    second = relabel_ranks(tree(_second_place(place, n), n, chunks), lambda peer: (_first_place(peer, n) + root) % n)
+    return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
+
+
+@algorithm(Operation.BROADCAST, "double_tree", broadcast_cost)
+def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
+    """Each half of the message goes down its own tree, chunk by chunk."""
+    return _run_on_two_trees(descend, rank, n, root, chunks)
+
+
+@algorithm(Operation.REDUCE, "double_tree", broadcast_cost)
+def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
+    """Partial sums of each half climb their own tree, chunk by chunk."""
+    return _run_on_two_trees(climb, rank, n, root, chunks)

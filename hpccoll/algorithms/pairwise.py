@@ -1,8 +1,7 @@
-"""Pairwise all-to-all: in round t every rank sends its block for the rank t above, straight to it.
+"""Pairwise all-to-all: in round t every rank sends its block for the rank t above directly to it.
 
-Round 0 is the local copy. Each block crosses once, in n - 1 rounds, and in every round each rank sends and receives
-one block: bandwidth-optimal where the network is flat. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output.
-Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+Round 0 is the local copy. Each block is sent once, in n - 1 rounds of one block per rank: bandwidth-optimal on a flat
+network. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ def cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Block by block to the rank 0, 1, 2, ... above."""
+    """Each block goes directly to its receiver, the rank 0, 1, 2, ... above."""
 
     def at(t: int) -> list[Move]:
-        to, frm = (rank + t) % n, (rank - t) % n
-        return [Move(to, frm, Span(to, 1, n), Span(frm, 1, n, base=n))]
+        dest, source = (rank + t) % n, (rank - t) % n
+        return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 
     return Rounds(n, 2 * n, at)

@@ -1,15 +1,14 @@
-"""PAT, parallel aggregated trees: every block travels down its own binomial tree, the farthest ranks first.
+"""PAT, parallel aggregated trees: every block goes down its own binomial tree, farthest ranks first.
 
-The n trees are one tree turned to n roots, so that in each round every rank sends the blocks of several trees to one
-rank, at distances 2**(q-1), ..., 2, 1: Bruck's distances in reverse order, so that the long links carry the small
-messages. Where at most A blocks may be joined in a message (a library's bounded buffers), the far rounds stay as they
-are, and below them the subtrees are walked one edge a round, depth first, A trees at a time. A tree of n ranks is the
-tree of the next power of two without the ranks from n on, so any rank count will do; the reduce-scatter is the
-all-gather backwards.
+The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank,
+at distances 2**(q-1), ..., 2, 1: Bruck's distances in reverse order, so that long links carry small messages. If a
+message may hold at most A blocks (a library's bounded buffers), the far rounds stay the same, and the subtrees below
+them are walked depth first, one edge per round, A trees at a time. A tree of n ranks is the tree of the next power of
+two without the ranks from n on, so any n works. The reduce-scatter is the all-gather backwards.
 
-What is registered joins as many blocks as there are: chunks land at their places here, and need no buffers.
-Order: each partial sum takes the receiver's own first, then its children from the nearest to the farthest; one rank
-computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
+The registered algorithms do not limit the blocks per message: chunks arrive at their final places and need no buffers.
+Order: each partial sum takes the receiver's own part first, then its children from the nearest to the farthest; one
+rank computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
 arXiv 2506.20252.
 """
 
@@ -19,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hpccoll.algorithms.bits import ceil_log2
+from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds
 
@@ -29,29 +28,29 @@ def cost(n: int) -> Cost:
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-def _joined(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many nodes parent, parent + spacing, ... of a tree have a child at `distance` (below n)."""
+def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
+    """Return how many of the tree nodes parent, parent + spacing, ... have a child at `distance` (below n)."""
     return -(-(n - distance - parent) // spacing)
 
 
-def _far_rounds(n: int, most: int | None) -> int:
-    """Return after how many far rounds the subtrees are walked, so that none of their messages joins too many."""
+def _count_far_rounds(n: int, most: int | None) -> int:
+    """Return the number of far rounds after which walking the subtrees needs at most `most` blocks per message."""
     q = ceil_log2(n)
-    return max((t for t in range(q) if most is None or _joined(n, 1, 0, 1 << (q - t)) <= most), default=0)
+    return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
 
 @algorithm(Operation.ALL_GATHER, "pat", cost, period=1)
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Each block goes down a binomial tree of its own, far ranks first; a message joins those that go the same way.
+    """Each block goes down a binomial tree of its own, far ranks first; blocks with the same way share a message.
 
     Args:
         rank: the ranks of the column.
-        n: ranks in all.
-        most: blocks that a message may join; None for any number. Fewer cost more rounds, not more bytes.
+        n: the number of ranks.
+        most: the most blocks per message; None for no limit. A lower limit costs more rounds, not more bytes.
     """
     q = ceil_log2(n)
-    far = _far_rounds(n, most)
-    below = 1 << (q - far)  # ranks in each subtree that is left to walk: two, where a message may join any number
+    far = _count_far_rounds(n, most)
+    below = 1 << (q - far)  # ranks of each subtree that is walked: two without a limit
 
     def edge(t: int) -> tuple[int, int, int]:
         """Return distance, first parent and spacing of the parents of round t."""
@@ -63,14 +62,14 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 
     def at(t: int) -> list[Move]:
         distance, parent, spacing = edge(t)
-        count = _joined(n, distance, parent, spacing)
+        count = _count_blocks(n, distance, parent, spacing)
 
-        def blocks(of: IntArray) -> Picks:
-            """The blocks for which rank `of` is one of the parents in their tree."""
-            return Picks(count, lambda: (of[:, None] - parent - spacing * np.arange(count)) % n)
+        def blocks(sender: IntArray) -> Picks:
+            """Return the blocks in whose trees `sender` is one of the round's parents."""
+            return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
-        to, frm = (rank + distance) % n, (rank - distance) % n
-        return [Move(to, frm, blocks(rank), blocks(frm))]
+        dest, source = (rank + distance) % n, (rank - distance) % n
+        return [Move(dest, source, blocks(rank), blocks(source))]
 
     return Rounds(far + min(below, n) - 1, n, at)
 

@@ -1,8 +1,8 @@
-"""Into how many parts a collective of two levels is cut, so that work within nodes hides behind messages between them.
+"""The number of segments in which a hybrid two-level collective runs, so that work within nodes overlaps with messages.
 
-A part is a share of every chunk, so it keeps each chunk's owner and its order of reduction; the parts follow each
-other, and while the messages of one cross, the next is reduced and the one before is stored. Shorter messages hide
-more of the first and the last part's work, and cost more of what every message costs.
+A segment holds a share of every chunk, so it keeps each chunk's owner and order of reduction. Segments follow each
+other: while the messages of one cross between nodes, the next is reduced and the previous one is stored. Shorter
+messages overlap more of the first and last segment's work, but cost more per-message overhead.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Final
 
 from hpccoll.plan import IntArray, Move, Plan
 
-MESSAGE_BYTES: Final = 64 * 2**10  # between nodes; tried at 400 Mbit/s: 32 KiB to 256 KiB, 5 to 16 parts at once
-MOST_PARTS: Final = 256
+MESSAGE_BYTES: Final = 64 * 2**10  # between nodes; 32 KiB to 256 KiB were tried at 400 Mbit/s with 5 to 16 segments
+MOST_SEGMENTS: Final = 256
 
 
-def wanted_parts(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
-    """Return how many parts let messages between nodes be of about `message_bytes`; alike on all ranks.
+def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
+    """Return the number of segments for which messages between nodes have about `message_bytes`; equal on all ranks.
 
     Args:
-        plan: of two levels.
+        plan: a plan of a hybrid algorithm.
         sizes: elements of each chunk, shape (C,).
-        itemsize: bytes an element.
-        message_bytes: what a message should be long.
+        itemsize: bytes per element.
+        message_bytes: the preferred length of a message.
     """
-    return min(max(-(-_longest(plan, sizes) * itemsize // message_bytes), 1), MOST_PARTS)
+    return min(max(-(-_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 
 
-def _longest(plan: Plan, sizes: IntArray) -> int:
+def _longest_message(plan: Plan, sizes: IntArray) -> int:
     """Return the elements of the longest message that rank 0, the first of its node, sends or receives."""
     longest = 0
     for steps in plan.column(0):

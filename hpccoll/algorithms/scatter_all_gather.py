@@ -1,12 +1,12 @@
-"""Van de Geijn's broadcast: scatter the message, then all-gather it; and the reduce that mirrors it.
+"""Van de Geijn's broadcast, a scatter followed by an all-gather, and its mirror image as a reduce.
 
-A binomial scatter cuts the message into n chunks, one a rank, and Bruck's all-gather puts them together everywhere: no
-rank sends more than about 2 S, where in a binomial tree the root sends S log2 n times. The scatter leaves whole
-subtrees of chunks on its way; what a rank has of them is not sent to it again, so that every rank but the root gets
-each chunk once. The reduce is the same backwards, a reduce-scatter and a gather; any n takes ceil(log2 n) rounds each.
+A binomial scatter cuts the message into n chunks, one per rank, and Bruck's all-gather collects them on every rank. No
+rank sends more than about 2 S, whereas the root of a binomial tree sends S log2 n. The scatter leaves the chunks of
+whole subtrees at inner ranks; these are not sent to them again, so every rank but the root receives each chunk once.
+The reduce is the same backwards, a reduce-scatter and a gather. For any n, each half takes ceil(log2 n) rounds.
 
-The original's ring all-gather would take n - 1 rounds for the same bytes. Order of the reduce: each partial sum takes
-the receiver's own first; the root computes the result. Sources: Barnett et al., "Interprocessor collective
+The original's ring all-gather takes n - 1 rounds for the same bytes. Order of the reduce: each partial sum takes the
+receiver's own part first; the root computes the result. Sources: Barnett et al., "Interprocessor collective
 communication library (InterCom)", SHPCC 1994; for the reduce Rabenseifner, ICCS 2004.
 """
 
@@ -16,8 +16,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from hpccoll.algorithms.binomial import scatter
-from hpccoll.algorithms.bits import ceil_log2
+from hpccoll.algorithms.binomial_tree import scatter
+from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span
 
@@ -32,34 +32,35 @@ def reduce_cost(n: int) -> Cost:
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
-def _rest_of_all_gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Bruck's all-gather after a scatter from `root`, without what the scatter left where it is wanted."""
+def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
+    """Bruck's all-gather after a scatter from `root`, without the chunks that the scatter left at their receivers."""
 
-    def left(place: IntArray) -> IntArray:
-        """How many chunks, from its own on, the scatter left at a place counted from the root."""
+    def scattered(place: IntArray) -> IntArray:
+        """Return how many chunks, from its own on, the scatter left at each place (counted from the root)."""
         return np.where(place == 0, n, np.minimum(place & -place, n - place))
 
     place = (rank - root) % n
-    mine = left(place)
+    own = scattered(place)
 
     def at(t: int) -> list[Move]:
         distance, reach = 1 << t, min(2 << t, n)
-        have, they_have = np.maximum(mine, distance), np.maximum(left((place - distance) % n), distance)
-        want, they_want = np.maximum(reach - have, 0), np.maximum(reach - they_have, 0)
-        to = np.where(they_want > 0, (rank - distance) % n, NO_PEER)
-        frm = np.where(want > 0, (rank + distance) % n, NO_PEER)
-        return [Move(to, frm, Span(rank - distance + they_have, they_want, n), Span(rank + have, want, n))]
+        held, held_below = np.maximum(own, distance), np.maximum(scattered((place - distance) % n), distance)
+        missing, missing_below = np.maximum(reach - held, 0), np.maximum(reach - held_below, 0)
+        dest = np.where(missing_below > 0, (rank - distance) % n, NO_PEER)
+        source = np.where(missing > 0, (rank + distance) % n, NO_PEER)
+        sent, received = Span(rank - distance + held_below, missing_below, n), Span(rank + held, missing, n)
+        return [Move(dest, source, sent, received)]
 
     return Rounds(ceil_log2(n), n, at)
 
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """A binomial scatter, then Bruck's all-gather of what is still missing."""
-    return scatter(rank, n, root) + _rest_of_all_gather(rank, n, root)
+    """A binomial scatter, then Bruck's all-gather of the missing chunks."""
+    return scatter(rank, n, root) + _all_gather_missing(rank, n, root)
 
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """The broadcast backwards: a reduce-scatter, then a gather that sums what subtrees have left."""
+    """The broadcast backwards: a reduce-scatter, then a gather that adds the partial sums left at inner ranks."""
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
+from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.plan import Machine, Plan, Simulation, simulate
 
 
@@ -25,7 +25,7 @@ def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, 
         full: simulate every rank, even if a few ranks stand for all.
     """
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
-    segments = wanted_parts(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
+    segments = choose_segment_count(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
     first = simulate(plan, machine, -(-count // segments), itemsize, full=full, trace=False)
     if segments == 1:
         return first

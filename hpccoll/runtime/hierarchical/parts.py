@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
+from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError
 from hpccoll.plan import IntArray
 from hpccoll.runtime.arrays import FlatArray
@@ -48,7 +48,7 @@ def parts_of(task: Task) -> list[Part]:
     if room < len(sizes):
         name, ranks = task.plan.name, task.plan.ranks
         raise UnavailableError(f"{name} on {ranks} ranks has too many chunks for a node's memory; choose another")
-    count = max(wanted_parts(task.plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
+    count = max(choose_segment_count(task.plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
     return [Part(sizes * part // count, sizes * (part + 1) // count) for part in range(count)]
 
 

@@ -57,7 +57,7 @@ def test_costs_are_those_of_the_literature(name, n, chunks, cost):
 
 
 def test_swing_swings_out_as_published():
-    partners = [swing.partner(np.arange(16), step, 16) for step in range(4)]
+    partners = [swing.find_partner(np.arange(16), step, 16) for step in range(4)]
     assert [peers[0] for peers in partners] == [1, 16 - 1, 3, 16 - 5]
     assert [peers[1] for peers in partners] == [0, 2, 16 - 2, 6]
     for peers in partners:
@@ -69,10 +69,10 @@ def test_bine_reaches_one_interval_and_its_distances_are_two_thirds(n):
     rank, steps = np.arange(n), n.bit_length() - 1
     reached = rank[:, None]
     for left in range(1, steps + 1):
-        reached = np.concatenate([reached, reached[bine.partner(rank, left, n)]], axis=1)
-        found = (bine.first_reached(rank, left)[:, None] + np.arange(1 << left)) % n
+        reached = np.concatenate([reached, reached[swing.find_partner(rank, left - 1, n)]], axis=1)
+        found = (bine.find_first_reachable(rank, left)[:, None] + np.arange(1 << left)) % n
         np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(reached, axis=1))
-    farthest = np.abs(bine.partner(rank[:1], steps, n) - rank[0])[0]
+    farthest = np.abs(swing.find_partner(rank[:1], steps - 1, n) - rank[0])[0]
     assert min(farthest, n - farthest) <= -(-n // 3)
 
 
@@ -96,7 +96,7 @@ def test_bine_and_swing_haul_bytes_less_far_than_halving(n):
 
 def test_swing_does_not_spell_out_what_is_only_counted(monkeypatch):
     # A simulation of 24,576 ranks reads peers and sizes; the tables would be gigabytes.
-    monkeypatch.setattr(swing, "reachable", lambda *_: pytest.fail("a table was made"))
+    monkeypatch.setattr(swing, "find_reachable", lambda *_: pytest.fail("a table was made"))
     rounds = plan_of("swing", 24576).moves()
     sizes = [move.send.size for t in (0, 1, 2, 14, 15, 28, 29) for move in rounds.at(t)]
     assert sizes == [2**14, 2**13, 2**12, 1, 1, 2**13, 2**14]
@@ -131,22 +131,26 @@ def test_dual_root_has_one_partner_a_round(n):
 @pytest.mark.parametrize("n", range(2, 40))
 def test_both_trees_of_the_dual_root_are_binary_in_post_order(n):
     rank = np.arange(n)
-    kin = dual_root.family(rank, n)
-    for child in (kin.left, kin.right):
-        np.testing.assert_array_equal(kin.parent[child[child >= 0]], rank[child >= 0])
+    places = dual_root.find_tree_places(rank, n)
+    for child in (places.left, places.right):
+        np.testing.assert_array_equal(places.parent[child[child >= 0]], rank[child >= 0])
         assert (child < rank).all()
-    roots = rank[kin.depth == 0]
+    roots = rank[places.depth == 0]
     assert roots.tolist() == [-(-n // 2) - 1, n - 1]
-    assert kin.parent[roots].tolist() == roots[::-1].tolist()
-    children = np.concatenate([kin.left, kin.right])
+    assert places.parent[roots].tolist() == roots[::-1].tolist()
+    children = np.concatenate([places.left, places.right])
     assert sorted([*children[children >= 0].tolist(), *roots.tolist()]) == rank.tolist()
-    assert kin.depth.max() == (-(-n // 2)).bit_length() - 1
+    assert places.depth.max() == (-(-n // 2)).bit_length() - 1
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["hierarchical", *map("+".join, PAIRS)])
 def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
-    made = get_algorithm(Operation.ALL_REDUCE, name) if "+" not in name else hierarchical.hierarchical(*name.split("+"))
+    made = (
+        get_algorithm(Operation.ALL_REDUCE, name)
+        if "+" not in name
+        else hierarchical.make_hierarchical(*name.split("+"))
+    )
     for chunks in (1, 3):
         plan = made.plan(8, 0, chunks, nodes)
         assert check(plan, counts=(0, 1, 7, 1_000_003)).cost == plan.cost
@@ -158,7 +162,7 @@ def node_of(nodes: grouping.Nodes, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("nodes", [(4,) * 4, tuple(tuple(range(first, 16, 4)) for first in range(4))], ids=str)
 def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
-    plan = hierarchical.hierarchical("ring", "ring").plan(16, nodes=nodes)
+    plan = hierarchical.make_hierarchical("ring", "ring").plan(16, nodes=nodes)
     node, rounds = node_of(nodes, 16), plan.moves()
     crossing = np.zeros(16, np.int64)
     for move in (move for moves in rounds for move in moves):
@@ -173,22 +177,22 @@ def test_a_hierarchy_costs_what_its_parts_cost_written_out():
     # 4 nodes of 2: a ring of 2 there and back, 2 ceil(log2 4) + 3 - 1 rounds of a double tree on half of the message.
     assert plan_of("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
     # 3 and 5 ranks: two guests fold into slots 0 and 1 of the second node.
-    found = check(hierarchical.hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
+    found = check(hierarchical.make_hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
     mean = (2 * 2 + 6 * Fraction(4, 3) + 2 * 1) / Fraction(8)
     assert found == Cost(2 * (1 + 2) + 1, mean, 1 + Fraction(4, 3) + Fraction(1, 3))
 
 
 def test_hierarchies_are_made_once_and_unknown_levels_are_named():
-    assert hierarchical.hierarchical("ring", "swing") is hierarchical.hierarchical("ring", "swing")
-    assert hierarchical.hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
-    assert "chunks" not in hierarchical.hierarchical("ring", "swing").parameters
+    assert hierarchical.make_hierarchical("ring", "swing") is hierarchical.make_hierarchical("ring", "swing")
+    assert hierarchical.make_hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
+    assert "chunks" not in hierarchical.make_hierarchical("ring", "swing").parameters
     with pytest.raises(UnknownNameError, match="unknown algorithm for reduce_scatter 'swing'; choose one of"):
-        hierarchical.hierarchical("swing", "ring")
+        hierarchical.make_hierarchical("swing", "ring")
 
 
 def test_a_level_of_ones_own_may_state_no_cost():
     mine = make_algorithm(Operation.ALL_REDUCE, "mine", get_algorithm(Operation.ALL_REDUCE, "ring").make_rounds, None)
-    made = hierarchical.composed(get_algorithm(Operation.REDUCE_SCATTER, "ring"), mine)
+    made = hierarchical.compose_levels(get_algorithm(Operation.REDUCE_SCATTER, "ring"), mine)
     assert made.plan(6, nodes=(2, 4)).cost is None
     assert check(made.plan(6, nodes=(2, 4))).cost.steps == 2 * (1 + 1) + 2
 
@@ -257,13 +261,13 @@ def complaint(plan: Plan) -> str:
 
 
 def test_fault_swing_whose_odd_ranks_do_not_mirror(monkeypatch):
-    monkeypatch.setattr(swing, "partner", lambda rank, step, n: (rank + (1 - (-2) ** (step + 1)) // 3) % n)
+    monkeypatch.setattr(swing, "find_partner", lambda rank, step, n: (rank + (1 - (-2) ** (step + 1)) // 3) % n)
     assert "round 0: rank 0 (and 7 more) sends to 1, who receives from 2" in complaint(plan_of("swing", 8))
 
 
 def test_fault_bine_whose_odd_ranks_are_off_by_one(monkeypatch):
-    right = bine.first_reached
-    monkeypatch.setattr(bine, "first_reached", lambda rank, digits: right(rank, digits) + rank % 2)
+    right = bine.find_first_reachable
+    monkeypatch.setattr(bine, "find_first_reachable", lambda rank, digits: right(rank, digits) + rank % 2)
     assert "all_reduce/bine on 8 ranks: in the end rank 0 chunk" in complaint(plan_of("bine", 8))
 
 
@@ -278,17 +282,21 @@ def test_fault_one_shot_in_order_of_arrival():
 
 
 def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
-    right = dual_root.family
+    right = dual_root.find_tree_places
 
     def hasty(rank, n):
-        kin = right(rank, n)
-        return dual_root.Family(kin.parent, kin.left, kin.right, np.maximum(kin.depth - 1, 0), kin.late, kin.root)
+        places = right(rank, n)
+        return dual_root.TreePlaces(
+            places.parent, places.left, places.right, np.maximum(places.depth - 1, 0), places.lead, places.root
+        )
 
-    monkeypatch.setattr(dual_root, "family", hasty)
+    monkeypatch.setattr(dual_root, "find_tree_places", hasty)
     assert "all_reduce/dual_root on 8 ranks" in complaint(plan_of("dual_root", 8, 3))
 
 
 def test_fault_hierarchy_that_forgets_its_guests(monkeypatch):
-    monkeypatch.setattr(hierarchical, "handed_in", lambda slot, size, owners, whole, chunks: empty_rounds(chunks))
+    monkeypatch.setattr(
+        hierarchical, "reduce_into_core", lambda slot, size, owners, whole, chunks: empty_rounds(chunks)
+    )
     said = complaint(plan_of("hierarchical", 5, 1, (2, 3)))
     assert "the contribution of rank 4 is missing" in said

@@ -66,9 +66,9 @@ def test_the_name_says_the_operation(write, name, operation):
 
 def test_the_decorator_says_operation_name_and_cost(write):
     text = RING.format(name="spin").replace(
-        "def spin", "@algorithm(Operation.ALL_REDUCE, 'spinning', both_ways_cost)\ndef spin"
+        "def spin", "@algorithm(Operation.ALL_REDUCE, 'spinning', all_reduce_cost)\ndef spin"
     )
-    head = "from hpccoll.algorithms import algorithm\nfrom hpccoll.algorithms.ring import both_ways_cost\n"
+    head = "from hpccoll.algorithms import algorithm\nfrom hpccoll.algorithms.ring import all_reduce_cost\n"
     path = write(head + "from hpccoll.plan.operation import Operation\n" + text)
     own = load_algorithm(f"{path}:spin")
     assert own.full_name == "all_reduce/spinning"

@@ -15,21 +15,19 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import (
-    bruck_all_to_all,
+    barriers,
+    bruck,
     circulant,
-    circulant_broadcast,
-    double_ring,
-    double_tree_broadcast,
+    double_tree,
     get_algorithm,
-    linear,
     make_algorithm,
     neighbor_exchange,
     pat,
     recursive_doubling,
     scatter_all_gather,
 )
-from hpccoll.algorithms.binomial import scatter
-from hpccoll.algorithms.bits import ceil_log2
+from hpccoll.algorithms.binomial_tree import scatter
+from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.plan import NO_CHUNK, NO_PEER, SIGNAL, Cost, Move, Operation, Plan, Span, check, empty_rounds
 
 SOME = (1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 31, 33)
@@ -113,10 +111,10 @@ def test_costs_are_those_of_the_literature(name, n, chunks, cost):
 
 
 def test_skips_halve_and_round_up():
-    assert circulant.skips(1) == [1]
-    assert circulant.skips(13) == [1, 2, 4, 7, 13]
-    assert circulant.skips(24) == [1, 2, 3, 6, 12, 24]
-    assert all(len(circulant.skips(n)) == ceil_log2(n) + 1 for n in range(1, 300))
+    assert circulant.list_skips(1) == [1]
+    assert circulant.list_skips(13) == [1, 2, 4, 7, 13]
+    assert circulant.list_skips(24) == [1, 2, 3, 6, 12, 24]
+    assert all(len(circulant.list_skips(n)) == ceil_log2(n) + 1 for n in range(1, 300))
 
 
 def base_chunk(place: int, skips: list[int]) -> int:
@@ -130,9 +128,9 @@ def base_chunk(place: int, skips: list[int]) -> int:
 
 @pytest.mark.parametrize("n", [*range(2, 130), 513, 1000])
 def test_the_broadcast_schedule_keeps_the_conditions_of_the_paper(n):
-    skips = circulant.skips(n)
+    skips = circulant.list_skips(n)
     q = len(skips) - 1
-    table = circulant_broadcast.received(np.arange(n), n).tolist()
+    table = circulant.receive_schedule(np.arange(n), n).tolist()
     for place in range(1, n):
         base, got = base_chunk(place, skips), table[place]
         # Once in a cycle a new chunk, its base chunk; otherwise each other chunk of the cycle before.
@@ -246,11 +244,11 @@ def test_serial_barriers_have_one_message_on_its_way(name):
 
 def test_one_rank_needs_no_message():
     one = np.zeros(1, np.int64)
-    for make in (double_tree_broadcast.broadcast, circulant_broadcast.broadcast):
+    for make in (double_tree.broadcast, circulant.broadcast):
         assert make(one, 1, 0, 3).count == empty_rounds(1).count == 0
     assert neighbor_exchange.all_gather(one, 1).count == recursive_doubling.all_gather(one, 1).count == 0
-    assert scatter_all_gather.broadcast(one, 1, 0).count == linear.barrier(one, 1).count == 0
-    assert double_ring.barrier(one, 1).count == 0
-    (copy,) = bruck_all_to_all.all_to_all(one, 1).at(0)
+    assert scatter_all_gather.broadcast(one, 1, 0).count == barriers.linear(one, 1).count == 0
+    assert barriers.double_ring(one, 1).count == 0
+    (copy,) = bruck.all_to_all(one, 1).at(0)
     assert copy == Move(one, one, Span(one, 1, 1), Span(one, 1, 1, base=1))
     assert recursive_doubling.barrier(np.arange(4), 4).at(0)[0].send is SIGNAL

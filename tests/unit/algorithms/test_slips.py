@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import circulant, circulant_broadcast, get_algorithm, make_algorithm, pat
-from hpccoll.algorithms.bits import ceil_log2
+from hpccoll.algorithms import circulant, get_algorithm, make_algorithm, pat
+from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.errors import PlanError
 from hpccoll.plan import Op, Operation, Picks, Plan, Rounds, check
 
@@ -53,22 +53,22 @@ def test_skips_that_round_down_lose_contributions(monkeypatch):
         return [1 << k for k in range(ceil_log2(n))] + [n]
 
     # Doubling skips are Bruck's and right; halving and rounding down leaves a gap where n is odd.
-    monkeypatch.setattr(circulant, "skips", floored)
+    monkeypatch.setattr(circulant, "list_skips", floored)
     assert check(plan_of("reduce_scatter/circulant", 13)).rounds == 4
-    monkeypatch.setattr(circulant, "skips", lambda n: [1, 3, 6, 13])
+    monkeypatch.setattr(circulant, "list_skips", lambda n: [1, 3, 6, 13])
     assert "13 ranks: in the end rank 0 chunk 0 is wrong" in complaint(plan_of("reduce_scatter/circulant", 13))
 
 
 @pytest.mark.parametrize("column", range(4))
 def test_a_schedule_with_two_rounds_exchanged_sends_what_is_not_there(monkeypatch, column):
-    right = circulant_broadcast.received
+    right = circulant.receive_schedule
 
     def swapped(place, n):
         table = right(place, n)
         table[place == 9] = np.roll(table[place == 9], 1 + column % 3, axis=1)
         return table
 
-    monkeypatch.setattr(circulant_broadcast, "received", swapped)
+    monkeypatch.setattr(circulant, "receive_schedule", swapped)
     assert "broadcast/circulant on 13 ranks" in complaint(plan_of("broadcast/circulant", 13, chunks=5))
 
 

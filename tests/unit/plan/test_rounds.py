@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.algorithms import binomial, bruck, butterfly, get_algorithm, list_algorithms, ring
+from hpccoll.algorithms import binomial_tree, bruck, get_algorithm, list_algorithms, recursive_doubling, ring
 from hpccoll.errors import PlanError
 from hpccoll.plan import (
     SIGNAL,
@@ -179,13 +179,13 @@ def test_beside_runs_both_at_once():
     n, half = 6, 1
 
     def make(rank: np.ndarray) -> Rounds:
-        tree = binomial.all_reduce(rank, n).shifted(0, 2)
-        doubling = butterfly.recursive_doubling(rank, n).shifted(half, 2)
+        tree = binomial_tree.all_reduce(rank, n).shifted(0, 2)
+        doubling = recursive_doubling.all_reduce(rank, n).shifted(half, 2)
         return overlay(tree, doubling)
 
     proof = check(Plan(Operation.ALL_REDUCE, "both", n, 0, make))
     assert proof.rounds == max(
-        binomial.all_reduce(rank_of(n), n).count, butterfly.recursive_doubling(rank_of(n), n).count
+        binomial_tree.all_reduce(rank_of(n), n).count, recursive_doubling.all_reduce(rank_of(n), n).count
     )
 
 
@@ -203,9 +203,9 @@ def test_relabelled_plans_are_plans_of_the_same_cost(order):
     plays = np.argsort(names)
 
     def make(rank: np.ndarray) -> Rounds:
-        return relabel_ranks(binomial.all_reduce(plays[rank], n), lambda peer: names[peer])
+        return relabel_ranks(binomial_tree.all_reduce(plays[rank], n), lambda peer: names[peer])
 
-    assert check(Plan(Operation.ALL_REDUCE, "relabelled", n, 0, make)).cost == binomial.all_reduce_cost(n)
+    assert check(Plan(Operation.ALL_REDUCE, "relabelled", n, 0, make)).cost == binomial_tree.all_reduce_cost(n)
 
 
 def test_only_leaves_out_ranks():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
-from hpccoll.algorithms import shared as family
-from hpccoll.algorithms.hierarchical import hierarchical
+from hpccoll.algorithms import shared_memory as family
+from hpccoll.algorithms.hierarchical import make_hierarchical
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan import (
     SIGNAL,
@@ -216,7 +216,7 @@ def test_groups_have_fences_of_their_own():
 
 @pytest.mark.parametrize("inter", ["ring", "double_tree", "recursive_doubling"])
 def test_hierarchies_with_shared_memory_in_each_node(inter):
-    algorithm = hierarchical("shared", inter)
+    algorithm = make_hierarchical("shared", inter)
     assert algorithm.uses_shared_memory
     for nodes in ((3, 3), (2, 2, 2), (2, 3, 4), (1, 5), ((0, 3), (1, 4), (2, 5)), ((6, 3), (1, 4), (2, 5, 0)), (4,)):
         n = sum(size if isinstance(size, int) else len(size) for size in nodes)
@@ -249,8 +249,8 @@ def test_a_users_algorithm_must_say_that_it_is_shared(tmp_path):
 
     file = tmp_path / "mine.py"
     file.write_text(
-        "from hpccoll.algorithms import shared\n\n\ndef my_all_gather(rank, n):\n"
-        "    return shared.all_gather(rank, n)\n"
+        "from hpccoll.algorithms import shared_memory\n\n\ndef my_all_gather(rank, n):\n"
+        "    return shared_memory.all_gather(rank, n)\n"
     )
     own = loader.load_algorithm(f"{file}:my_all_gather")
     with pytest.raises(PlanError, match="round 0 holds loads, stores or fences; say @algorithm"):

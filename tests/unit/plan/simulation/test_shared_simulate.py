@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, make_algorithm
-from hpccoll.algorithms import shared as family
-from hpccoll.algorithms.hierarchical import hierarchical
+from hpccoll.algorithms import shared_memory as family
+from hpccoll.algorithms.hierarchical import make_hierarchical
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan import (
     Cost,
@@ -83,7 +83,7 @@ def test_a_fence_waits_for_the_last_of_its_own_group():
 @pytest.mark.parametrize("inter", ["ring", "recursive_doubling", "two_shot"])
 def test_one_period_stands_for_all(count, inter):
     machine = replace(node_of(3), nics_per_node=2)
-    plan = hierarchical("shared", inter).plan(24, 0, 1, fill_nodes(24, machine))
+    plan = make_hierarchical("shared", inter).plan(24, 0, 1, fill_nodes(24, machine))
     few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
     times = 24 // few.simulated_ranks
     for column in ("clocks_s", "within", "between"):
@@ -126,7 +126,7 @@ def test_memory_is_not_shared_across_nodes():
         simulate(plan, node_of(4), 8)
     algorithm = get_algorithm(Operation.ALL_GATHER, "shared")
     assert [can_run_on(algorithm, n, node_of(4)) for n in (4, 5)] == [True, False]
-    assert can_run_on(hierarchical("shared", "ring"), 8, node_of(4))
+    assert can_run_on(make_hierarchical("shared", "ring"), 8, node_of(4))
     both = (algorithm, get_algorithm(Operation.ALL_GATHER, "ring"))
     map_of = forecast_grid(both, node_of(4), (4, 8), (64,))
     assert map_of.find_winner(4, 64) is algorithm
@@ -143,7 +143,7 @@ def test_a_timeline_ends_when_the_simulation_does(name):
 
 def test_24576_ranks_with_fences_in_every_node():
     machine = Machine("Summit", 6, Link(3.4e-6, 2e-11, 1e-6), Link(9.6e-6, 8e-11, 1e-6), 2, 3e-12)
-    plan = hierarchical("shared", "ring").plan(24_576, 0, 1, fill_nodes(24_576, machine))
+    plan = make_hierarchical("shared", "ring").plan(24_576, 0, 1, fill_nodes(24_576, machine))
     found = simulate(plan, machine, 24_576 * 4)
     assert found.simulated_ranks == 6
     assert found.steps == 2 + 2 * 4095

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.algorithms.pipelining import wanted_parts
+from hpccoll.algorithms.pipelining import choose_segment_count
 from hpccoll.plan import Groups, Link, Load, Machine, Move, Operation, Store, check, replay, simulate
 from hpccoll.predict.forecast import forecast
 from hpccoll.predict.pipelined import simulate_pipelined
@@ -134,7 +134,7 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
     machine = Machine("test", 2, Link.one_port(1e-6, 1e-10), Link.one_port(1e-5, 1e-8), 1, 1e-10)
     algorithm = get_algorithm(Operation.ALL_REDUCE, name)
     plan, count = algorithm.plan(8, nodes=[2] * 4), 4 * 2**20
-    parts = wanted_parts(plan, plan.operation.chunk_sizes(count, 8, plan.column(0).chunks), 4)
+    parts = choose_segment_count(plan, plan.operation.chunk_sizes(count, 8, plan.column(0).chunks), 4)
     whole, first = simulate_pipelined(plan, machine, count, 4), simulate(plan, machine, count // parts, 4, trace=False)
     node_sends = whole.between[:2].sum()
     assert parts > 1
@@ -147,5 +147,5 @@ def test_parts_hide_all_but_the_first_behind_the_link(name):
 def test_parts_are_alike_on_all_ranks_and_few_for_short_messages():
     plan = get_algorithm(Operation.BROADCAST, "hierarchical_chain").plan(8, root=5, nodes=[2] * 4)
     sizes = plan.operation.chunk_sizes(4 * 2**20, 8, plan.column(0).chunks)
-    assert wanted_parts(plan, sizes, 4, 128 * 2**10) == 64
-    assert wanted_parts(plan, sizes, 4, 2**30) == wanted_parts(plan, 0 * sizes, 4) == 1
+    assert choose_segment_count(plan, sizes, 4, 128 * 2**10) == 64
+    assert choose_segment_count(plan, sizes, 4, 2**30) == choose_segment_count(plan, 0 * sizes, 4) == 1

@@ -8,6 +8,6 @@ def ceil_log2(n: int) -> int:
     return (n - 1).bit_length()
 
 
-def floor_power(n: int) -> int:
+def floor_power_of_two(n: int) -> int:
     """Return the largest power of two that is <= n (n >= 1)."""
     return 1 << (n.bit_length() - 1)

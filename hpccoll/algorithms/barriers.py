@@ -1,0 +1,64 @@
+"""Barriers without data: linear, double ring and dissemination. Their messages are empty.
+
+Linear: every rank reports to rank 0, one per round, then rank 0 answers in reverse order. The time grows with n, all of
+it at rank 0; it is the simplest barrier, a baseline for the others. Mellor-Crummey and Scott, ACM TOCS 1991, call it
+the centralised barrier.
+
+Double ring: a token travels around the ring twice. When it reaches the last rank, every rank has arrived; on its second
+way, each rank that it reaches may leave. It ends at the last rank but one, because the last rank knew first. One
+message is in flight at any time: the slowest barrier, with the least load on the network. Source: Open MPI's
+collectives.
+
+Dissemination: in round t every rank signals the rank 2**t above. After ceil(log2 n) rounds every rank knows of all
+arrivals, for any n and without a root. Source: Hensgen, Finkel and Manber, IJPP 1988.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.algorithms.powers_of_two import ceil_log2
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Operation, Rounds
+
+
+def linear_cost(n: int) -> Cost:
+    """2 (n - 1) steps, no data."""
+    return Cost(2 * (n - 1), Fraction(0), Fraction(0))
+
+
+@algorithm(Operation.BARRIER, "linear", linear_cost)
+def linear(rank: IntArray, n: int) -> Rounds:
+    """Every rank signals rank 0, one per round; then rank 0 signals every rank."""
+
+    def report(t: int) -> list[Move]:
+        dest, source = np.where(rank == t + 1, 0, NO_PEER), np.where(rank == 0, t + 1, NO_PEER)
+        return [Move(dest, source, SIGNAL, SIGNAL)]
+
+    reports = Rounds(n - 1, 0, report)
+    return reports + reports.reversed()
+
+
+@algorithm(Operation.BARRIER, "double_ring", linear_cost)
+def double_ring(rank: IntArray, n: int) -> Rounds:
+    """Rank t mod n signals the next rank in round t, twice around."""
+    above, below = (rank + 1) % n, (rank - 1) % n
+
+    def at(t: int) -> list[Move]:
+        dest, source = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
+        return [Move(dest, source, SIGNAL, SIGNAL)]
+
+    return Rounds(2 * (n - 1), 0, at)
+
+
+def dissemination_cost(n: int) -> Cost:
+    """ceil(log2 n) steps, no data."""
+    return Cost(ceil_log2(n), Fraction(0), Fraction(0))
+
+
+@algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
+def dissemination(rank: IntArray, n: int) -> Rounds:
+    """Signal the rank at distance 1, 2, 4, ... around the circle."""
+    return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -1,0 +1,135 @@
+"""Binomial trees: in round t, ranks whose number (counted from the root) ends in t zero bits pair up at distance 2**t.
+
+In a reduce each rank but the root sends its partial result to its parent once. A broadcast is the same rounds
+backwards; a gather sends the blocks of the whole subtree instead of one partial result; a barrier sends empty messages.
+Ranks are counted from the root, so every root costs the same.
+
+Order: a parent's own operand comes first, then its children from the nearest to the farthest; the root computes the
+result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.algorithms.powers_of_two import ceil_log2
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.plan import (
+    NO_PEER,
+    SIGNAL,
+    Cost,
+    IntArray,
+    Move,
+    Op,
+    Operation,
+    Region,
+    Rounds,
+    Span,
+    relabel_ranks,
+)
+
+WHOLE = Span(0, 1, 1)
+
+
+def _climb(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: int) -> Rounds:
+    """Send `region` from every rank to its parent, leaves first."""
+    place = (rank - root) % n  # counted from the root
+
+    def at(t: int) -> list[Move]:
+        distance = 1 << t
+        active = (place & (distance - 1)) == 0
+        sends = active & ((place & distance) != 0)
+        receives = active & ~sends & (place + distance < n)
+        dest = np.where(sends, place - distance, NO_PEER)
+        source = np.where(receives, place + distance, NO_PEER)
+        return [Move(dest, source, region, region, op)]
+
+    return relabel_ranks(Rounds(ceil_log2(n), chunks, at), lambda peer: (peer + root) % n)
+
+
+def reduce_cost(n: int) -> Cost:
+    """ceil(log2 n) steps; every rank but the root sends S once."""
+    return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
+
+
+def broadcast_cost(n: int) -> Cost:
+    """ceil(log2 n) steps; the root sends S in each of them."""
+    return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(ceil_log2(n)))
+
+
+def all_reduce_cost(n: int) -> Cost:
+    """2 ceil(log2 n) steps; 2 (n-1)/n S on average, ceil(log2 n) S at the root."""
+    return Cost(2 * ceil_log2(n), Fraction(2 * (n - 1), n), Fraction(ceil_log2(n)))
+
+
+@algorithm(Operation.REDUCE, "tree", reduce_cost)
+def reduce(rank: IntArray, n: int, root: int) -> Rounds:
+    """Partial results climb a binomial tree to the root."""
+    return _climb(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
+
+
+@algorithm(Operation.BROADCAST, "tree", broadcast_cost)
+def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
+    """The binomial reduce backwards: in every round each rank that has the message sends it to one more rank."""
+    return reduce(rank, n, root).reversed()
+
+
+@algorithm(Operation.ALL_REDUCE, "tree", all_reduce_cost)
+def all_reduce(rank: IntArray, n: int) -> Rounds:
+    """A binomial reduce to rank 0, then a binomial broadcast."""
+    return reduce(rank, n, 0) + broadcast(rank, n, 0)
+
+
+def _subtree_sizes(n: int) -> list[int]:
+    """Return the number of ranks in the subtree of each place but the root's."""
+    return [min(place & -place, n - place) for place in range(1, n)]
+
+
+def gather_cost(n: int) -> Cost:
+    """ceil(log2 n) steps; every rank but the root sends the blocks of its subtree once."""
+    sizes = _subtree_sizes(n)
+    return Cost(ceil_log2(n), Fraction(sum(sizes), n * n), Fraction(max(sizes, default=0), n))
+
+
+def scatter_cost(n: int) -> Cost:
+    """ceil(log2 n) steps; as many bytes as the gather, (n-1)/n S of them sent by the root."""
+    return Cost(ceil_log2(n), Fraction(sum(_subtree_sizes(n)), n * n), Fraction(n - 1, n))
+
+
+@algorithm(Operation.GATHER, "tree", gather_cost)
+def gather(rank: IntArray, n: int, root: int) -> Rounds:
+    """Each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
+    place = (rank - root) % n  # counted from the root
+
+    def at(t: int) -> list[Move]:
+        distance = 1 << t
+        active = (place & (distance - 1)) == 0
+        sends = active & ((place & distance) != 0)
+        receives = active & ~sends & (place + distance < n)
+        sent = Span(rank, np.clip(n - place, 0, distance), n)
+        received = Span(rank + distance, np.clip(n - place - distance, 0, distance), n)
+        dest = np.where(sends, (rank - distance) % n, NO_PEER)
+        source = np.where(receives, (rank + distance) % n, NO_PEER)
+        return [Move(dest, source, sent, received)]
+
+    return Rounds(ceil_log2(n), n, at)
+
+
+@algorithm(Operation.SCATTER, "tree", scatter_cost)
+def scatter(rank: IntArray, n: int, root: int) -> Rounds:
+    """The binomial gather backwards: each rank keeps its block and passes on those of its subtree."""
+    return gather(rank, n, root).reversed()
+
+
+def barrier_cost(n: int) -> Cost:
+    """2 ceil(log2 n) steps, no data."""
+    return Cost(2 * ceil_log2(n), Fraction(0), Fraction(0))
+
+
+@algorithm(Operation.BARRIER, "tree", barrier_cost)
+def barrier(rank: IntArray, n: int) -> Rounds:
+    """Empty messages climb a binomial tree to rank 0 as ranks arrive, and come down again to release them."""
+    up = _climb(rank, n, 0, SIGNAL, Op.COPY, 0)
+    return up + up.reversed()

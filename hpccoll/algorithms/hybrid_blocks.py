@@ -1,0 +1,231 @@
+"""Two levels for blocks, hybrid: loads and stores within nodes, messages between nodes.
+
+The ranks of one slot on all nodes form a column. All blocks from or for ranks of slot s are carried between nodes by
+the ranks of slot s. Within a node each rank loads from and stores to its neighbours' memory, between two fences. So all
+ranks of a node use its link at once, and no block crosses it more often than the algorithm across nodes needs.
+
+Uneven nodes are divided into groups of the largest size that divides all nodes, which take the place of nodes; if that
+size is 1, only the algorithm across nodes remains. Nodes whose ranks are not consecutive are relabelled.
+Order: a node's sum of a block is the part of the column's rank first, then those of the slots above around the circle;
+then that of the algorithm across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.algorithms import pairwise
+from hpccoll.algorithms.hierarchical_all_to_all import period, split_into_even_groups
+from hpccoll.algorithms.hybrid_slices import iterate_group_peers, make_group_fence, make_transfer_round
+from hpccoll.algorithms.registry import algorithm, get_algorithm
+from hpccoll.plan import (
+    NO_PEER,
+    Cost,
+    Groups,
+    IntArray,
+    Load,
+    Move,
+    Op,
+    Operation,
+    Picks,
+    Region,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    run_across_groups,
+)
+
+
+class _Columns:
+    """The blocks of each column, and the rounds within and between nodes that a plan is made of."""
+
+    def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
+        self.rank, self.n, self.groups = rank, n, split_into_even_groups(n, nodes)
+        self.size, self.count = self.groups.sizes[0], len(self.groups.sizes)
+        self.group, self.slot = self.groups.locate(rank)
+        self._rank_at_place = self.groups.make_rank_lookup()
+
+    def rank_at(self, group: IntArray, slot: IntArray) -> IntArray:
+        """Return the rank of a slot in a group."""
+        return self._rank_at_place(group * self.size + slot)
+
+    def blocks(self, slot: IntArray) -> Region:
+        """Return the blocks of the ranks of a slot in all groups."""
+        return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
+
+    def fence(self) -> Rounds:
+        return make_group_fence(self.groups, self.rank, self.n)
+
+    def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
+        return make_transfer_round(self.n, self.groups, make_steps)
+
+    def between_nodes(self, operation: Operation, inter: str) -> Rounds:
+        """Return the algorithm across nodes on each column, with its block h being that of the rank in group h."""
+        rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
+
+        def to_column(region: Region) -> Region:
+            size = int(np.max(region.size))
+            return Picks(size, lambda: self.rank_at(region.ids(len(self.rank)), self.slot[:, None]))
+
+        return rounds.map_regions(to_column, self.n)
+
+    def peers(self) -> list[tuple[IntArray, IntArray]]:
+        """Return the other ranks of each rank's group, with their slots."""
+        others = iterate_group_peers(self.groups, self.rank)
+        return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
+
+
+def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
+    groups = split_into_even_groups(n, nodes)
+    size, between = groups.sizes[0], get_algorithm(operation, inter).plan(len(groups.sizes)).cost
+    steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
+    return Cost(min(size - 1, 1) + steps, (size - 1 + mean) / size, (size - 1 + most) / size)
+
+
+def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
+    columns = _Columns(rank, n, nodes)
+    own = columns.blocks(columns.slot)
+    loads = columns.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer, _ in columns.peers()])
+    return columns.fence() + loads + columns.between_nodes(Operation.REDUCE_SCATTER, inter) + columns.fence()
+
+
+def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """1 + N - 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
+
+
+@algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
+def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Columns are reduced within each node, then on a ring of nodes."""
+    return _reduce_scatter(rank, n, nodes, "ring")
+
+
+def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """1 + ceil(log2 N) steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    return _cost(n, nodes, Operation.REDUCE_SCATTER, "bruck")
+
+
+@algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
+def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Columns are reduced within each node, then across nodes by Bruck's algorithm."""
+    return _reduce_scatter(rank, n, nodes, "bruck")
+
+
+def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
+    columns = _Columns(rank, n, nodes)
+
+    def loads() -> list[Step]:
+        return [Load(peer, columns.blocks(slot), columns.blocks(slot)) for peer, slot in columns.peers()]
+
+    between = columns.between_nodes(Operation.ALL_GATHER, inter)
+    return between + columns.fence() + columns.transfer(loads) + columns.fence()
+
+
+def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """N - 1 + 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    return _cost(n, nodes, Operation.ALL_GATHER, "ring")
+
+
+@algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
+def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Columns are gathered on a ring of nodes, then every rank loads the other columns of its node."""
+    return _all_gather(rank, n, nodes, "ring")
+
+
+def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """ceil(log2 N) + 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    return _cost(n, nodes, Operation.ALL_GATHER, "bruck")
+
+
+@algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
+def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Columns are gathered across nodes by Bruck's algorithm, then every rank loads the other columns of its node."""
+    return _all_gather(rank, n, nodes, "bruck")
+
+
+def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
+    """2 steps on N nodes of L ranks; a rank of the root's node stores S/L, the others send their block."""
+    size = split_into_even_groups(n, nodes).sizes[0]
+    across_nodes, within = n > size, size > 1
+    mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
+    return Cost(across_nodes + within, mean, max(Fraction(across_nodes, n), Fraction(within, size)))
+
+
+@algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
+def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """Every block goes directly to the same slot on the root's node, whose ranks store their blocks to the root."""
+    columns = _Columns(rank, n, nodes)
+    home = int(columns.groups.locate(np.array([root]))[0][0])
+
+    def sends() -> list[Step]:
+        moves: list[Step] = []
+        for distance in range(1, columns.count):
+            group = (home + distance) % columns.count
+            at_home, at_group = (columns.rank_at(np.array(g), columns.slot) for g in (home, group))
+            dest = np.where(columns.group == group, at_home, NO_PEER)
+            source = np.where(columns.group == home, at_group, NO_PEER)
+            moves.append(Move(dest, source, Span(rank, 1, n), Span(at_group, 1, n)))
+        return moves
+
+    def stores() -> list[Step]:
+        dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
+        return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
+
+    between = Rounds(min(columns.count - 1, 1), n, lambda _: sends())
+    return between + columns.fence() + columns.transfer(stores) + columns.fence()
+
+
+def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
+    """2 steps on N nodes of L ranks; a rank of the root's node loads S/L and sends all but its own block of it."""
+    size = split_into_even_groups(n, nodes).sizes[0]
+    mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
+    return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
+
+
+@algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
+def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """The gather backwards: the ranks of the root's node load a column each and send every block to its node."""
+    return gather(rank, n, root, nodes).reversed()
+
+
+def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """1 + N - 1 steps on N nodes of L ranks; every rank moves ((L-1) N + (N-1) L) / n S."""
+    size = split_into_even_groups(n, nodes).sizes[0]
+    moved = Fraction((size - 1) * (n // size) + n - size, n)
+    return Cost((size > 1) + n // size - 1, moved, moved)
+
+
+@algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
+def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Every rank loads its column's blocks from its node, then sends those for each other node as one message."""
+    columns = _Columns(rank, n, nodes)
+    if columns.size == 1:
+        return pairwise.all_to_all(rank, n)
+    size, every_group, every_slot = columns.size, np.arange(columns.count), np.arange(columns.size)
+    group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
+
+    def landing(peer: IntArray, peer_slot: IntArray) -> Region:
+        """Return where a peer's blocks are loaded to: for this node the output, for other nodes the transit space."""
+        chunks = transit + every_group * size + peer_slot[:, None]
+        return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
+
+    def loads() -> list[Step]:
+        column = columns.blocks(columns.slot)
+        own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
+        return [own, *(Load(peer, column, landing(peer, peer_slot)) for peer, peer_slot in columns.peers())]
+
+    def at(t: int) -> list[Step]:
+        to_group, from_group = (columns.group + t + 1) % columns.count, (columns.group - t - 1) % columns.count
+        dest, source = columns.rank_at(to_group, columns.slot), columns.rank_at(from_group, columns.slot)
+        in_transit = transit + to_group[:, None] * size + every_slot
+        sent = Picks(size, lambda: np.where(every_slot == slot, dest[:, None], in_transit))
+        received = Picks(size, lambda: output + columns.rank_at(from_group[:, None], every_slot))
+        return [Move(dest, source, sent, received)]
+
+    fence = make_group_fence(columns.groups, rank, 3 * n)
+    between = Rounds(columns.count - 1, 3 * n, at)
+    return fence + make_transfer_round(3 * n, columns.groups, loads) + between + fence

@@ -1,0 +1,270 @@
+"""Two levels for whole vectors, hybrid: loads and stores within nodes, messages between nodes.
+
+The message is cut into as many slices as the smallest node has ranks. In every node the rank of slot s owns slice s: it
+reduces that slice from the memory of all ranks of its node, exchanges it with the owners of the same slice on the other
+nodes, and stores the result to all ranks of its node. So each byte crosses a node's link only as often as the algorithm
+across nodes needs, all ranks of a node share the work, and the ranks of a node wait for each other at two fences only.
+
+Uneven nodes: ranks of slots beyond the smallest node own no slice, but are loaded from and stored to like all others.
+Nodes whose ranks are not consecutive are relabelled. With one rank per node only the messages remain, with one node
+only the loads and stores.
+Order: a node's sum of a slice is its owner's own part first, then those of the slots above around the circle; then that
+of the algorithm across nodes. Sources: Karonis et al., IPDPS 2000; Jain et al., SC 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from hpccoll.algorithms.hierarchical import count_moved
+from hpccoll.algorithms.powers_of_two import ceil_log2
+from hpccoll.algorithms.registry import algorithm, get_algorithm
+from hpccoll.plan import (
+    NO_PEER,
+    SIGNAL,
+    Cost,
+    Fence,
+    Groups,
+    IntArray,
+    Load,
+    Op,
+    Operation,
+    Rounds,
+    Span,
+    Step,
+    Store,
+    run_across_groups,
+)
+
+
+def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
+    """Return one round in which the ranks of each group wait for each other; none where every group has one rank."""
+    group, _ = groups.locate(rank)
+    leader = groups.make_rank_lookup()(groups.starts[group])
+    return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: [Fence(leader)])
+
+
+def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
+    """Yield the other ranks of each rank's group, from the next slot around the circle; -1 where there is none."""
+    group, slot = groups.locate(rank)
+    size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
+    for distance in range(1, max(groups.sizes)):
+        yield np.where(distance < size, rank_at(start + (slot + distance) % size), NO_PEER)
+
+
+def make_transfer_round(chunks: int, groups: Groups, make_steps: Callable[[], list[Step]]) -> Rounds:
+    """Return one round of loads or stores; none where every group has one rank."""
+    return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: make_steps())
+
+
+class _SlicedNodes:
+    """The owners of the slices, and the rounds within and between nodes that a plan is made of."""
+
+    def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
+        self.rank, self.groups, self.owners = rank, groups, min(groups.sizes)
+        self.group, slot = groups.locate(rank)
+        self.is_owner = slot < self.owners
+        owned = np.minimum(slot, self.owners - 1)
+        between = run_across_groups(inter, groups, rank, self.owners)
+        self.chunks = self.owners * between.chunks
+        self.own_slice = Span(owned, 1, self.owners, between.chunks)
+        self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
+
+    def fence(self) -> Rounds:
+        return make_group_fence(self.groups, self.rank, self.chunks)
+
+    def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
+        return make_transfer_round(self.chunks, self.groups, make_steps)
+
+    def reduce(self) -> Rounds:
+        """Every owner reduces its slice from the memory of its node."""
+        own, peers = self.own_slice, iterate_group_peers
+        return self.transfer(
+            lambda: [
+                Load(np.where(self.is_owner, peer, NO_PEER), own, own, Op.OWN_FIRST)
+                for peer in peers(self.groups, self.rank)
+            ]
+        )
+
+    def store(self, skip: int = NO_PEER) -> Rounds:
+        """Every owner stores its slice to all ranks of its node except rank `skip`."""
+        own, peers = self.own_slice, iterate_group_peers
+        return self.transfer(
+            lambda: [
+                Store(np.where(self.is_owner & (peer != skip), peer, NO_PEER), own, own)
+                for peer in peers(self.groups, self.rank)
+            ]
+        )
+
+
+@cache
+def _node_shares(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
+    """Return what each node sends in the algorithm across nodes for one slice, as fractions of the slice."""
+    rounds = get_algorithm(operation, inter).plan(nodes, root).rounds()
+    return tuple(count_moved(rounds, nodes))
+
+
+def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
+    """Return the steps across nodes, and, in slices, what all nodes send and the most that an owner moves in all."""
+    nodes = len(groups.sizes)
+    sent = _node_shares(operation, inter, nodes, root)
+    cost = get_algorithm(operation, inter).plan(nodes, root).cost
+    most = max(size - 1 + share for size, share in zip(groups.sizes, sent, strict=True))
+    return cost.steps if cost else 0, sum(sent, Fraction(0)), Fraction(most)
+
+
+def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
+    """Return the group and the slot of the root."""
+    group, slot = groups.locate(np.array([root]))
+    return int(group[0]), int(slot[0])
+
+
+def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
+    owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
+    steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
+    shares = _node_shares(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
+    most = max(2 * (size - 1) + share for size, share in zip(groups.sizes, shares, strict=True))
+    return Cost(transfers + steps, (2 * (n - len(groups.sizes)) + sent) / Fraction(n), Fraction(most) / owners)
+
+
+def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
+    slices = _SlicedNodes(rank, groups, get_algorithm(Operation.ALL_REDUCE, inter).make_rounds)
+    return slices.fence() + slices.reduce() + slices.between_nodes + slices.store() + slices.fence()
+
+
+def period(n: int, nodes: Groups | None = None) -> int:
+    """Return the node size where all nodes have one size and ranks are numbered node by node; else n."""
+    groups = nodes or Groups((n,))
+    return n if groups.common_size is None or groups.members is not None else groups.common_size
+
+
+def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """2 + 2 (N-1) steps on N nodes of L ranks; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
+    return _all_reduce_cost(n, nodes or Groups((n,)), "ring")
+
+
+@algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, uses_shared_memory=True)
+def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Owners reduce slices within each node, all-reduce them on a ring of nodes, and store them to their node."""
+    return _all_reduce(rank, nodes or Groups((n,)), "ring")
+
+
+def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """2 + log2 N steps (+2) on N nodes of L ranks; (2 (L-1) + log2 N) S/L where N is a power of two."""
+    return _all_reduce_cost(n, nodes or Groups((n,)), "recursive_doubling")
+
+
+@algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
+def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """Owners reduce slices within each node, all-reduce them by recursive doubling, and store them to their node."""
+    return _all_reduce(rank, nodes or Groups((n,)), "recursive_doubling")
+
+
+def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
+    (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
+    steps, sent, most = _crossing_cost(Operation.BROADCAST, inter, groups, home)
+    loads = owners - (slot < owners)
+    stores_at_home = loads * (groups.sizes[home] - 2) + (slot < owners) * (groups.sizes[home] - 1)
+    stores = owners * (n - groups.sizes[home] - len(groups.sizes) + 1) + stores_at_home
+    mean = (Fraction(loads + stores, owners) + sent) / n
+    return Cost((loads > 0) + steps + (stores > 0), mean, most / owners)
+
+
+def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
+    home, _ = _locate_root(groups, root)
+    make_plan = get_algorithm(Operation.BROADCAST, inter).plan
+    slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
+
+    def loads() -> list[Step]:
+        loads_slice = slices.is_owner & (slices.group == home) & (rank != root)
+        return [Load(np.where(loads_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
+
+    start = slices.fence() + slices.transfer(loads)
+    return start + slices.between_nodes + slices.store(root) + slices.fence()
+
+
+def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
+    """2 + N - 1 steps on N nodes; an owner sends at most one slice and stores it to each rank of its node."""
+    return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
+
+
+@algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True)
+def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """Owners on the root's node load slices, send them along a chain of nodes, and store them to their node."""
+    return _broadcast(rank, nodes or Groups((n,)), root, "chain")
+
+
+def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
+    """2 + ceil(log2 N) steps on N nodes; the root's node sends ceil(log2 N) S."""
+    return _broadcast_cost(n, nodes or Groups((n,)), root, "tree")
+
+
+@algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
+def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """Owners on the root's node load slices, send them down a binomial tree of nodes, and store them to their node."""
+    return _broadcast(rank, nodes or Groups((n,)), root, "tree")
+
+
+def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
+    (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
+    steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
+    stores = owners - (slot < owners)
+    sent_by_home = _node_shares(Operation.REDUCE, inter, len(groups.sizes), home)[home]
+    at_home = groups.sizes[home] - 1 + sent_by_home + (stores > 0)
+    mean = (n - len(groups.sizes) + sent + Fraction(stores, owners)) / n
+    return Cost(min(max(groups.sizes) - 1, 1) + steps + (stores > 0), mean, max(most, at_home) / owners)
+
+
+def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
+    home, _ = _locate_root(groups, root)
+    make_plan = get_algorithm(Operation.REDUCE, inter).plan
+    slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
+
+    def stores() -> list[Step]:
+        stores_slice = slices.is_owner & (slices.group == home) & (rank != root)
+        return [Store(np.where(stores_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
+
+    end = slices.transfer(stores) + slices.fence()
+    return slices.fence() + slices.reduce() + slices.between_nodes + end
+
+
+def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
+    """2 + N - 1 steps on N nodes of L ranks; an owner loads (L-1) slices and sends or stores one."""
+    return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
+
+
+@algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True)
+def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """Owners reduce slices within each node and along a chain of nodes, and store them to the root."""
+    return _reduce(rank, nodes or Groups((n,)), root, "chain")
+
+
+def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
+    """2 + ceil(log2 N) steps on N nodes of L ranks; an owner loads (L-1) slices and sends or stores one."""
+    return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
+
+
+@algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, uses_shared_memory=True)
+def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
+    """Owners reduce slices within each node and up a binomial tree of nodes, and store them to the root."""
+    return _reduce(rank, nodes or Groups((n,)), root, "tree")
+
+
+def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
+    """ceil(log2 N) steps on N nodes, no data, between two fences."""
+    return Cost(ceil_log2(len((nodes or Groups((n,))).sizes)), Fraction(0), Fraction(0))
+
+
+@algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, uses_shared_memory=True)
+def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
+    """A fence on each node, a dissemination barrier among one rank per node, and a fence on each node again."""
+    groups = nodes or Groups((n,))
+    signals = run_across_groups(
+        get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1
+    ).map_regions(lambda _: SIGNAL, 0)
+    fence = make_group_fence(groups, rank, 0)
+    return fence + signals + fence if len(groups.sizes) > 1 else fence

@@ -1,0 +1,168 @@
+"""Collectives within a node: ranks load from and store to each other's memory between two fences, without messages.
+
+The fence at the start makes every rank's input readable; the fence at the end says that all ranks are done with each
+other's memory. Between them every rank moves the data that it needs, all ranks at once, without buffers and without
+waiting for a partner. The cost is the bytes plus the latency of two fences. These plans suit the ranks of one node, or
+GPUs that map each other's memory.
+
+Order: `shared_one_shot` reduces 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits;
+elsewhere owner r of a chunk reduces its own part first, then those of r+1, r+2, ... around the circle, and other ranks
+copy its result. Every rank starts at its own place of the circle, so that not all ranks load from one rank at once.
+
+Sources: the one-shot and two-shot all-reduce of TensorRT-LLM and vLLM; Graham and Shipman, "MPI support for multi-core
+architectures", EuroPVM/MPI 2008, and Jain et al., SC 2018, for collectives in the shared memory of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.plan import NO_PEER, Cost, Fence, IntArray, Load, Op, Operation, Rounds, Span, Step, Store
+
+MakeSteps = Callable[[], Sequence[Step]]
+
+
+def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeSteps) -> Rounds:
+    """Return a fence of all n ranks, one round per item of `work`, and a fence again; no rounds on one rank."""
+    everyone = Fence(np.zeros_like(rank))
+    rounds: list[MakeSteps] = [lambda: [everyone], *work, lambda: [everyone]]
+    return Rounds(len(rounds) if n > 1 else 0, chunks, lambda t: rounds[t]())
+
+
+def _peers(rank: IntArray, n: int) -> list[IntArray]:
+    """Return the other ranks in the order in which each rank accesses them: from the next one around the circle."""
+    return [(rank + distance) % n for distance in range(1, n)]
+
+
+def _reduce_own_chunk(rank: IntArray, n: int) -> list[Step]:
+    """Return the loads by which every rank r reduces chunk r of all other ranks into its own."""
+    own = Span(rank, 1, n)
+    return [Load(peer, own, own, Op.OWN_FIRST) for peer in _peers(rank, n)]
+
+
+def _steps_unless_alone(n: int, steps: int) -> int:
+    return steps if n > 1 else 0
+
+
+def one_shot_cost(n: int) -> Cost:
+    """1 step between two fences; every rank loads S from each of the n - 1 others."""
+    return Cost(_steps_unless_alone(n, 1), Fraction(n - 1), Fraction(n - 1))
+
+
+@algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True)
+def one_shot(rank: IntArray, n: int) -> Rounds:
+    """Every rank reduces the vectors of all ranks in rank order, directly from their memory."""
+    whole = Span(0, 1, 1)
+
+    def loads() -> list[Step]:
+        return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
+
+    return between_fences(rank, n, 1, loads)
+
+
+def two_shot_cost(n: int) -> Cost:
+    """2 steps between two fences; every rank loads (n-1)/n S and stores as much."""
+    return Cost(_steps_unless_alone(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
+
+
+@algorithm(Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True)
+def two_shot(rank: IntArray, n: int) -> Rounds:
+    """Every rank reduces its own chunk from the memory of all ranks and stores it to all of them."""
+    own = Span(rank, 1, n)
+    # No fence between: each rank overwrites only those places in other ranks' memory that it alone has read.
+    return between_fences(
+        rank,
+        n,
+        n,
+        lambda: _reduce_own_chunk(rank, n),
+        lambda: [Store(peer, own, own) for peer in _peers(rank, n)],
+    )
+
+
+def block_cost(n: int) -> Cost:
+    """1 step between two fences; every rank moves (n-1)/n S."""
+    return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
+
+
+@algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True)
+def reduce_scatter(rank: IntArray, n: int) -> Rounds:
+    """Every rank reduces its own block from the memory of all ranks."""
+    return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
+
+
+@algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True)
+def all_gather(rank: IntArray, n: int) -> Rounds:
+    """Every rank loads the block of every other rank."""
+    return between_fences(
+        rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _peers(rank, n)]
+    )
+
+
+def rooted_cost(n: int) -> Cost:
+    """1 step between two fences; every rank but the root moves S/n."""
+    return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n * n), Fraction(_steps_unless_alone(n, 1), n))
+
+
+@algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True)
+def gather(rank: IntArray, n: int, root: int) -> Rounds:
+    """Every rank stores its block in the root's memory."""
+    own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
+    return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
+
+
+@algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True)
+def scatter(rank: IntArray, n: int, root: int) -> Rounds:
+    """Every rank loads its block from the root's memory."""
+    own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
+    return between_fences(rank, n, n, lambda: [Load(source, own, own)])
+
+
+def reduce_cost(n: int) -> Cost:
+    """2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n."""
+    loaded = Fraction(n - 1, n)
+    return Cost(_steps_unless_alone(n, 2), loaded + loaded / n, Fraction(_steps_unless_alone(n, 1)))
+
+
+@algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True)
+def reduce(rank: IntArray, n: int, root: int) -> Rounds:
+    """Every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
+    own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
+    return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
+
+
+@algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True)
+def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
+    """The root stores one chunk to all ranks, and they load the others from it, so all ranks move equally much."""
+    own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
+
+    def transfers() -> list[Step]:
+        stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), own, own) for peer in _peers(rank, n)]
+        return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
+
+    return between_fences(rank, n, n, transfers)
+
+
+@algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True)
+def all_to_all(rank: IntArray, n: int) -> Rounds:
+    """Every rank loads its block from every other rank; chunks 0 to n-1 are the input, n to 2n-1 the output."""
+    own = Span(rank, 1, n)
+
+    def loads() -> list[Step]:
+        return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
+
+    return between_fences(rank, n, 2 * n, loads) if n > 1 else Rounds(1, 2, lambda _: loads())
+
+
+def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
+    """No step and no data: one fence."""
+    return Cost(0, Fraction(0), Fraction(0))
+
+
+@algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, uses_shared_memory=True)
+def barrier(rank: IntArray, n: int) -> Rounds:
+    """One fence of all ranks."""
+    return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])
