@@ -26,24 +26,20 @@ def read_slurm_job() -> dict[str, str]:
 
 def make_run_record(world: Any) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`."""
-    from hpccoll.records import RunRecord
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
 
-    where = job.detect_layout(world)
-    return RunRecord.make(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
+    layout = job.detect_layout(world)
+    return _make_record(
         versions=job.collect_versions(),
-        hosts=where.hosts,
-        cores=where.cores,
-        ranks=where.ranks,
-        nodes=where.nodes,
+        hosts=layout.hosts,
+        cores=layout.cores,
+        ranks=layout.ranks,
+        nodes=layout.nodes,
         devices=cuda_probe.list_device_names(),
-        oversubscribed=where.oversubscribed,
+        oversubscribed=layout.oversubscribed,
         commit=job.find_commit(),
-        start_time=datetime.now(UTC),
-        slurm=read_slurm_job(),
-    ).as_dict()
+    )
 
 
 def make_serial_run_record() -> dict[str, Any]:
@@ -53,18 +49,16 @@ def make_serial_run_record() -> dict[str, Any]:
     import numpy as np
 
     from hpccoll import __version__
+
+    versions = {"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    hosts, cores = (platform.node(),), (len(os.sched_getaffinity(0)),)
+    facts: dict[str, Any] = {"ranks": 1, "nodes": 1, "devices": (), "oversubscribed": False, "commit": None}
+    return _make_record(versions=versions, hosts=hosts, cores=cores, **facts)
+
+
+def _make_record(**facts: Any) -> dict[str, Any]:
+    """Return the record with these fields, and with command, start time and SLURM job added."""
     from hpccoll.records import RunRecord
 
-    return RunRecord.make(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions={"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        hosts=(platform.node(),),
-        cores=(len(os.sched_getaffinity(0)),),
-        ranks=1,
-        nodes=1,
-        devices=(),
-        oversubscribed=False,
-        commit=None,
-        start_time=datetime.now(UTC),
-        slurm=read_slurm_job(),
-    ).as_dict()
+    command = " ".join(["hpccoll", *sys.argv[1:]])
+    return RunRecord.make(command=command, start_time=datetime.now(UTC), slurm=read_slurm_job(), **facts).as_dict()

@@ -85,10 +85,7 @@ EXAMPLES = (
         Operation.ALL_REDUCE,
         "ring",
         _ONES,
-        (
-            "Every rank gets the element-wise sum.",
-            "The result of a reduce and a broadcast, at a lower cost.",
-        ),
+        ("Every rank gets the element-wise sum.", "The result of a reduce and a broadcast, at a lower cost."),
     ),
     _make_vector_example(
         "gather",
@@ -183,10 +180,7 @@ EXAMPLES = (
         ("weighted_sum",),
         (_STEPS, ([0.3, 0.3, 0.4],) * 4),
         (("before", "weights"), ("after",)),
-        (
-            "Element j is scaled by weight j before the ranks are summed.",
-            "premul_sum does both in one call.",
-        ),
+        ("Element j is scaled by weight j before the ranks are summed.", "premul_sum does both in one call."),
         Operation.ALL_REDUCE,
         "recursive_doubling",
     ),
