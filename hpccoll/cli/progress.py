@@ -14,26 +14,16 @@ def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
 
     Yields a function to call after each step with a word about it. The bar is erased at the end.
     """
-    with _open_terminal() as terminal:
-        if terminal is None:
-            yield lambda _: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
-        with Progress(*shown, console=Console(file=terminal), transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda word: bar.update(task, advance=1, description=word)
-
-
-@contextmanager
-def _open_terminal() -> Iterator[IO[str] | None]:
     terminal: IO[str] | None = None
     with suppress(OSError):
         terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115 - closed below
-    try:
-        yield terminal
-    finally:
-        if terminal is not None:
-            terminal.close()
+    if terminal is None:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    with terminal, Progress(*shown, console=Console(file=terminal), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda word: bar.update(task, advance=1, description=word)

@@ -44,18 +44,6 @@ MAP_SIZES = sizes_between(8, 2**29, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationRequest:
-    """The rank counts and sizes to simulate, and how; `required` names algorithms that must not be left out."""
-
-    ranks: Sequence[int]
-    sizes: Sequence[int]
-    chunks: int | None
-    root: int
-    full: bool
-    required: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class SimulatedCase:
     """An algorithm, its chunk count, and its simulation at one rank count and size."""
 
@@ -100,48 +88,54 @@ def simulate(
     record, or --alpha, --beta and --gamma.
     """
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    sizes = [parse_size(part) for part in size.split(",")]
-    request = SimulationRequest(_parse_rank_counts(ranks), sizes, chunks, root, full, frozenset(names))
-    chosen = resolve_machine(request.ranks, machine, algorithms if names else [])
+    counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
+    chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
     if picture is not None:
-        _write_map(algorithms, chosen, max(request.ranks), picture)
+        _write_map(algorithms, chosen, max(counts), picture)
         return
+    jobs = _list_jobs(algorithms, names, chosen, counts, sizes)
     with open_json_lines(target) as lines:
         if target is not None:
             lines.write(make_serial_run_record())
         cases = []
-        for case in _simulate_cases(algorithms, chosen, request):
+        for case in _simulate_cases(jobs, chosen, chunks, root, full):
             lines.write(_make_record(case, chosen))
             cases.append(case)
     if target != STDOUT:
         _print_cases(cases, chosen)
 
 
-def _simulate_cases(
-    algorithms: Sequence[Algorithm], chosen: ChosenMachine, request: SimulationRequest
-) -> Iterator[SimulatedCase]:
-    """Yield the simulation of each algorithm at each rank count and size, and show a progress bar.
-
-    Algorithms that cannot run there are left out unless they were asked for by name.
-    """
-    jobs = [
-        (algorithm, n, nbytes)
-        for n in request.ranks
-        for nbytes in request.sizes
-        for algorithm in algorithms
-        if can_run_on(algorithm, n, chosen.for_ranks(n)) or algorithm.full_name in request.required
+def _list_jobs(
+    algorithms: Sequence[Algorithm],
+    names: Sequence[str],
+    chosen: ChosenMachine,
+    counts: Sequence[int],
+    sizes: Sequence[int],
+) -> list[tuple[Algorithm, int, int]]:
+    """Return (algorithm, rank count, size) to simulate, without what cannot run there and was not asked for by name."""
+    return [
+        (each, n, nbytes)
+        for n in counts
+        for nbytes in sizes
+        for each in algorithms
+        if can_run_on(each, n, chosen.for_ranks(n)) or each.full_name in names
     ]
-    options: dict[str, Any] = {"root": request.root, "full": request.full}
+
+
+def _simulate_cases(
+    jobs: Sequence[tuple[Algorithm, int, int]], chosen: ChosenMachine, chunks: int | None, root: int, full: bool
+) -> Iterator[SimulatedCase]:
+    """Yield the simulation of each (algorithm, rank count, size), and show a progress bar."""
     with show_progress("simulated", len(jobs)) as advance:
         for algorithm, n, nbytes in jobs:
             machine = chosen.for_ranks(n)
-            chunks = request.chunks or choose_forecast_chunks(algorithm, n, nbytes)
-            cost = algorithm.plan(n, 0, chunks, fill_nodes(n, machine)).cost
-            trace = not request.full or (cost is not None and cost.steps * n <= MAX_FULL_TRACE)
-            simulation = forecast(algorithm, n, machine, nbytes, chunks=chunks, trace=trace, **options)
-            yield SimulatedCase(algorithm, chunks, simulation)
+            count = chunks or choose_forecast_chunks(algorithm, n, nbytes)
+            cost = algorithm.plan(n, 0, count, fill_nodes(n, machine)).cost
+            trace = not full or (cost is not None and cost.steps * n <= MAX_FULL_TRACE)
+            simulation = forecast(algorithm, n, machine, nbytes, chunks=count, root=root, full=full, trace=trace)
+            yield SimulatedCase(algorithm, count, simulation)
             advance(algorithm.full_name)
 
 
