@@ -70,7 +70,7 @@ def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_mpi4py_build(info: dict[str, Any]) -> Finding:
-    """Return a finding that compares the MPI standard mpi4py was compiled for with that of the library it loads."""
+    """Return a finding on whether mpi4py was compiled for a newer MPI standard than the library has."""
     compiled, loaded = tuple(info["compiled"]), tuple(info["standard"])
     versions = f"compiled for MPI {compiled[0]}.{compiled[1]}, the library has {loaded[0]}.{loaded[1]}"
     evidence = f"{info['extension']}: {versions}"
@@ -111,7 +111,9 @@ def check_wheels() -> list[Finding]:
 
 
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
-    """Return a finding on the first mpirun on PATH: that of another MPI starts N jobs of one rank each.
+    """Return a finding on whether the first mpirun on PATH belongs to the library. Runs `mpirun --version`.
+
+    The mpirun of another MPI would start N jobs of one rank each.
 
     Args:
         info: the description that `probe_mpi` prints.

@@ -21,7 +21,7 @@ def check_network(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding with the interfaces that are up, except loopback; if there are several, how to choose one."""
+    """Return a finding that lists the interfaces that are up; if there are several, its remedy tells how to choose."""
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):

@@ -47,7 +47,7 @@ def require_capabilities(names: Sequence[str], findings: Sequence[Finding], host
 
 
 def _explain_missing(name: str, findings: Sequence[Finding]) -> str:
-    """Return the findings of the first relevant area that has any: without a device, CUDA IPC was not even tried."""
+    """Return the findings that explain why a capability is missing, from the first of its areas that has any."""
     for area in _EXPLAINED_BY[name]:
         relevant = [finding for finding in findings if finding.area == area]
         failures = [f"{each.found} ({each.evidence})" for each in relevant if each.severity > Severity.OK]

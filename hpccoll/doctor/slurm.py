@@ -91,7 +91,7 @@ def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], libra
 
     Args:
         result: the result of `srun --mpi=list`.
-        variables: the set ones of VARIABLES.
+        variables: values of those VARIABLES that are set.
         library: the MPI library's name and version; empty if MPI does not start.
     """
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}

@@ -1,6 +1,6 @@
 """Find shared memory that ended jobs left behind, and report owner, age and size. Never removes anything.
 
-MPICH leaves its segments when a rank is killed or aborts; Open MPI also when a process starts MPI without mpirun.
+MPICH leaves its files when a rank is killed or aborts, Open MPI also when a process starts MPI without mpirun.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _file_id(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a note on this user's System V segments that no process has attached; UCX creates such."""
+    """Return a note on this user's System V segments that no process has attached, as UCX may leave them."""
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
     stale = [row for row in segments if row["nattch"] == "0" and int(row["uid"]) == os.getuid()]

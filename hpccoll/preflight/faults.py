@@ -165,7 +165,7 @@ def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], t
 
 
 def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
-    """Return a clause on a rate in bytes/s, or for `answers` on an inverse latency; `others` are nodes or links."""
+    """Return a clause such as `sends 0.5 GB/s, 0.25 times the median of the other nodes`; for `answers`, value is 1/s."""
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
@@ -193,7 +193,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Return the end of each pair to exclude: repeatedly the node in most of the remaining pairs (greedy cover)."""
+    """Choose one end of each pair, few nodes in all: repeatedly the node that is in most of the remaining pairs."""
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

@@ -47,8 +47,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 class ControlChannel:
     """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    Only point-to-point messages, because a collective would also use links between other ranks, and hang on a broken
-    one.
+    Uses no collectives, which would also use the links between other ranks, and hang on a broken one.
 
     Args:
         comm: all ranks.

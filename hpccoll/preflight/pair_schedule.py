@@ -29,8 +29,8 @@ def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[l
 
     Args:
         groups: groups of nodes, each node in at most one.
-        boot_ids: the machine of each node. Real nodes are different machines, so that one list holds all groups;
-            emulated nodes share one machine.
+        boot_ids: per node, an identifier of its machine. Real nodes are different machines, so that one list holds all
+            groups; emulated nodes share one machine.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

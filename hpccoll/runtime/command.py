@@ -130,5 +130,6 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_start(stream: Any) -> str:
+    """Return the first MAX_OUTPUT_BYTES bytes of a file as text."""
     stream.seek(0)
     return str(stream.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
