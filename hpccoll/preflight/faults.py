@@ -165,7 +165,7 @@ def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], t
 
 
 def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
-    """Return a clause such as `sends 0.5 GB/s, 0.25 times the median of the other nodes`; for `answers`, value is 1/s."""
+    """Return a clause such as `sends 5 GB/s, 0.2 times the median of the other nodes`; for `answers`, value is 1/s."""
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
