@@ -38,6 +38,8 @@ def build_node_pair_sections(results: Results) -> list[PageSection]:
 
 
 def _build_section(results: Results, run: Run) -> PageSection:
+    """Return the section of one run's preflight records."""
+
     def read(kind: str) -> list[Mapping[str, Any]]:
         return [record for owner, record in results.of_kind(kind) if owner.number == run.number]
 

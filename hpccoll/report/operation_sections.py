@@ -50,6 +50,7 @@ def build_operation_sections(
 def _build_section(
     element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> PageSection:
+    """Return the section of one setting, measured in place, out of place or both."""
     first, *rest = places
     folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
     ranks, nodes = first.setting.ranks, first.setting.nodes
@@ -164,6 +165,7 @@ def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]
 
 
 def _describe_record(record: CollectiveRecord) -> str:
+    """Return `12 iterations`, with the number of wrong elements if there are any."""
     count = len(record.samples_us)
     text = f"{count} iteration{'s' * (count > 1)}"
     return f"{text}, WRONG in {record.wrong} elements" if record.wrong else text
@@ -184,6 +186,7 @@ def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
 
 
 def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> tuple[str, ...]:
+    """Return the row of one size, in the columns FASTEST_COLUMNS."""
     fastest = group.find_fastest(nbytes)
     if fastest is None:
         return (format_size(nbytes), "all wrong", DASH, DASH, DASH)

@@ -61,6 +61,7 @@ def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
 
 
 def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
+    """Return the groups in order of job size, with the x axis and the sizes that they have in common."""
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
@@ -74,6 +75,7 @@ def _has_size(group: CurveGroup, nbytes: int) -> bool:
 
 
 def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
+    """Return a curve's record of a size, up to rounding, or None."""
     return next((record for record in curve.records if _is_same_size(record.nbytes, nbytes)), None)
 
 

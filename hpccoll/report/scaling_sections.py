@@ -22,6 +22,7 @@ def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles
 
 
 def _build_section(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> PageSection:
+    """Return the section of one operation's scaling curves."""
     setting, place = scaling.groups[0].setting, scaling.groups[0].place
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
     heading = ", ".join([*(part for part in parts if part), f"{setting.buffer} memory", place])

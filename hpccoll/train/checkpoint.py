@@ -112,6 +112,7 @@ class CheckpointDirectory:
             os.close(directory)
 
     def _make_write_error(self, error: OSError) -> UsageError:
+        """Return the UsageError for a failed write."""
         reason = error.strerror or str(error)
         return UsageError(f"--checkpoint {self.path}: cannot write there ({reason}); name a writable directory")
 

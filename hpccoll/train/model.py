@@ -114,6 +114,7 @@ class StageLayers:
         self._activation = get_activation(model)
 
     def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
+        """Return a layer with the split that `choose_split` gives it."""
         split = choose_split(self.model, index)
         if split == REPLICATED:
             return ReplicatedLinear(weight, bias)

@@ -103,10 +103,12 @@ def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
 
 
 def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
+    """Return the group's title and its largest lags, as evidence."""
     return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
 
 
 def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    """Yield a warning if `auto` is far behind the fastest at some size."""
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, AUTO_LIMIT)
@@ -117,6 +119,7 @@ def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) ->
 
 
 def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    """Yield a note for each MPI library whose own collective is far behind at some size."""
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, MPI_LIMIT)

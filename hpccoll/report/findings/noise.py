@@ -37,6 +37,7 @@ def describe_row(measured: RunMeasurement) -> str:
 
 
 def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
+    """Yield a warning if many rows have a wide confidence interval."""
     times = [(row.record.time_us, row) for row in rows if row.record.time_us.p50 > 0]
     uncertainties = [((time.p50_high - time.p50_low) / 2 / time.p50, row) for time, row in times]
     wide = sorted((pair for pair in uncertainties if pair[0] > MAX_UNCERTAINTY), key=lambda pair: -pair[0])
@@ -48,6 +49,7 @@ def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _format_median(measured: RunMeasurement) -> str:
+    """Return a row's median time and its interval: `191 µs [151, 210] µs`."""
     time = measured.record.time_us
     interval = format_bounds(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
     return f"{format_seconds(time.p50 * 1e-6)} {interval}"
@@ -112,6 +114,7 @@ def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _find_short_rows(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
+    """Yield a note if rows have too few iterations for a 95 % interval."""
     short = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
     if not short:
         return

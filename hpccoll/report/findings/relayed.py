@@ -26,6 +26,7 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 
 
 def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding per fault in a preflight's summary, or one that there are none."""
     nodes = [str(node) for node in listed(summary, "nodes")]
     threshold = summary.get("threshold")
     evidence = (

@@ -59,6 +59,7 @@ def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRe
 
 
 def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
+    """Yield a warning that names the requested sizes that a run did not measure."""
     ranks = rows[-1].record.ranks
     present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record).ranks == ranks}
     missing = sorted(request.list_expected_rows(ranks) - present)
