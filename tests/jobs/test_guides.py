@@ -105,7 +105,7 @@ def test_the_guide_shows_each_use(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("(rank - 1) % n", "(rank + 1) % n", "round 0: rank 0 (and 2 more) sends to 1, who receives from 2"),
+        ("(rank - 1) % n", "(rank + 1) % n", "round 0: rank 0 (and 2 more) sends to 1, which receives from 2"),
         (", Op.OWN_FIRST", "", "in the end rank 0 chunk 0 is wrong: the contributions of ranks 0, 2 are missing"),
         ("done = t", "done = later", "NameError: name 'later' is not defined"),
     ],

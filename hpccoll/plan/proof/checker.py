@@ -1,11 +1,12 @@
-"""The proof of a plan, for all ranks at once: it meets, it ends, and each contribution arrives exactly once.
+"""The proof of a plan, for all ranks at once: no deadlock, and every contribution arrives exactly once.
 
-Proven of every round: each send meets a receive of the same round (which is the deadlock proof: no round can wait on
-a later one), the chunks and the elements of both ends agree for every layout given, no chunk is read before it was
-written, no message overwrites what another brought in the same round. Loads and stores are read as messages, and
-races.py proves beside it that ranks which run on in their own time compute the same. Proven of the whole: every wanted
-chunk holds every required contribution exactly once (a barrier: every rank has heard of every rank, at least once), all
-ranks reduced it in the same order, and steps and bytes are those that the algorithm states.
+For every round: each send has its receive in the same round (so that no round waits for a later one, which excludes
+deadlocks), both ends agree on chunks and elements for every given layout, no chunk is read before it is written, and no
+message overwrites another of the same round. Loads and stores are checked as messages here; races.py proves that ranks
+which execute them at their own speed compute the same.
+
+At the end: every output chunk holds every required contribution exactly once (in a barrier: every rank has heard from
+every rank), all ranks reduced it in the same order, and steps and bytes are those that the algorithm states.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. Source: the representation is this project's; for the idea of
 checking a collective against a postcondition see MSCCLang (Cowan et al., ASPLOS 2023).
@@ -29,12 +30,12 @@ from hpccoll.plan.proof.races import check_races
 from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, random_weights
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Step, Store
 
-_COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain numbers: reading an enum's member costs a microsecond
+_COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain integers: reading an enum member costs a microsecond
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found while proving: the cost in chunks as fractions of S, and how many messages crossed."""
+    """The result of a proof: the cost found, the number of rounds, and of messages between different ranks."""
 
     cost: Cost
     rounds: int
@@ -42,7 +43,9 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
+class _ReceivedChunks:
+    """Chunks that a round delivers: receiving rank and chunk, each of shape (M,), and the values that arrive."""
+
     op: Ints
     rank: IntArray
     chunk: IntArray
@@ -50,148 +53,155 @@ class _Arrival:
 
 
 def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
-    """Prove `plan`, or raise PlanError that names round, rank, chunk and what is missing or doubled.
+    """Prove that `plan` is correct and return the cost found.
 
     Args:
-        plan: the plan; its stated cost is held against the found one where there is one.
-        counts: element counts (of the vector, or of a block) whose layouts both ends must agree on.
+        plan: the plan; its stated cost, if any, must equal the cost found.
+        counts: numbers of elements (of the vector, or of a block); both ends must agree on their layouts.
+
+    Raises:
+        PlanError: the plan is wrong; the message names round, rank, chunk, and the missing or repeated contributions.
     """
-    walk = _Walk(plan, counts)
-    ledger = walk.run()
-    if walk.shared:
+    walk = _PlanWalk(plan, counts)
+    state = walk.run()
+    if walk.uses_shared_memory:
         check_races(plan)
-    check_postcondition(ledger, f"{plan.name} on {plan.ranks} ranks", _Walk(plan, ()).run)
-    proof = walk.proof()
+    check_postcondition(state, f"{plan.name} on {plan.ranks} ranks", _PlanWalk(plan, ()).run)
+    proof = walk.make_proof()
     if plan.cost is not None and plan.cost != proof.cost:
-        stated, found = _say(plan.cost), _say(proof.cost)
+        stated, found = _format_cost(plan.cost), _format_cost(proof.cost)
         raise PlanError(f"{plan.name} on {plan.ranks} ranks states {stated}; the plan takes {found}")
     return proof
 
 
-def _say(cost: Cost) -> str:
+def _format_cost(cost: Cost) -> str:
     return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 
-class _Walk:
-    """One pass over the rounds of a plan."""
+class _PlanWalk:
+    """One pass over the rounds of a plan, which checks every message and updates the symbolic state."""
 
     def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
         self.plan, self.n = plan, plan.ranks
-        self.rounds, self.reduces, self.shared = plan.rounds(), plan.operation.reduces, False
+        self.rounds, self.reduces, self.uses_shared_memory = plan.rounds(), plan.operation.reduces, False
         self.chunks = self.rounds.chunks
         plan.operation.validate_chunks(self.n, self.chunks)
-        self.alike = plan.operation.layout_classes(counts, self.n, self.chunks)
+        self.layout_class = plan.operation.layout_classes(counts, self.n, self.chunks)
 
     def run(self, weights: Weights | None = None) -> SymbolicState:
-        """Walk through all rounds and return the state at the end."""
+        """Execute all rounds symbolically and return the final state; `weights` defaults to random ones."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
-        self.ledger = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
+        self.state = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
         self.steps = self.messages = 0
         for t in range(self.rounds.count):
             self.round, before = t, self.messages
-            heard = None if self.ledger.heard is None else self.ledger.heard.copy()
+            heard = None if self.state.heard is None else self.state.heard.copy()
             arrivals = []
             for step in self.rounds.at(t):
-                met = [self.meet(move, transfer_kind(step), heard) for move in self.moves(step)]
-                arrivals += [arrival for arrival in met if arrival is not None]
+                received = [self.transfer(move, transfer_kind(step), heard) for move in self.to_checked_moves(step)]
+                arrivals += [arrival for arrival in received if arrival is not None]
                 if heard is not None and isinstance(step, Fence):
                     heard |= share_at_fences(heard, [step])
-            self.ledger.heard = heard
+            self.state.heard = heard
             self.steps += self.messages > before
-            self.refuse_overwrites(arrivals)
+            self.check_overwrites(arrivals)
             for arrival in arrivals:
-                self.ledger.land(arrival.op, arrival.rank, arrival.chunk, arrival.values)
-        return self.ledger
+                self.state.receive(arrival.op, arrival.rank, arrival.chunk, arrival.values)
+        return self.state
 
-    def fail(self, ranks: IntArray, why: str) -> PlanError:
+    def error(self, ranks: IntArray, why: str) -> PlanError:
+        """Return the error that names the plan, the current round and the first of `ranks`."""
         others = len(set(ranks.tolist())) - 1
         who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
         where = f"{self.plan.name} on {self.n} ranks, round {self.round}"
         return PlanError(f"{where}: {who} {why}")
 
-    def moves(self, step: Step) -> list[Move]:
-        """Return what moves in a step; its peers must be ranks."""
-        self.shared |= not isinstance(step, Move)
+    def to_checked_moves(self, step: Step) -> list[Move]:
+        """Return the step as moves, after checking that its peers are ranks."""
+        self.uses_shared_memory |= not isinstance(step, Move)
         if isinstance(step, Load):
-            step = replace(step, source=self.peers(step.source))
+            step = replace(step, source=self.checked_peers(step.source))
         elif isinstance(step, Store):
-            step = replace(step, dest=self.peers(step.dest))
+            step = replace(step, dest=self.checked_peers(step.dest))
         elif isinstance(step, Fence):
-            step = replace(step, leader=self.peers(step.leader))
+            step = replace(step, leader=self.checked_peers(step.leader))
         return to_moves(step, self.n)
 
-    def meet(self, move: Move, by: TransferKind, heard: NDArray[np.bool_] | None) -> _Arrival | None:
-        """Hold both ends of every message of a move against each other; return what arrives."""
-        to, frm = self.peers(move.dest), self.peers(move.source)
-        senders, receivers = np.nonzero(to != NO_PEER)[0], np.nonzero(frm != NO_PEER)[0]
-        targets, sources = to[senders], frm[receivers]
-        lost = senders[frm[targets] != senders]
+    def transfer(self, move: Move, kind: TransferKind, heard: NDArray[np.bool_] | None) -> _ReceivedChunks | None:
+        """Check that both ends of every message match; count the messages and return the chunks that arrive."""
+        dest, source = self.checked_peers(move.dest), self.checked_peers(move.source)
+        senders, receivers = np.nonzero(dest != NO_PEER)[0], np.nonzero(source != NO_PEER)[0]
+        dests, sources = dest[senders], source[receivers]
+        lost = senders[source[dests] != senders]
         if len(lost):
-            raise self.fail(lost, f"sends to {to[lost[0]]}, who receives from {frm[to[lost[0]]]} (-1 = nobody)")
-        vain = receivers[to[sources] != receivers]
-        if len(vain):
-            raise self.fail(vain, f"receives from {frm[vain[0]]}, who sends to {to[frm[vain[0]]]} (-1 = nobody)")
-        crossing = senders[targets != senders] if by is not TransferKind.LOAD else receivers[sources != receivers]
+            to = dest[lost[0]]
+            raise self.error(lost, f"sends to {to}, which receives from {source[to]} (-1 = no peer)")
+        unanswered = receivers[dest[sources] != receivers]
+        if len(unanswered):
+            peer = source[unanswered[0]]
+            raise self.error(unanswered, f"receives from {peer}, which sends to {dest[peer]} (-1 = no peer)")
+        crossing = senders[dests != senders] if kind is not TransferKind.LOAD else receivers[sources != receivers]
         self.messages += len(crossing)
-        if heard is not None and self.ledger.heard is not None and by is TransferKind.MESSAGE:
-            heard[receivers] |= self.ledger.heard[sources]
+        if heard is not None and self.state.heard is not None and kind is TransferKind.MESSAGE:
+            heard[receivers] |= self.state.heard[sources]
         if not len(receivers):
             return None
-        arrival = self.carry(move, sources, receivers)
-        size = move.send.size if by is not TransferKind.LOAD else move.recv.size
+        arrival = self.read_chunks(move, sources, receivers)
+        size = move.send.size if kind is not TransferKind.LOAD else move.recv.size
         self.moved[crossing] += size[crossing] if isinstance(size, np.ndarray) else size
         return arrival
 
     def spread(self, value: Ints, what: str) -> IntArray:
-        """Return `value` with one entry a rank."""
+        """Return `value` with one entry per rank; raise PlanError if it has another shape."""
         if isinstance(value, np.ndarray) and value.shape == (self.n,):
             return value
         if not np.ndim(value):
             return np.full(self.n, value, np.int64)
-        raise self.fail(np.arange(self.n), f"has {what} of shape {np.shape(value)}; need one entry a rank")
+        raise self.error(np.arange(self.n), f"has {what} of shape {np.shape(value)}; need one entry per rank")
 
-    def peers(self, peers: IntArray) -> IntArray:
+    def checked_peers(self, peers: IntArray) -> IntArray:
+        """Return the peers with one entry per rank; raise PlanError unless each is a rank or -1."""
         array = self.spread(peers, "peers")
         if array.min() < NO_PEER or array.max() >= self.n:
-            wild = np.nonzero((array < NO_PEER) | (array >= self.n))[0]
-            raise self.fail(wild, f"names peer {array[wild[0]]}, which is no rank")
+            invalid = np.nonzero((array < NO_PEER) | (array >= self.n))[0]
+            raise self.error(invalid, f"names peer {array[invalid[0]]}, but ranks are 0 to {self.n - 1}")
         return array
 
-    def carry(self, move: Move, source: IntArray, target: IntArray) -> _Arrival | None:
-        """Check sizes and validity of what a move carries; return it."""
-        sizes = self.sizes(move, source, target)
+    def read_chunks(self, move: Move, source: IntArray, target: IntArray) -> _ReceivedChunks | None:
+        """Check sizes, chunk numbers and validity of the messages; return the chunks delivered, None if none."""
+        sizes = self.message_sizes(move, source, target)
         if not sizes.any():
             return None
         out, into = move.send.ids(self.n)[source], move.recv.ids(self.n)[target]
         messages = len(target)
-        source, out = self.flat(source, out, sizes)
-        target, into = self.flat(target, into, sizes)
-        if len(into) > messages and len(twice := self.ledger.repeated(target, into)):
-            raise self.fail(target[twice[:1]], f"receives chunk {into[twice[0]]} twice in one message")
-        op = self.op(move.op, target)
-        self.agree(source, out, target, into)
+        source, out = self.flatten(source, out, sizes)
+        target, into = self.flatten(target, into, sizes)
+        if len(into) > messages and len(twice := self.state.find_repeated(target, into)):
+            raise self.error(target[twice[:1]], f"receives chunk {into[twice[0]]} twice in one message")
+        op = self.checked_op(move.op, target)
+        self.check_contents(source, out, target, into)
         if isinstance(op, np.ndarray) or op != _COPY:
-            unwritten = np.asarray(op != _COPY) & ~self.ledger.valid[target, into]
+            unwritten = np.asarray(op != _COPY) & ~self.state.valid[target, into]
             if unwritten.any():
                 chunk = into[unwritten][0]
-                raise self.fail(target[unwritten], f"reduces into chunk {chunk}, which was never written")
-        return _Arrival(op, target, into, self.ledger.read(source, out))
+                raise self.error(target[unwritten], f"reduces into chunk {chunk}, which was never written")
+        return _ReceivedChunks(op, target, into, self.state.read(source, out))
 
-    def sizes(self, move: Move, source: IntArray, target: IntArray) -> IntArray:
-        """Return how many chunks each message carries; both ends must say the same."""
+    def message_sizes(self, move: Move, source: IntArray, target: IntArray) -> IntArray:
+        """Return the number of chunks of each message; raise PlanError unless both ends state the same number."""
         if type(move.send.size) is type(move.recv.size) is int and 0 <= move.send.size == move.recv.size:
             return np.full(len(target), move.send.size)
         sends, takes = self.spread(move.send.size, "sizes")[source], self.spread(move.recv.size, "sizes")[target]
         uneven = (sends != takes) | (sends < 0)
         if uneven.any():
             at = int(np.argmax(uneven))
-            expected = f"expects {takes[at]} chunks from rank {source[at]}, who sends {sends[at]}"
-            raise self.fail(target[uneven], expected)
+            expected = f"expects {takes[at]} chunks from rank {source[at]}, which sends {sends[at]}"
+            raise self.error(target[uneven], expected)
         return sends
 
-    def op(self, op: Ints, target: IntArray) -> Ints:
-        """Return what arriving chunks do to those that are there: one for all, or one a chunk."""
+    def checked_op(self, op: Ints, target: IntArray) -> Ints:
+        """Return the ops of the arriving chunks, one for all or one per chunk, after checking that they are valid."""
         if isinstance(op, int):
             low = high = int(op)
         else:
@@ -199,43 +209,43 @@ class _Walk:
             low, high = op.min(), op.max()
         if low < _COPY or high > _LAST_OP:
             known = ", ".join(f"{known.value} = {known.name}" for known in Op)
-            raise self.fail(target, f"receives by op {high if high > _LAST_OP else low}; there are {known}")
+            raise self.error(target, f"receives by op {high if high > _LAST_OP else low}; there are {known}")
         if high != _COPY and not self.reduces:
-            raise self.fail(target[np.broadcast_to(op != _COPY, target.shape)], "reduces, but may only copy")
+            raise self.error(target[np.broadcast_to(op != _COPY, target.shape)], "reduces, but may only copy")
         return op
 
-    def flat(self, rank: IntArray, ids: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
-        """Return aligned lists of ranks and chunks, without the -1 that end short rows."""
+    def flatten(self, rank: IntArray, ids: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
+        """Return aligned lists of ranks and chunks without padding; raise PlanError for invalid chunk numbers."""
         low, high = ids.min(), ids.max()
         if low < NO_PEER or high >= self.chunks:
-            wild = ((ids < NO_PEER) | (ids >= self.chunks)).any(axis=1)
+            invalid = ((ids < NO_PEER) | (ids >= self.chunks)).any(axis=1)
             named = high if high >= self.chunks else low
-            raise self.fail(rank[wild], f"names chunk {named}, but there are {self.chunks} chunks")
-        there = ids >= 0
-        wrong = there.sum(axis=1) != sizes if low < 0 else sizes != ids.shape[1]
+            raise self.error(rank[invalid], f"names chunk {named}, but there are {self.chunks} chunks")
+        present = ids >= 0
+        wrong = present.sum(axis=1) != sizes if low < 0 else sizes != ids.shape[1]
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise self.fail(rank[wrong], f"names {there[at].sum()} chunks in a region of {sizes[at]}")
-        alone = low >= 0 and ids.shape[1] == 1
-        return (rank, ids[:, 0]) if alone else (np.repeat(rank, sizes), ids[there])
+            raise self.error(rank[wrong], f"names {present[at].sum()} chunks in a region of {sizes[at]}")
+        one_each = low >= 0 and ids.shape[1] == 1
+        return (rank, ids[:, 0]) if one_each else (np.repeat(rank, sizes), ids[present])
 
-    def agree(self, source: IntArray, out: IntArray, target: IntArray, into: IntArray) -> None:
-        """Refuse reads of what was never written, and chunks whose elements differ at both ends."""
-        unread = ~self.ledger.valid[source, out]
+    def check_contents(self, source: IntArray, out: IntArray, target: IntArray, into: IntArray) -> None:
+        """Raise PlanError for reads of unwritten chunks, and for pairs of chunks that differ in elements."""
+        unread = ~self.state.valid[source, out]
         if unread.any():
-            raise self.fail(source[unread], f"sends chunk {out[unread][0]} before it was written")
-        differ = self.alike[out] != self.alike[into]
+            raise self.error(source[unread], f"sends chunk {out[unread][0]} before it was written")
+        differ = self.layout_class[out] != self.layout_class[into]
         if differ.any():
             at = int(np.argmax(differ))
             pair = f"chunk {out[at]} of rank {source[at]} into its chunk {into[at]}"
-            raise self.fail(target[differ], f"receives {pair}, which differ in elements for some counts")
+            raise self.error(target[differ], f"receives {pair}, which differ in elements for some counts")
 
-    def refuse_overwrites(self, arrivals: list[_Arrival]) -> None:
-        """Messages for one chunk land in the order of the moves; the first may be copied, all others are reduced."""
+    def check_overwrites(self, arrivals: list[_ReceivedChunks]) -> None:
+        """Raise PlanError if two messages of a round arrive at one chunk and the later one is copied, not reduced."""
         if len(arrivals) < 2:
             return
         rank, chunk = (np.concatenate([getattr(a, name) for a in arrivals]) for name in ("rank", "chunk"))
-        later = len(rank) - 1 - self.ledger.repeated(rank[::-1], chunk[::-1])
+        later = len(rank) - 1 - self.state.find_repeated(rank[::-1], chunk[::-1])
         if not len(later):
             return
         copied = np.concatenate([np.broadcast_to(a.op == _COPY, a.rank.shape) for a in arrivals])
@@ -243,9 +253,10 @@ class _Walk:
         if len(clash):
             at = clash[-1]
             why = f"receives chunk {chunk[at]} from two messages of which the later overwrites"
-            raise self.fail(rank[at : at + 1], why)
+            raise self.error(rank[at : at + 1], why)
 
-    def proof(self) -> Proof:
+    def make_proof(self) -> Proof:
+        """Return the result of the walk: costs as fractions of the message, rounds and messages."""
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)
         mean = Fraction(int(self.moved.sum()), self.n * message)
         most = Fraction(int(self.moved.max(initial=0)), message)

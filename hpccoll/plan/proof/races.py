@@ -1,17 +1,19 @@
-"""The proof that shared memory adds: ranks that load and store meet at no place but in an order that fences make.
+"""The proof that plans with loads and stores are free of data races: fences order all conflicting accesses.
 
-Shapes: n ranks, C chunks, A accesses, F fences. A place is a chunk of a rank.
+Shapes: n ranks, C chunks, A accesses. A place is a chunk of a rank.
 
-A rank's own steps run in order; two ranks are ordered only by a fence that both take part in. So of two accesses to
-one place by different ranks, of which one writes, such a fence must lie between. One exception: what a load brings into
-the loader's own place is there for others after the loader's next fence only, so that another rank may load from that
-place until then, in rounds no later than the landing's: it finds what stood there before. Nobody may touch another's
-memory before the first fence that both take part in (the other may not have come yet), nor after the last (it may have
-gone). Within a round no rank reads what an earlier step of its own wrote; a load from the rank itself reads the place
-as it stood at the start. With all this, in any interleaving, a round gives what it does as a superstep of messages.
+Under these rules, a round gives the same values in any interleaving as if its loads and stores were messages:
 
-Messages order nothing here: what only their order would make right is refused. Cost: O(A log A) time, O(A) memory, and
-more only where a place is really shared.
+- The steps of one rank run in order; two ranks are ordered only by a fence in which both take part. Such a fence must
+  separate two accesses to one place by different ranks if one of them writes.
+- Exception: the chunks that a load writes become visible at the loading rank's next fence. Until then, other ranks may
+  load from the same place in the same round or an earlier one; they read the previous contents.
+- A rank may not access another's memory before the first fence of the two (the other may not have started yet), nor
+  after the last (it may have finished).
+- In one round, no rank reads what its own earlier step wrote; a load from the rank itself reads the contents at the
+  start of the round.
+
+Messages do not order accesses here. Cost: O(A log A) time and O(A) memory, and more for places that several ranks use.
 """
 
 from __future__ import annotations
@@ -26,90 +28,91 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
 
-_READ, _LAND, _WRITE = range(3)  # _LAND: what a load brings into the loader's own place
+_READ, _LOAD_WRITE, _WRITE = range(3)  # _LOAD_WRITE: a load's write into the loading rank's own place
 _VERBS = ("reads", "loads into", "writes")
 
 
 @dataclass(frozen=True, slots=True)
 class _Accesses:
-    """Who touches which place (rank * C + chunk), how and in which round; all of shape (A,)."""
+    """Accesses to places (rank * C + chunk): actor, place, kind and round, each of shape (A,)."""
 
     actor: IntArray
     place: IntArray
     kind: IntArray
     round: IntArray
 
-    def pick(self, at: IntArray | NDArray[np.bool_]) -> _Accesses:
+    def take(self, at: IntArray | NDArray[np.bool_]) -> _Accesses:
+        """Return the accesses at the given indices or in the given mask."""
         return _Accesses(self.actor[at], self.place[at], self.kind[at], self.round[at])
 
 
 def check_races(plan: Plan) -> None:
-    """Raise PlanError (round, ranks, chunk, remedy) unless fences order all that ranks do in each other's memory.
+    """Raise PlanError (round, ranks, chunk, remedy) unless fences order all conflicting accesses to shared memory.
 
-    The plan's messages must have been proven: peers and chunks exist, and regions of both ends have equal sizes.
+    The messages of the plan must have been checked: peers and chunks exist, and both ends have regions of equal size.
     """
-    proof = _Proof(plan)
-    touched = proof.collect()
-    proof.refuse_strangers(touched)
-    proof.refuse_races(_contended(touched))
+    checker = _RaceChecker(plan)
+    accesses = checker.collect_accesses()
+    checker.check_lifetimes(accesses)
+    checker.check_conflicts(_select_contended(accesses))
 
 
-class _Proof:
+class _RaceChecker:
+    """The accesses and fences of one plan, and the checks of the rules above."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n = plan, plan.ranks
         self.rounds = plan.rounds()
         self.chunks = max(self.rounds.chunks, 1)
         self.fences: list[tuple[int, IntArray]] = []
 
-    def fail(self, t: int, why: str) -> PlanError:
+    def error(self, t: int, why: str) -> PlanError:
+        """Return the error that names the plan and round t."""
         return PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {why}")
 
-    def said(self, place: int) -> str:
+    def format_place(self, place: int) -> str:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
-    def collect(self) -> _Accesses:
-        """Return every access once for each round; note the fences."""
+    def collect_accesses(self) -> _Accesses:
+        """Return every access once per round; fill `fences`, and check the rules within a round."""
         found = [np.zeros((4, 0), np.int64)]
         self.wrote = np.full(self.n * self.chunks, NO_PEER, np.int64)
         for t in range(self.rounds.count):
             steps = self.rounds.at(t)
-            self.refuse_mixture(t, steps)
+            self.check_kinds(t, steps)
             self.wrote[:] = NO_PEER
             for step in steps:
                 if isinstance(step, Fence):
-                    self.fences.append((t, self.leaders(t, step)))
-                    self.refuse_two(t, step.leader)
+                    self.add_fence(t, step)
                 else:
-                    found += self.touched(t, step)
+                    found += self.list_accesses(t, step)
         return _Accesses(*np.unique(np.concatenate(found, axis=1), axis=1))
 
-    def refuse_mixture(self, t: int, steps: Sequence[Step]) -> None:
+    def check_kinds(self, t: int, steps: Sequence[Step]) -> None:
+        """Raise PlanError if a round mixes moves, fences, and loads or stores."""
         kinds = {
             "moves" if isinstance(step, Move) else "fences" if isinstance(step, Fence) else "loads or stores"
             for step in steps
         }
         if len(kinds) > 1:
-            raise self.fail(t, f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own")
+            raise self.error(t, f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own")
 
-    def refuse_two(self, t: int, leader: IntArray) -> None:
-        for then, other in self.fences[:-1]:
-            both = np.nonzero((leader != NO_PEER) & (other != NO_PEER))[0]
-            if then == t and len(both):
-                raise self.fail(t, f"rank {both[0]} waits at two fences; give each a round of its own")
-
-    def leaders(self, t: int, fence: Fence) -> IntArray:
+    def add_fence(self, t: int, fence: Fence) -> None:
+        """Add a fence of round t; raise PlanError if its leaders are inconsistent or a rank waits at two fences."""
         leader = fence.leader
-        there = np.nonzero(leader != NO_PEER)[0]
-        alone = there[leader[leader[there]] != leader[there]]
+        members = np.nonzero(leader != NO_PEER)[0]
+        alone = members[leader[leader[members]] != leader[members]]
         if len(alone):
-            named = leader[alone[0]]
-            raise self.fail(
-                t, f"rank {alone[0]} waits at the fence of rank {named}, whose own leader is {leader[named]}"
-            )
-        return leader
+            rank, named = alone[0], leader[alone[0]]
+            raise self.error(t, f"rank {rank} waits at the fence of rank {named}, whose own leader is {leader[named]}")
+        for other_round, other in self.fences:
+            both = np.nonzero((leader != NO_PEER) & (other != NO_PEER))[0]
+            if other_round == t and len(both):
+                raise self.error(t, f"rank {both[0]} waits at two fences; give each a round of its own")
+        self.fences.append((t, leader))
 
-    def touched(self, t: int, step: Load | Store | Move) -> list[IntArray]:
-        """Return what a step reads and what it writes, each as rows of actor, place, kind and round."""
+    def list_accesses(self, t: int, step: Load | Store | Move) -> list[IntArray]:
+        """Return the reads and the writes of a step, each as rows of actor, place, kind and round."""
         ranks = np.arange(self.n)
         if isinstance(step, Load):
             read, wrote = (step.source, step.remote, step.source), (step.source, step.local, ranks)
@@ -117,22 +120,20 @@ class _Proof:
             read, wrote = (step.dest, step.local, ranks), (step.dest, step.remote, step.dest)
         else:
             read, wrote = (step.dest, step.send, ranks), (step.source, step.recv, ranks)
-        reads, writes = (
-            self.places(t, *read, _READ),
-            self.places(t, *wrote, _LAND if isinstance(step, Load) else _WRITE),
-        )
+        reads = self.list_region(t, *read, _READ)
+        writes = self.list_region(t, *wrote, _LOAD_WRITE if isinstance(step, Load) else _WRITE)
         if not isinstance(step, Move):
-            own = isinstance(step, Load) & (reads[1] // self.chunks == reads[0])  # such a load reads what stood before
+            own = isinstance(step, Load) & (reads[1] // self.chunks == reads[0])  # reads the contents before the round
             late = np.nonzero((self.wrote[reads[1]] == reads[0]) & ~own)[0]
             if len(late):
                 actor, place = reads[:2, late[0]].tolist()
-                why = f"rank {actor} reads {self.said(place)}, which an earlier step of the round wrote; add a round"
-                raise self.fail(t, why)
+                reading = f"rank {actor} reads {self.format_place(place)}"
+                raise self.error(t, f"{reading}, which an earlier step of the round wrote; add a round")
             self.wrote[writes[1]] = writes[0]
         return [reads, writes]
 
-    def places(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
-        """Return rows of actor, place, kind and round for a region of the ranks that have a peer."""
+    def list_region(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
+        """Return rows of actor, place, kind and round for the region of every rank that has a peer."""
         actors = np.nonzero(peers != NO_PEER)[0]
         ids = region.ids(self.n)[actors]
         row, column = np.nonzero(ids != NO_CHUNK)
@@ -140,64 +141,65 @@ class _Proof:
         place = owner[actor] * self.chunks + ids[row, column]
         return np.stack([actor, place, np.full_like(actor, kind), np.full_like(actor, t)])
 
-    def meet(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
-        """Return whether both ranks take part in one fence after the one round and before the other."""
+    def have_fence(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
+        """Return for each pair of ranks whether they share a fence between the rounds `after` and `before`."""
         found = np.zeros(len(a), np.bool_)
         for t, leader in self.fences:
             found |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
         return found
 
-    def refuse_strangers(self, all_of_it: _Accesses) -> None:
-        """Refuse what touches another's memory before both have met at a fence, or after they last did."""
-        remote = all_of_it.pick(all_of_it.place // self.chunks != all_of_it.actor)
+    def check_lifetimes(self, accesses: _Accesses) -> None:
+        """Raise PlanError for accesses to another rank's memory before the first or after the last fence of the two."""
+        remote = accesses.take(accesses.place // self.chunks != accesses.actor)
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds.count
-        early = ~self.meet(remote.actor, owner, start, remote.round)
-        late = ~self.meet(remote.actor, owner, remote.round, np.full(len(remote.actor), stop))
-        cases = (early, "before", "may not have come yet", "before it"), (late, "after", "may have gone", "after it")
-        for wrong, when, why, there in cases:
+        early = ~self.have_fence(remote.actor, owner, start, remote.round)
+        late = ~self.have_fence(remote.actor, owner, remote.round, np.full(len(remote.actor), stop))
+        cases = (early, "before", "may not have come yet"), (late, "after", "may have gone")
+        for wrong, when, why in cases:
             if wrong.any():
                 at = int(np.argmax(wrong))
                 actor, place, kind, t = (int(x[at]) for x in (remote.actor, remote.place, remote.kind, remote.round))
-                does = f"rank {actor} {_VERBS[kind]} {self.said(place)} {when} any fence of the two"
-                raise self.fail(t, f"{does}: that rank {why}; add a fence {there}")
+                does = f"rank {actor} {_VERBS[kind]} {self.format_place(place)} {when} any fence of the two"
+                raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
-    def refuse_races(self, shared: _Accesses) -> None:
-        """Refuse accesses to one place by two ranks, one of them writing, without a fence between."""
+    def check_conflicts(self, shared: _Accesses) -> None:
+        """Raise PlanError if two ranks access one place, one of them writing, without a fence of both in between."""
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]
-        each = np.repeat(writes, many[writes])  # a writing access with all others at its place
+        writing = np.repeat(writes, many[writes])  # pairs of a write and every access to its place
         begins = np.cumsum(many[writes]) - many[writes]
-        other = np.arange(len(each)) - np.repeat(begins, many[writes]) + first[each]
-        w, x = shared.pick(each), shared.pick(other)
-        apart = self.meet(w.actor, x.actor, np.minimum(w.round, x.round), np.maximum(w.round, x.round))
-        excused = (w.kind == _LAND) & (x.kind == _READ) & (x.round <= w.round) & self.next_met(w, x)
+        other = np.arange(len(writing)) - np.repeat(begins, many[writes]) + first[writing]
+        w, x = shared.take(writing), shared.take(other)
+        apart = self.have_fence(w.actor, x.actor, np.minimum(w.round, x.round), np.maximum(w.round, x.round))
+        excused = (w.kind == _LOAD_WRITE) & (x.kind == _READ) & (x.round <= w.round) & self.share_next_fence(w, x)
         race = np.nonzero((w.actor != x.actor) & ~apart & ~excused)[0]
         if not len(race):
             return
         at = race[np.argmin(np.maximum(w.round, x.round)[race])]
         one, two = ((int(s.actor[at]), int(s.kind[at]), int(s.round[at])) for s in (w, x))
         (a, kind, t), (b, other_kind, then) = (one, two) if one[2] >= two[2] else (two, one)
-        there = "in the same round" if t == then else f"in round {then}"
-        what = f"rank {a} {_VERBS[kind]} {self.said(int(w.place[at]))}, which rank {b} {_VERBS[other_kind]} {there}"
-        raise self.fail(t, f"{what}; no fence of both lies between; add one")
+        when = "in the same round" if t == then else f"in round {then}"
+        place = self.format_place(int(w.place[at]))
+        conflict = f"rank {a} {_VERBS[kind]} {place}, which rank {b} {_VERBS[other_kind]} {when}"
+        raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
-    def next_met(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return whether the writer's next fence is also one of the reader: until then what landed is not there."""
-        open_, found = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
+    def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
+        """Return for each pair whether the writer's next fence, which makes the write visible, includes the reader."""
+        pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
-            here = open_ & (t > w.round) & (leader[w.actor] != NO_PEER)
-            found |= here & (leader[w.actor] == leader[x.actor])
-            open_ &= ~here
-        return found
+            is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)
+            shared |= is_next & (leader[w.actor] == leader[x.actor])
+            pending &= ~is_next
+        return shared
 
 
-def _contended(accesses: _Accesses) -> _Accesses:
-    """Return, in the order of places, the accesses to those that two ranks touch and one writes."""
-    sorted_ = accesses.pick(np.argsort(accesses.place, kind="stable"))
+def _select_contended(accesses: _Accesses) -> _Accesses:
+    """Return the accesses to places that at least two ranks use and one writes, sorted by place."""
+    sorted_ = accesses.take(np.argsort(accesses.place, kind="stable"))
     if not len(sorted_.place):
         return sorted_
     starts = np.nonzero(np.diff(sorted_.place, prepend=-1))[0]
-    low, high = (np.asarray(of.reduceat(sorted_.actor, starts)) for of in (np.minimum, np.maximum))
+    low, high = (np.asarray(extreme.reduceat(sorted_.actor, starts)) for extreme in (np.minimum, np.maximum))
     shared = (low != high) & (np.maximum.reduceat(sorted_.kind, starts) != _READ)
-    return sorted_.pick(np.repeat(shared, np.diff(starts, append=len(sorted_.place))))
+    return sorted_.take(np.repeat(shared, np.diff(starts, append=len(sorted_.place))))

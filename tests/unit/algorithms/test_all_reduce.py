@@ -262,7 +262,7 @@ def complaint(plan: Plan) -> str:
 
 def test_fault_swing_whose_odd_ranks_do_not_mirror(monkeypatch):
     monkeypatch.setattr(swing, "find_partner", lambda rank, step, n: (rank + (1 - (-2) ** (step + 1)) // 3) % n)
-    assert "round 0: rank 0 (and 7 more) sends to 1, who receives from 2" in complaint(plan_of("swing", 8))
+    assert "round 0: rank 0 (and 7 more) sends to 1, which receives from 2" in complaint(plan_of("swing", 8))
 
 
 def test_fault_bine_whose_odd_ranks_are_off_by_one(monkeypatch):

@@ -102,12 +102,12 @@ def test_an_edited_file_is_read_again(write):
         (
             "rank - t - 2, 1, n)",
             "rank - t - 2, 2, n)",
-            ["round 0: rank 0", "expects 2 chunks from rank 2, who sends 1"],
+            ["round 0: rank 0", "expects 2 chunks from rank 2, which sends 1"],
         ),
         (
             "dest, source = (rank + 1) % n, (rank - 1) % n",
             "dest = source = (rank + 1) % n",
-            ["round 0", "sends to 1, who receives from 2"],
+            ["round 0", "sends to 1, which receives from 2"],
         ),
         ("Rounds(2 * (n - 1)", "Rounds(2 * (n - 1) - 1", ["chunk", "missing"]),
         ("        s = t - n + 1", "        s = t - n + 1 + [0, 1][t]", ["IndexError", "mine.py, line 12, in at"]),

@@ -122,7 +122,7 @@ def test_neighbours_that_turn_the_same_way_do_not_meet():
         ranks = np.arange(8)
         return [replace(move, dest=(ranks - 1) % 8, source=(ranks - 1) % 8) for move in moves]
 
-    assert "sends to 7, who receives from 6" in complaint(rewritten("all_gather/neighbor_exchange", 8, same_way))
+    assert "sends to 7, which receives from 6" in complaint(rewritten("all_gather/neighbor_exchange", 8, same_way))
 
 
 def test_both_trees_with_the_same_half_leave_the_other_out():

@@ -126,8 +126,8 @@ SWAP = Move(np.array([1, 0]), np.array([1, 0]), WHOLE, WHOLE, Op.OWN_FIRST)
         ([ALL, [SUM, SWAP], ALL], "holds loads or stores and moves"),
         ([[*ALL, *ALL], [SUM], ALL], "round 0: rank 0 waits at two fences"),
         ([fence(1, 0), [SUM], ALL], "round 0: rank 0 waits at the fence of rank 1, whose own leader is 0"),
-        ([fence(0, 2), [SUM], ALL], "names peer 2, which is no rank"),
-        ([ALL, [load(2, 0, op=Op.OWN_FIRST)], ALL], "names peer 2, which is no rank"),
+        ([fence(0, 2), [SUM], ALL], "names peer 2, but ranks are"),
+        ([ALL, [load(2, 0, op=Op.OWN_FIRST)], ALL], "names peer 2, but ranks are"),
         ([ALL, [store(1, 0)], ALL], "rank 1 writes chunk 0 of rank 0, which rank 0 reads in the same round"),
         # Rank 1 lands in its place in round 1, from which rank 0 loads a round later: it might find either value.
         (

@@ -54,16 +54,16 @@ def test_local_copies_are_no_messages():
 @pytest.mark.parametrize(
     ("move", "message"),
     [
-        (Move(array(1, -1), array(-1, -1), ONE, ONE), "round 0: rank 0 sends to 1, who receives from -1"),
-        (Move(array(-1, -1), array(-1, 0), ONE, ONE), "round 0: rank 1 receives from 0, who sends to -1"),
-        (Move(array(2, -1), array(-1, 0), ONE, ONE), "round 0: rank 0 names peer 2, which is no rank"),
-        (Move(array(-2, -1), array(-1, 0), ONE, ONE), "round 0: rank 0 names peer -2, which is no rank"),
-        (Move(array(1), array(-1, 0), ONE, ONE), "peers of shape (1,); need one entry a rank"),
-        (told(send=Span(0, array(1), 1)), "sizes of shape (1,); need one entry a rank"),
-        (told(op=array(0)), "ops of shape (1,); need one entry a rank"),
-        (told(recv=SIGNAL), "round 0: rank 1 expects 0 chunks from rank 0, who sends 1"),
-        (told(send=SIGNAL, recv=Span(0, array(0, 1), 1)), "rank 1 expects 1 chunks from rank 0, who sends 0"),
-        (told(Span(0, -1, 1), Span(0, -1, 1)), "rank 1 expects -1 chunks from rank 0, who sends -1"),
+        (Move(array(1, -1), array(-1, -1), ONE, ONE), "round 0: rank 0 sends to 1, which receives from -1"),
+        (Move(array(-1, -1), array(-1, 0), ONE, ONE), "round 0: rank 1 receives from 0, which sends to -1"),
+        (Move(array(2, -1), array(-1, 0), ONE, ONE), "round 0: rank 0 names peer 2, but ranks are"),
+        (Move(array(-2, -1), array(-1, 0), ONE, ONE), "round 0: rank 0 names peer -2, but ranks are"),
+        (Move(array(1), array(-1, 0), ONE, ONE), "peers of shape (1,); need one entry per rank"),
+        (told(send=Span(0, array(1), 1)), "sizes of shape (1,); need one entry per rank"),
+        (told(op=array(0)), "ops of shape (1,); need one entry per rank"),
+        (told(recv=SIGNAL), "round 0: rank 1 expects 0 chunks from rank 0, which sends 1"),
+        (told(send=SIGNAL, recv=Span(0, array(0, 1), 1)), "rank 1 expects 1 chunks from rank 0, which sends 0"),
+        (told(Span(0, -1, 1), Span(0, -1, 1)), "rank 1 expects -1 chunks from rank 0, which sends -1"),
         (told(Span(0, 1, 1, base=1)), "round 0: rank 0 names chunk 1, but there are 1 chunks"),
         (told(recv=Span(0, 1, 1, base=-2)), "round 0: rank 1 names chunk -2, but there are 1 chunks"),
         (told(Picks(1, lambda: np.array([[-1]]))), "round 0: rank 0 names 0 chunks in a region of 1"),
@@ -113,7 +113,7 @@ def test_reducing_into_what_was_never_written(monkeypatch):
 
 def test_a_round_names_the_first_fault_of_many_ranks():
     shift = Move(np.arange(1, 7) % 6, np.full(6, -1), ONE, ONE)
-    assert "round 0: rank 0 (and 5 more) sends to 1, who receives from -1" in complaint(plan_of([shift], ranks=6))
+    assert "round 0: rank 0 (and 5 more) sends to 1, which receives from -1" in complaint(plan_of([shift], ranks=6))
 
 
 @pytest.mark.parametrize("counts", [(7,), (1,), (1_000_003,)])

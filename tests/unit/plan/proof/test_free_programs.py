@@ -39,7 +39,7 @@ def test_send_send_deadlock_names_ranks_and_steps():
     with pytest.raises(DeadlockError) as caught:
         proven(program)
     assert set(caught.value.stuck) == {0, 1}
-    assert caught.value.stuck[0] == "step 0: send chunk 0 to rank 1, who is at its step 0"
+    assert caught.value.stuck[0] == "step 0: send chunk 0 to rank 1, which is at its step 0"
     said = str(caught.value)
     assert "rank 0 waits at step 0: send chunk 0 to rank 1" in said
     assert "rank 1 waits at step 0: send chunk 0 to rank 0" in said
@@ -78,9 +78,9 @@ def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
 
 def test_a_partner_that_has_ended():
     said = complaint([[RecvAction(1, 0)], []])
-    assert "rank 0 waits at step 0: receive chunk 0 from rank 1, who has ended" in said
+    assert "rank 0 waits at step 0: receive chunk 0 from rank 1, which has ended" in said
     assert "Add the missing send or receive" in said
-    assert "send chunk 0 to rank 1, who has ended" in complaint([[SendAction(1, 0)], []])
+    assert "send chunk 0 to rank 1, which has ended" in complaint([[SendAction(1, 0)], []])
 
 
 def test_a_message_that_is_never_received():
@@ -150,7 +150,7 @@ def test_every_plan_is_right_as_a_free_program(plan):
 
 @pytest.mark.parametrize("name", ["shared", "hierarchical_dissemination"])
 def test_a_fence_is_nothing_that_a_free_program_can_say(name):
-    with pytest.raises(PlanError, match=f"barrier/{name} holds fences, which a free program cannot say"):
+    with pytest.raises(PlanError, match=f"barrier/{name} contains fences, which a free program cannot express"):
         flatten_plan(get_algorithm(Operation.BARRIER, name).plan(2))
 
 
