@@ -76,9 +76,9 @@ def doctor(required: tuple[str, ...], verbose: bool, limit: float, target: str |
             require_capabilities(required, findings, len(hosts))
         except UnavailableError as error:
             missing = str(error)
-    run = _run_record(job) if target is not None else {}
+    run = _make_run_record(job) if target is not None else {}
     if hosts:
-        _report(findings, run, verbose, target)
+        _write_report(findings, run, verbose, target)
     if job.world is not None:
         missing = job.world.bcast(missing)
     if missing is None:
@@ -106,7 +106,7 @@ def _check_hosts(job: MpiJob, limit: float) -> list[HostReport]:
     return [host for host in job.world.gather(report) or [] if host is not None]
 
 
-def _run_record(job: MpiJob) -> dict[str, Any]:
+def _make_run_record(job: MpiJob) -> dict[str, Any]:
     """Return the record of kind `run`. Collective if MPI runs."""
     from hpccoll.cli.run_record import make_serial_run_record
 
@@ -132,7 +132,7 @@ def _run_record(job: MpiJob) -> dict[str, Any]:
     ).as_dict()
 
 
-def _report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, target: str | None) -> None:
+def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, target: str | None) -> None:
     """Write the records to `target`, if given, and print the table unless the records went to standard output."""
     with open_json_lines(target) as lines:
         if target is not None:

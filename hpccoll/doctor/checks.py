@@ -100,6 +100,7 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:
+    """Return a finding that lists the installed versions."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
     missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:

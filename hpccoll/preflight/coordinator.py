@@ -35,7 +35,7 @@ _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take a
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """How to measure.
+    """The options of the measurements.
 
     Args:
         sweeps: how often each link and node is measured.
@@ -55,7 +55,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
     Args:
         comm: all ranks.
-        options: how to measure.
+        options: the options of the measurements, the same on all ranks.
         failure: the exception that MPI raises if a connection fails.
     """
     channel = ControlChannel(comm)
@@ -90,7 +90,7 @@ class Coordinator:
 
     Args:
         comm: all ranks.
-        options: how to measure.
+        options: the options of the measurements, the same on all ranks.
         failure: the exception that MPI raises if a connection fails.
 
     Attributes:

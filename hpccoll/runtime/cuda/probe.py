@@ -31,8 +31,8 @@ LIMIT_S = 60.0  # creating a CUDA context takes seconds, more on a node with eig
 _FLOAT_NBYTES = 4
 _PASSED = "worked on"
 
-Buffer: TypeAlias = list[Any]  # an mpi4py buffer specification: memory and datatype
-CallOperation: TypeAlias = Callable[[Any, Any, Buffer, Buffer], object]
+MpiBuffer: TypeAlias = list[Any]  # an mpi4py buffer specification: memory and datatype
+CallOperation: TypeAlias = Callable[[Any, Any, MpiBuffer, MpiBuffer], object]
 ExpectResult: TypeAlias = Callable[[int, int, int], list[float]]
 
 
@@ -124,12 +124,12 @@ def _host_memory() -> ProbeMemory:
     return ProbeMemory(allocate, write, ctypes.string_at)
 
 
-def _send_to_next(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
     """Send to the next rank and receive from the previous one."""
     comm.Sendrecv(send, (comm.rank + 1) % comm.size, 0, recv, (comm.rank - 1) % comm.size, 0)
 
 
-def _send_persistent(mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+def _send_persistent(mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
     """Do the same as `_send_to_next` with persistent requests."""
     requests = [
         comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0),
@@ -141,12 +141,12 @@ def _send_persistent(mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
         request.Free()
 
 
-def _broadcast(_mpi: Any, comm: Any, send: Buffer, recv: Buffer) -> None:
+def _broadcast(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
     """Broadcast from rank 0's send buffer to the other ranks' receive buffers."""
     comm.Bcast(send if comm.rank == 0 else recv, 0)
 
 
-def _block(buffer: Buffer, ranks: int) -> Buffer:
+def _block(buffer: MpiBuffer, ranks: int) -> MpiBuffer:
     """Return the first of `ranks` equal blocks of a buffer."""
     memory, datatype = buffer
     return [memory[: len(memory) // ranks], datatype]
