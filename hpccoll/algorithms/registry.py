@@ -1,4 +1,4 @@
-"""How an algorithm becomes known: one decorator, which also states what the algorithm costs."""
+"""The registry of algorithms: the decorator `@algorithm`, look-up by name, and the plans of an algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Cost, Groups, Nodes, Operation, Plan, Rounds
 
 Make = Callable[..., Rounds]
-Stated = TypeVar("Stated")
+Result = TypeVar("Result")
 Period = int | Callable[..., int] | None
 
 
@@ -42,51 +42,51 @@ class Algorithm:
 
     @property
     def full_name(self) -> str:
-        """`operation/algorithm`, as the command line writes it."""
+        """`operation/algorithm`, as on the command line."""
         return f"{self.operation.value}/{self.name}"
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether it loads and stores within nodes and sends messages between them."""
+        """Whether ranks use shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
 
     @property
     def summary(self) -> str:
-        """The first sentence of the algorithm's docstring."""
+        """The first line of the algorithm's docstring."""
         return (inspect.getdoc(self.make_rounds) or "").split("\n", 1)[0]
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
-        """Return the plan on `ranks` ranks; what the algorithm does not take does not count.
+        """Return the plan on `ranks` ranks; arguments that the algorithm does not use are ignored.
 
         Args:
-            ranks: how many there are.
-            root: who has or gets the message.
-            chunks: into how many the message is cut and pipelined.
-            nodes: how many ranks each node has, in rank order, or the ranks of each node; None for a single node.
+            ranks: the number of ranks.
+            root: the rank that has or gets the message, in rooted operations.
+            chunks: the number of chunks that a pipelined algorithm cuts the message into.
+            nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 
         Raises:
-            UsageError: a rank count or chunk count below 1, a root that is no rank, or nodes of other ranks.
+            UsageError: a rank count or chunk count below 1, a root that is not a rank, or nodes of other ranks.
         """
         if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
             raise UsageError(
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
-        could = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
-        given: dict[str, Any] = {name: value for name, value in could.items() if name in self.parameters}
+        values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
+        arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
-        def stated(of: Callable[..., Stated]) -> Stated:
-            asked = inspect.signature(of).parameters
-            return of(ranks, **{name: value for name, value in given.items() if name in asked})
+        def call(function: Callable[..., Result]) -> Result:
+            accepted = inspect.signature(function).parameters
+            return function(ranks, **{name: value for name, value in arguments.items() if name in accepted})
 
         return Plan(
             self.operation,
             self.name,
             ranks,
             root if self.operation.has_root else 0,
-            lambda rank: self.make_rounds(rank, ranks, **given),
-            stated(self.cost) if self.cost is not None else None,
-            stated(self.period) if callable(self.period) else self.period,
+            lambda rank: self.make_rounds(rank, ranks, **arguments),
+            call(self.cost) if self.cost is not None else None,
+            call(self.period) if callable(self.period) else self.period,
         )
 
 
@@ -105,10 +105,10 @@ def algorithm(
 
     Args:
         operation: what the rounds must achieve; `check` proves that they do.
-        name: the field's standard name.
-        cost: (n) or (n, chunks) -> Cost, what `check` must find; None where nothing is stated (a user's own).
-        period: after how many ranks all do the same again; `simulate` holds a sample of ranks against it.
-        uses_shared_memory: whether its rounds hold loads, stores or fences.
+        name: the algorithm's name within the operation; a name from the literature where there is one.
+        cost: (n, ...) -> Cost, which `check` verifies; None to state nothing.
+        period: rank r + period does what rank r does; `simulate` verifies it on a sample of ranks.
+        uses_shared_memory: whether the rounds hold loads, stores or fences.
     """
 
     def register(make: Make) -> Make:
@@ -129,25 +129,25 @@ def make_algorithm(
     *,
     uses_shared_memory: bool = False,
 ) -> Algorithm:
-    """Return an algorithm that is not registered (a user's own, a variant in a test)."""
+    """Return an unregistered algorithm; the arguments are those of the decorator `algorithm`."""
     parameters = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
 def list_algorithms() -> list[Algorithm]:
-    """Return all algorithms, by operation and name."""
+    """Return all registered algorithms, sorted by operation and name."""
     return [_REGISTERED[key] for key in sorted(_REGISTERED, key=lambda key: (key[0].value, key[1]))]
 
 
 @cache
 def get_algorithm(operation: Operation, name: str) -> Algorithm:
-    """Return the algorithm, or raise UnknownNameError that lists the operation's."""
-    found = _REGISTERED.get((operation, name))
-    if found is None:
+    """Return a registered algorithm, or raise UnknownNameError, which lists the operation's algorithms."""
+    known = _REGISTERED.get((operation, name))
+    if known is None:
         raise UnknownNameError(f"algorithm for {operation.value}", name, list_algorithm_names(operation))
-    return found
+    return known
 
 
 def list_algorithm_names(operation: Operation) -> list[str]:
-    """Return the names of an operation's algorithms."""
-    return [known for of, known in sorted(_REGISTERED, key=str) if of is operation]
+    """Return the names of an operation's registered algorithms, sorted."""
+    return [name for registered, name in sorted(_REGISTERED, key=str) if registered is operation]

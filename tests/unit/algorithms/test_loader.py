@@ -148,7 +148,7 @@ def test_a_wrong_one_is_refuted_by_place(write, capsys, old, new, told):
     [
         ("{}:your_all_reduce", "has no function 'your_all_reduce'; it has my_all_reduce, turn"),
         ("{}:Rounds", "has no function 'Rounds'"),
-        ("{}:turn", "does not say which operation"),
+        ("{}:turn", "does not name its operation"),
         ("{}", ":my_all_reduce"),
         ("nowhere.py:my_all_reduce", "nowhere.py cannot be read: No such file"),
     ],

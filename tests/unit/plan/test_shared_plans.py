@@ -253,7 +253,7 @@ def test_a_users_algorithm_must_say_that_it_is_shared(tmp_path):
         "    return shared_memory.all_gather(rank, n)\n"
     )
     own = loader.load_algorithm(f"{file}:my_all_gather")
-    with pytest.raises(PlanError, match="round 0 holds loads, stores or fences; say @algorithm"):
+    with pytest.raises(PlanError, match="round 0 holds loads, stores or fences; write @algorithm"):
         loader.prove_algorithm(own, 3)
     loader.prove_algorithm(replace(own, uses_shared_memory=True), 3)
 
