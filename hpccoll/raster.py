@@ -1,7 +1,7 @@
-"""Scenes as pixels: PNG, and animated GIF of several scenes; the same shapes as the SVG, drawn by Pillow.
+"""Scenes as pixels, drawn with Pillow: PNG, and animated GIF from several scenes.
 
-Shapes are drawn larger than they will be and then reduced, which smooths their edges. The font is the DejaVu Sans that
-comes with matplotlib, so that a picture looks the same on every machine.
+Shapes are drawn larger and then scaled down, which smooths their edges. The font is matplotlib's DejaVu Sans, so a
+picture looks the same on every machine.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from hpccoll.plan.drawing.scene import (
     TextLabel,
 )
 
-SMOOTH = 2  # pixels drawn for each pixel kept, in each direction; 1 where a picture is large
-MOST_PIXELS = 80_000_000  # drawn at once: 240 MB
-SHADES = SMOOTH**2  # of an edge, from a colour to what it stands on
+SMOOTH = 2  # drawn pixels per kept pixel in each direction; 1 for large pictures
+MOST_PIXELS = 80_000_000  # drawn at once, which takes 240 MB
+SHADES = SMOOTH**2  # shades of a smoothed edge, from a colour to its background
 FRAME_MS, LAST_MS = 1100, 3000
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def render_png(scene: Scene, scale: float = 2.0) -> bytes:
-    """Return `scene` as a PNG of `scale` pixels a unit, fewer where the picture would be too large.
+    """Return `scene` as the bytes of a PNG with `scale` pixels per unit, or fewer if it would be too large.
 
     Raises:
-        UsageError: the picture does not fit even at one pixel a unit.
+        UsageError: the picture is too large even at one pixel per unit.
     """
     fits = (MOST_PIXELS / (scene.width * scene.height)) ** 0.5
     if fits < 1:
@@ -64,7 +64,7 @@ def render_png(scene: Scene, scale: float = 2.0) -> bytes:
 
 
 def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
-    """Return `scenes`, all of one size, as an animated GIF that starts again at its end.
+    """Return `scenes`, all of one size, as the bytes of an animated GIF that repeats forever.
 
     Raises:
         UsageError: a frame is too large.
@@ -74,7 +74,7 @@ def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
     images = [render_image(scene, scale) for scene in scenes]
     palette = _palette()
-    frames = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in images]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     stream = io.BytesIO()
     frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=False)
@@ -82,7 +82,7 @@ def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
 
 
 def render_image(scene: Scene, scale: float) -> Image.Image:
-    """Return `scene` as an image of `scale` pixels a unit."""
+    """Return `scene` as an image with `scale` pixels per unit."""
     size = round(scene.width * scale), round(scene.height * scale)
     smooth = SMOOTH if size[0] * size[1] * SMOOTH**2 <= MOST_PIXELS else 1
     canvas = Image.new("RGB", (size[0] * smooth, size[1] * smooth), "white")
@@ -93,10 +93,10 @@ def render_image(scene: Scene, scale: float) -> Image.Image:
 
 
 def _palette() -> Image.Image:
-    """One palette for all frames: each colour in steps to paper, and the ink in steps to each colour."""
+    """Return one palette for all frames: each colour, its shades towards white, and the shades of text on it."""
     ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
     lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
-    # Those in full come first, and none beside EMPTY: Pillow does not tell colours apart that differ by less than four.
+    # Pure colours come first, with none close to EMPTY: Pillow confuses colours that differ by less than four.
     plain = [_blend(fill, fill, 0) for fill in (PAPER, EMPTY, INK, QUIET, PALE, GLOW, *ranks, *lines)]
     to_paper = [(fill, PAPER) for fill in (INK, QUIET, GLOW, *ranks, *lines)]
     ink = [(text_colour_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
@@ -108,7 +108,7 @@ def _palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """`over` with a share of `under` in it, as red, green, blue."""
+    """Return the mix of `over` with a share of `under`, as red, green, blue."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
@@ -121,13 +121,13 @@ def _font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
 
 
 class _Pen:
-    """Draws shapes `scale` times as large as they say."""
+    """Draws shapes on a canvas, `scale` times as large as in the scene."""
 
     def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
         self._canvas, self._scale = canvas, scale
 
     def draw(self, shape: SceneShape) -> None:
-        """Draw one shape over those before."""
+        """Draw one shape over the earlier ones."""
         match shape:
             case FilledBoxes(fill, boxes):
                 for box in boxes:
@@ -156,13 +156,13 @@ class _Pen:
         return max(round(width * self._scale), 1)
 
     def _corners(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-        """The first and last pixel of a box, both included."""
+        """Return the first and the last pixel of a box, both inclusive."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)
 
     @staticmethod
     def _grown(box: tuple[float, float, float, float], by: float) -> tuple[float, float, float, float]:
-        """A stroke stands half on either side of its outline; Pillow draws it inside."""
+        """Return the box grown on all sides, since Pillow draws outlines inside and SVG centres them on the edge."""
         x, y, w, h = box
         return x - by, y - by, w + 2 * by, h + 2 * by

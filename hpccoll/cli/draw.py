@@ -1,4 +1,4 @@
-"""`hpccoll draw`: one algorithm as a text grid, a picture, an animation or a trace, by the suffix of the file."""
+"""`hpccoll draw`: one algorithm as a text grid, picture, animation or trace, as the file's suffix says."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from hpccoll.plan.drawing.history import PlanHistory
 
 MOST_CHUNKS = 64
-RANKS = 5
+DEFAULT_RANKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingRequest:
-    """What is drawn: a plan, how many ranks each node has where nodes are to be shown, and what a trace is timed by."""
+    """The plan to draw, the ranks per node (empty to show no nodes), and the machine and message size of a trace."""
 
     plan: Plan
     nodes: tuple[int, ...]
@@ -33,7 +33,7 @@ class DrawingRequest:
     nbytes: int
 
     def history(self) -> PlanHistory:
-        """The plan's frames."""
+        """Return the history of the plan."""
         from hpccoll.plan.drawing.history import record_history
 
         return record_history(self.plan, self.nodes)
@@ -41,72 +41,78 @@ class DrawingRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A way to draw: what it is called, how many ranks it can show, and the bytes of its file."""
+    """A file format: its name in messages, the most ranks that it shows legibly, and the function that draws it."""
 
     name: str
     most_ranks: int
     draw: Callable[[DrawingRequest], bytes]
 
 
-def _text(subject: DrawingRequest) -> bytes:
+def _draw_text(request: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.text_grid import format_text_grid
 
-    return format_text_grid(subject.history()).encode()
+    return format_text_grid(request.history()).encode()
 
 
-def _svg(subject: DrawingRequest) -> bytes:
+def _draw_svg(request: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.pages import lay_out_page
     from hpccoll.plan.drawing.svg import render_svg
 
-    return render_svg(lay_out_page(subject.history())).encode()
+    return render_svg(lay_out_page(request.history())).encode()
 
 
-def _png(subject: DrawingRequest) -> bytes:
+def _draw_png(request: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.pages import lay_out_page
     from hpccoll.raster import render_png
 
-    return render_png(lay_out_page(subject.history()))
+    return render_png(lay_out_page(request.history()))
 
 
-def _gif(subject: DrawingRequest) -> bytes:
+def _draw_gif(request: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.pages import lay_out_animation
     from hpccoll.raster import render_gif
 
-    return render_gif(lay_out_animation(subject.history()))
+    return render_gif(lay_out_animation(request.history()))
 
 
-def _trace(subject: DrawingRequest) -> bytes:
+def _draw_trace(request: DrawingRequest) -> bytes:
     from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
-    plan, machine = subject.plan, subject.machine
+    plan, machine = request.plan, request.machine
     if machine is None:
         return format_trace_json(build_round_timeline(plan)).encode()
     from hpccoll.predict.forecast import ITEMSIZE, count_elements
 
-    count = count_elements(plan.operation, subject.nbytes, plan.ranks)
+    count = count_elements(plan.operation, request.nbytes, plan.ranks)
     return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
 
 
 FORMATS = {
-    ".txt": DrawingFormat("a text grid", 64, _text),
-    ".svg": DrawingFormat("a picture", 16, _svg),
-    ".png": DrawingFormat("a picture", 16, _png),
-    ".gif": DrawingFormat("an animation", 16, _gif),
-    ".json": DrawingFormat("a trace", 1024, _trace),
+    ".txt": DrawingFormat("a text grid", 64, _draw_text),
+    ".svg": DrawingFormat("a picture", 16, _draw_svg),
+    ".png": DrawingFormat("a picture", 16, _draw_png),
+    ".gif": DrawingFormat("an animation", 16, _draw_gif),
+    ".json": DrawingFormat("a trace", 1024, _draw_trace),
 }
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
 @click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Its suffix says how: .txt .svg .png .gif .json")
-@click.option("--ranks", type=int, metavar="N", help=f"How many ranks; {RANKS} by default.")
-@click.option("--root", default=0, show_default=True, metavar="R", help="The root, where there is one.")
-@click.option("--chunks", default=1, show_default=True, metavar="K", help="Chunks, where the algorithm pipelines.")
-@click.option("--nodes", metavar="M|A,B,...", help="Nodes with equally many ranks, or the ranks on each: 2, or 3,2.")
-@click.option("--machine", metavar="NAME|FILE.toml", help="Time a .json trace by a simulation on this machine.")
-@click.option("--measured", is_flag=True, help="Time a .json trace by a run on the ranks of this job (mpirun).")
-@click.option("--size", default="1M", show_default=True, help="Message size of that simulation or run.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="Output file; its suffix is the format: .txt .svg .png .gif .json",
+)
+@click.option("--ranks", type=int, metavar="N", help=f"Number of ranks; {DEFAULT_RANKS} by default.")
+@click.option("--root", default=0, show_default=True, metavar="R", help="Root rank of a rooted operation.")
+@click.option("--chunks", default=1, show_default=True, metavar="K", help="Number of chunks of a pipelined algorithm.")
+@click.option("--nodes", metavar="M|A,B,...", help="Number of nodes, or the number of ranks on each: 2, or 3,2.")
+@click.option("--machine", metavar="NAME|FILE.toml", help="Times of a .json trace: simulate this machine.")
+@click.option("--measured", is_flag=True, help="Times of a .json trace: measure on the ranks of this job (mpirun).")
+@click.option("--size", default="1M", show_default=True, help="Message size of the simulation or measurement.")
 def draw(
     name: str,
     output: str,
@@ -118,39 +124,40 @@ def draw(
     measured: bool,
     size: str,
 ) -> None:
-    """Draw an algorithm: in each round who sends which chunks to whom, and what every rank holds then.
+    """Draw an algorithm: the messages of each round, and the contents of every rank after it.
 
     \b
     .txt   a text grid
-    .svg   all rounds on one page; .png the same as pixels
-    .gif   the rounds one after the other
-    .json  a trace for ui.perfetto.dev, in rounds of equal length, as simulated (--machine), or --measured
-    """  # noqa: D301 - \b is click's, and keeps the lines apart
+    .svg   all rounds on one page; .png is the same picture as pixels
+    .gif   an animation, one round after the other
+    .json  a trace for ui.perfetto.dev: rounds of equal length, simulated (--machine) or --measured
+    """  # noqa: D301 - \b tells click not to rewrap the lines
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return
-    ranks = RANKS if ranks is None else ranks
-    kind = _kind(output, ranks, chunks)
-    algorithm = _one(name)
-    timed = _machine(output, machine)
-    sizes = _nodes(nodes, ranks, timed)
-    subject = DrawingRequest(_plan(algorithm, ranks, root, chunks, sizes), sizes, timed, parse_size(size))
+    ranks = DEFAULT_RANKS if ranks is None else ranks
+    drawing_format = _get_format(output, ranks, chunks)
+    algorithm = _get_algorithm(name)
+    timed_on = _load_machine(output, machine)
+    sizes = _ranks_per_node(nodes, ranks, timed_on)
+    request = DrawingRequest(_make_plan(algorithm, ranks, root, chunks, sizes), sizes, timed_on, parse_size(size))
     if not is_printing_rank():
         return
     require_writable(output, "-o")
-    _write(output, kind.draw(subject), f"{kind.name} of {algorithm.full_name} on {ranks} ranks")
+    _write(output, drawing_format.draw(request), f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
 
 
-def _write(output: str, drawn: bytes, what: str) -> None:
+def _write(output: str, drawn: bytes, description: str) -> None:
+    """Write the file `output` and print its name, description and size."""
     try:
         Path(output).write_bytes(drawn)
     except OSError as error:
         raise describe_write_error(output, "-o", error) from error
-    click.echo(f"{output}: {what}, {len(drawn):,} bytes")
+    click.echo(f"{output}: {description}, {len(drawn):,} bytes")
 
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
-    """Trace a run; every rank of the job takes part, rank 0 writes."""
+    """Run the algorithm on all ranks of the job (collective); rank 0 writes the trace of the run."""
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing.trace import format_trace_json
     from hpccoll.predict.forecast import count_elements
@@ -158,10 +165,10 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
 
     world = job.get_world()
     size = world.size
-    kind, algorithm = _kind(output, size, 1), _one(name)
-    if kind is not FORMATS[".json"] or ranks not in (None, size):
+    drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(name)
+    if drawing_format is not FORMATS[".json"] or ranks not in (None, size):
         raise UsageError(f"--measured times a .json trace of the {size} ranks of this job; leave --ranks out")
-    _plan(algorithm, size, root, 1, ())
+    _make_plan(algorithm, size, root, 1, ())  # refuses a wrong root and proves a user's own algorithm
     if world.rank == 0:
         require_writable(output, "-o")
     timeline = measure_steps(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
@@ -169,37 +176,38 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
         _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 
 
-def _kind(output: str, ranks: int, chunks: int) -> DrawingFormat:
-    """Return how to draw, or say why it cannot be drawn like that."""
-    kind = FORMATS.get(Path(output).suffix.lower())
-    if kind is None:
-        raise UsageError(f"-o {output}: the suffix says how to draw; use one of {' '.join(FORMATS)}")
+def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
+    """Return the format of the file `output`, or raise UsageError if it cannot show so many ranks or chunks."""
+    drawing_format = FORMATS.get(Path(output).suffix.lower())
+    if drawing_format is None:
+        raise UsageError(f"-o {output}: the suffix is the format; use one of {' '.join(FORMATS)}")
     if ranks < 1 or chunks < 1:
         raise UsageError(f"--ranks {ranks} --chunks {chunks}: there is nothing to draw; need at least 1 of each")
-    if ranks > kind.most_ranks:
-        more = [f"{suffix} (up to {each.most_ranks})" for suffix, each in FORMATS.items() if each.most_ranks >= ranks]
-        instead = f", or write {' or '.join(more)}" if more else ""
+    if ranks > drawing_format.most_ranks:
+        larger = [(suffix, known.most_ranks) for suffix, known in FORMATS.items() if known.most_ranks >= ranks]
+        instead = f", or write {' or '.join(f'{suffix} (up to {most})' for suffix, most in larger)}" if larger else ""
         raise UsageError(
-            f"--ranks {ranks}: {kind.name} is legible up to {kind.most_ranks} ranks; take fewer{instead}. "
-            "`hpccoll simulate` takes any number"
+            f"--ranks {ranks}: {drawing_format.name} is legible up to {drawing_format.most_ranks} ranks; "
+            f"take fewer{instead}. `hpccoll simulate` takes any number"
         )
     if chunks > MOST_CHUNKS:
         raise UsageError(f"--chunks {chunks}: a drawing is legible up to {MOST_CHUNKS} chunks; take fewer")
-    return kind
+    return drawing_format
 
 
-def _one(name: str) -> Algorithm:
+def _get_algorithm(name: str) -> Algorithm:
+    """Return the one algorithm that `name` selects; a file is loaded."""
     from hpccoll.cli.verify import resolve_algorithms
 
-    found = resolve_algorithms([name])
-    if len(found) != 1:
-        names = ", ".join(each.full_name for each in found)
-        raise UsageError(f"{name} names {len(found)} algorithms; draw one of them: {names}")
-    return found[0]
+    algorithms = resolve_algorithms([name])
+    if len(algorithms) != 1:
+        names = ", ".join(algorithm.full_name for algorithm in algorithms)
+        raise UsageError(f"{name} names {len(algorithms)} algorithms; draw one of them: {names}")
+    return algorithms[0]
 
 
-def _plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple[int, ...]) -> Plan:
-    """Return the plan to draw; a user's own algorithm is proven first."""
+def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple[int, ...]) -> Plan:
+    """Return the plan to draw; prove it first if the algorithm is a user's own."""
     from hpccoll.algorithms import loader
 
     if not 0 <= root < ranks:
@@ -210,20 +218,20 @@ def _plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple
     return plan
 
 
-def _machine(output: str, name: str | None) -> Machine | None:
+def _load_machine(output: str, name: str | None) -> Machine | None:
     if name is None:
         return None
     if Path(output).suffix.lower() != ".json":
-        raise UsageError(f"--machine {name} times a trace, and -o {output} is none; write a .json file")
+        raise UsageError(f"--machine {name} times a trace, and -o {output} is none; write to a .json file")
     from hpccoll.predict.machine_catalogue import load_machine
 
     return load_machine(name)
 
 
-def _nodes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
-    """Return how many ranks each node has, where anything is said about nodes."""
+def _ranks_per_node(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
+    """Return the number of ranks on each node; empty without --nodes and --machine."""
     if nodes is not None:
-        return _sizes(nodes, ranks)
+        return _parse_nodes(nodes, ranks)
     if machine is None:
         return ()
     from hpccoll.predict.forecast import fill_nodes
@@ -231,8 +239,8 @@ def _nodes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int,
     return fill_nodes(ranks, machine)
 
 
-def _sizes(nodes: str, ranks: int) -> tuple[int, ...]:
-    """Return how many ranks each node has: `nodes` is a number of nodes, or these numbers themselves."""
+def _parse_nodes(nodes: str, ranks: int) -> tuple[int, ...]:
+    """Return the number of ranks on each node from the text of --nodes: a number of nodes, or these numbers."""
     words = [word.strip() for word in nodes.split(",")]
     if all(word.isdecimal() for word in words):
         sizes = tuple(map(int, words))
@@ -243,5 +251,5 @@ def _sizes(nodes: str, ranks: int) -> tuple[int, ...]:
             return sizes
     raise UsageError(
         f"--nodes {nodes} does not divide {ranks} ranks; write the number of nodes (1 to {ranks}), "
-        f"or the ranks on each of them, joined by commas, {ranks} in all"
+        f"or the number of ranks on each node, separated by commas, {ranks} in all"
     )

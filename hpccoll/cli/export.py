@@ -1,4 +1,4 @@
-"""`hpccoll export`: writes a plan for other tools, after proving it: JSON, GOAL (LogGOPSim) or MSCCL XML."""
+"""`hpccoll export`: prove a plan and write it for other tools, as JSON, GOAL (LogGOPSim) or MSCCL XML."""
 
 from __future__ import annotations
 
@@ -18,58 +18,61 @@ ITEMSIZE = 4
 
 @click.command(epilog="Example: hpccoll export all_reduce/ring -o ring.xml --ranks 8")
 @click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Where to; .json, .goal or .xml says what.")
-@click.option("--ranks", type=int, help="How many ranks [default: 4; a FILE.json says].")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="Output file; its suffix is the format: .json .goal .xml"
+)
+@click.option("--ranks", type=int, help="Number of ranks [default: 4, or that of FILE.json].")
 @click.option("-r", "--root", type=int, default=0, show_default=True, help="Root rank.")
-@click.option("--chunks", type=int, help="For pipelined plans [default: what a message of --size runs in].")
-@click.option("--size", default="1M", show_default=True, help="The message S, for .goal (elements of 4 bytes).")
+@click.option("--chunks", type=int, help="Chunks of a pipelined plan [default: as for a run of --size].")
+@click.option("--size", default="1M", show_default=True, help="Message size S of a .goal file, in elements of 4 bytes.")
 def export(name: str, output: str, ranks: int | None, root: int, chunks: int | None, size: str) -> None:
-    """Write a plan for other tools: .json to read it anywhere and back, .goal to simulate it, .xml to run it on GPUs.
+    """Write a plan for other tools: .json for any tool, .goal to simulate it with LogGOPSim, .xml for MSCCL on GPUs.
 
-    The plan is proven first. FILE.json, written by this command or by hand, may be proven and converted as well.
+    The plan is proven first. FILE.json, written by this command or by hand, is read back, proven and converted.
     """
     suffix, nbytes = Path(output).suffix, parse_size(size)
     if suffix not in SUFFIXES:
         valid = ", ".join(f"{known} ({what})" for known, what in SUFFIXES.items())
-        raise UsageError(f"-o {output}: {suffix or 'no suffix'} says nothing; end the name in {valid}")
+        raise UsageError(f"-o {output}: {suffix or 'no suffix'} is not a format; end the name in {valid}")
     plan = (
-        _read(name, ranks)
+        _read_plan(name, ranks)
         if name.endswith(".json")
-        else _made(name, 4 if ranks is None else ranks, root, chunks, nbytes)
+        else _make_plan(name, 4 if ranks is None else ranks, root, chunks, nbytes)
     )
     if not is_printing_rank():
         return
     proof = check(plan)
-    text = _written(plan, suffix, nbytes)
+    text = _format_plan(plan, suffix, nbytes)
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
         from hpccoll.measure.output_file import describe_write_error
 
         raise describe_write_error(output, "-o", error) from error
-    found = f"{proof.cost.steps} steps, {proof.messages} messages"
-    click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({found}), as {SUFFIXES[suffix]}")
+    counts = f"{proof.cost.steps} steps, {proof.messages} messages"
+    click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({counts}), as {SUFFIXES[suffix]}")
 
 
-def _made(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
-    """Return the plan of an algorithm that is built in or a user's own, proven."""
+def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
+    """Return the proven plan of a built-in algorithm or of a user's own, which is loaded from its file."""
     from hpccoll.selection import choose_chunk_count
 
     if loader.is_file_reference(name):
         algorithm = loader.load_algorithm(name)
     else:
-        of, slash, called = name.partition("/")
-        operation = Operation.from_name(of)
+        operation_name, slash, algorithm_name = name.partition("/")
+        operation = Operation.from_name(operation_name)
         if not slash:
-            raise UnknownNameError(f"algorithm for {of}", called, list_algorithm_names(operation))
-        algorithm = get_algorithm(operation, called)
+            raise UnknownNameError(f"algorithm for {operation_name}", algorithm_name, list_algorithm_names(operation))
+        algorithm = get_algorithm(operation, algorithm_name)
     if chunks is None:
         chunks = choose_chunk_count(algorithm, ranks, nbytes) if ranks >= 1 else 1
     loader.prove_algorithm(algorithm, ranks, root, chunks)
     return algorithm.plan(ranks, root, chunks)
 
 
-def _read(name: str, ranks: int | None) -> Plan:
+def _read_plan(name: str, ranks: int | None) -> Plan:
+    """Return the plan of the JSON file `name`, which is not yet proven."""
     from hpccoll.plan.interchange.json_plans import from_json
 
     try:
@@ -82,7 +85,8 @@ def _read(name: str, ranks: int | None) -> Plan:
     return plan
 
 
-def _written(plan: Plan, suffix: str, nbytes: int) -> str:
+def _format_plan(plan: Plan, suffix: str, nbytes: int) -> str:
+    """Return the text of `plan` in the format of `suffix`."""
     if suffix == ".json":
         from hpccoll.plan.interchange.json_plans import to_json
 

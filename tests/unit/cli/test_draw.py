@@ -45,7 +45,7 @@ def test_a_gif_of_five_ranks_by_default(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "ring.bmp"], "-o ring.bmp: the suffix says how to draw; use one of .txt .svg .png .gif .json"),
+        (["-o", "ring.bmp"], "-o ring.bmp: the suffix is the format; use one of .txt .svg .png .gif .json"),
         (["-o", "ring"], "use one of .txt .svg .png .gif .json"),
         (["-o", "no/such/folder/ring.svg"], "-o no/such/folder/ring.svg: cannot write there"),
         (["-o", "ring.svg", "--ranks", "0"], "--ranks 0 --chunks 1: there is nothing to draw"),
