@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/pictures.md: python docs/make_drawings.py (they are the same bytes every time)."""
+"""Write the pictures of docs/pictures.md to docs/pictures/: python docs/make_drawings.py. Output is reproducible."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ DRAWINGS = {
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    sys.exit(max(main(["draw", *how, "-o", str(PICTURES / file)]) for file, how in DRAWINGS.items()))
+    sys.exit(max(main(["draw", *arguments, "-o", str(PICTURES / file)]) for file, arguments in DRAWINGS.items()))
