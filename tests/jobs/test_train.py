@@ -39,7 +39,7 @@ def parameters(folder: Path) -> dict[str, bytes]:
         return {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
 
 
-def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
+def test_a_model_is_trained_checked_and_recorded(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
     done = hpccoll(2, "train", "pp=2,dp=1", "--check", "--json", str(out))
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_a_model_is_trained_checked_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, "pp"), pytest.param(4, "dp=2,tp=2", marks=pytest.mark.full)])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, ranks: int, strategy: str) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, ranks: int, strategy: str) -> None:
     out, stop, state = tmp_path / "train.jsonl", tmp_path / "stop", tmp_path / "state"
     words = ["train", strategy, *SMALL, "--checkpoint", str(state), "--stop-file", str(stop), "--json", str(out)]
     with subprocess.Popen(
@@ -107,7 +107,7 @@ def save(folder: Path, *steps: int) -> Path:
     return [CheckpointDirectory(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
 
 
-def test_a_torn_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     newest = save(tmp_path, 2, 4)
     newest.write_bytes(newest.read_bytes()[:-100])
     # Fewer steps than were done already: nothing is left to do but to tell how good it is.
@@ -156,7 +156,7 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
         (1, ["dp", "--device", "cuda"], 3, "no CUDA device"),
     ],
 )
-def test_what_cannot_be_done_is_said_once_with_its_status(
+def test_errors_are_printed_once_with_their_status(
     ranks: int, words: list[str], status: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whatever is here, torch finds no GPU
@@ -176,12 +176,12 @@ def scripted(ranks: int, before: str, *words: str) -> subprocess.CompletedProces
     )
 
 
-def test_without_torch_the_command_that_installs_it_is_named() -> None:
+def test_without_torch_the_error_names_the_install_command() -> None:
     done = scripted(1, "sys.modules['torch'] = None", "train", "dp")
     assert 'pip install "hpccoll[torch]"' in said_once(done, 3)
 
 
-def test_gradients_that_are_wrong_are_counted_and_the_status_says_so(tmp_path: Path) -> None:
+def test_wrong_gradients_are_counted_and_end_with_status_1(tmp_path: Path) -> None:
     forget = "from hpccoll.parallel import data_parallel\ndata_parallel.Buckets.all_reduce = lambda *_: None"
     out = tmp_path / "train.jsonl"
     done = scripted(2, forget, "train", "dp", *SMALL, "--steps", "2", "--check", "--json", str(out))
@@ -192,7 +192,7 @@ def test_gradients_that_are_wrong_are_counted_and_the_status_says_so(tmp_path: P
     assert summary["max_error"] > 0.1
 
 
-def test_a_rank_that_dies_ends_the_job_and_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_dead_rank_ends_the_job_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     out, state = tmp_path / "train.jsonl", tmp_path / "state"
     words = ["train", "dp", *SMALL, *ENDLESS, "--checkpoint", str(state), "--checkpoint-every", "5"]
     with subprocess.Popen(

@@ -111,7 +111,7 @@ class OneProcess:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_gradient_and_parameter_of_every_rank_is_that_of_one_process(hpc, trainer, case):
+def test_gradients_and_parameters_equal_those_of_one_process(hpc, trainer, case):
     settings = CASES[case]
     for mesh in meshes(hpc):
         ours, one = trainer(mesh, settings), OneProcess(settings)
@@ -126,7 +126,7 @@ def test_every_gradient_and_parameter_of_every_rank_is_that_of_one_process(hpc, 
             assert one.apart(ours, "parameters") <= TOLERANCE[settings.dtype], str(mesh)
 
 
-def test_a_run_tells_the_loss_the_norm_and_the_times_of_all_ranks(hpc, trainer):
+def test_step_records_have_loss_norm_and_times_of_all_ranks(hpc, trainer):
     for mesh in meshes(hpc):
         ours, one = trainer(mesh, UNEVEN), OneProcess(UNEVEN)
         for step, record in enumerate(ours.run_steps(), 1):
@@ -145,7 +145,7 @@ def test_a_run_tells_the_loss_the_norm_and_the_times_of_all_ranks(hpc, trainer):
 
 
 @pytest.mark.parametrize("case", ["even", "uneven", "float32"])
-def test_the_check_finds_nothing_where_all_is_right(hpc, trainer, case):
+def test_the_check_passes_for_right_gradients(hpc, trainer, case):
     for mesh in meshes(hpc):
         verdict = trainer(mesh, CASES[case]).check_gradients()
         assert verdict.wrong == 0
@@ -204,7 +204,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("plant", "axes"), PLANTED)
-def test_the_check_finds_what_is_planted(hpc, trainer, monkeypatch, plant, axes):
+def test_the_check_finds_injected_faults(hpc, trainer, monkeypatch, plant, axes):
     plant(monkeypatch)
     tried = [mesh for mesh in meshes(hpc) if any(getattr(mesh, axis) > 1 for axis in axes)]
     for mesh in tried:
@@ -213,7 +213,7 @@ def test_the_check_finds_what_is_planted(hpc, trainer, monkeypatch, plant, axes)
         assert verdict.error > 1e-3 or plant is begin_each_rank_by_itself
 
 
-def test_a_state_goes_to_any_other_mesh_and_on_as_if_nothing_had_been(hpc, trainer, tmp_path):
+def test_a_checkpoint_resumes_on_any_mesh(hpc, trainer, tmp_path):
     # Other ranks have a directory of their own, without the file.
     mine = CheckpointDirectory(tmp_path) if hpc.rank == 0 else None
     every = meshes(hpc)
@@ -245,7 +245,7 @@ def gathered(hpc, trainer):
     return full_parameters.assemble_parameters(trainer.mesh, model, by_rank) if by_rank else None
 
 
-def test_what_is_collected_is_what_every_rank_has(hpc):
+def test_gathered_shards_are_those_of_every_rank(hpc):
     for mesh in meshes(hpc):
         parts = list_shards(UNEVEN.model, mesh, hpc.rank)
         mine = [torch.full(piece.shape, float(hpc.rank)) for piece in parts]
@@ -257,7 +257,7 @@ def test_what_is_collected_is_what_every_rank_has(hpc):
             assert all(bool((each == rank).all()) for each in theirs)
 
 
-def test_buckets_hold_the_gradients_where_they_are(hpc):
+def test_gradients_stay_views_of_the_buckets(hpc):
     leaves = [torch.ones(count, requires_grad=True) for count in (3, 5, 2, 9)]
     buckets = data_parallel.GradientBuckets(leaves, max_bytes=4 * 8)
     assert [each.numel() for each in buckets.buffers] == [9, 7, 3]  # the last first
@@ -269,7 +269,7 @@ def test_buckets_hold_the_gradients_where_they_are(hpc):
         assert [set(each.grad.tolist()) for each in leaves] == [{1}, {2}, {3}, {4}]
 
 
-def test_a_loss_that_is_no_number_ends_the_run(hpc, trainer):
+def test_a_loss_that_is_not_finite_ends_the_run(hpc, trainer):
     mesh = meshes(hpc)[0]
     ours = trainer(mesh, replace(UNEVEN, lr=1e200, steps=50))
     with pytest.raises(WrongResultError, match=r"step \d+: the loss is .*; give a smaller --lr than 1e\+200"):

@@ -1,4 +1,4 @@
-"""Strategies as words, ranks as a mesh, schedules as lists; nothing here needs MPI or torch."""
+"""Strategies, meshes and training options; these tests need neither MPI nor torch."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_a_strategy_names_a_mesh(strategy, ranks, mesh):
         ("dp,tp=3", 4, "this job has 4 ranks, which 3 does not divide"),
     ],
 )
-def test_what_is_no_mesh_of_these_ranks_is_refused(strategy, ranks, told):
+def test_invalid_strategies_are_refused(strategy, ranks, told):
     with pytest.raises(UsageError) as caught:
         Mesh.parse(strategy, ranks)
     assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(2, 3, 4), Mesh(dp=5), Mesh(tp=2, pp=3)])
-def test_every_rank_is_in_one_group_an_axis_at_its_own_index(mesh):
+def test_every_rank_is_in_one_group_per_axis_at_its_index(mesh):
     for axis in AXES:
         groups = {tuple(mesh.group_of(axis, rank)) for rank in range(mesh.ranks)}
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.ranks))
@@ -58,7 +58,7 @@ def test_every_rank_is_in_one_group_an_axis_at_its_own_index(mesh):
             assert [mesh.coordinates_of(rank)[axis] for rank in group] == list(range(len(group)))
 
 
-def test_the_axes_lie_as_the_picture_says():
+def test_tp_is_innermost_and_pp_outermost():
     mesh = Mesh(dp=2, tp=2, pp=2)
     assert mesh.group_of("tp", 5) == [4, 5]
     assert mesh.group_of("dp", 5) == [5, 7]
@@ -66,7 +66,7 @@ def test_the_axes_lie_as_the_picture_says():
 
 
 @pytest.mark.parametrize(("total", "parts"), [(10, 3), (3, 3), (2, 3), (0, 2), (64, 8)])
-def test_shares_are_even_and_lose_nothing(total, parts):
+def test_split_evenly_covers_the_range_with_even_lengths(total, parts):
     cut = split_evenly(total, parts)
     assert [place for part in cut for place in range(part.start, part.stop)] == list(range(total))
     sizes = [part.stop - part.start for part in cut]
@@ -75,7 +75,7 @@ def test_shares_are_even_and_lose_nothing(total, parts):
 
 
 @pytest.mark.parametrize("batch", [7, 12, 64])
-def test_every_sample_of_a_batch_is_in_one_micro_batch(batch):
+def test_every_sample_is_in_one_microbatch(batch):
     mesh = Mesh(dp=3, tp=2)
     seen = [place for dp in range(3) for part in slice_microbatches(batch, mesh, dp, 2) for place in range(batch)[part]]
     assert seen == list(range(batch))
@@ -102,7 +102,7 @@ def test_every_sample_of_a_batch_is_in_one_micro_batch(batch):
         (Mesh(pp=2), TrainOptions(MlpConfig(), 1, batch=3), "need at least 4 samples"),
     ],
 )
-def test_what_a_mesh_cannot_cut_is_refused(mesh, settings, told):
+def test_a_model_or_batch_that_does_not_fit_the_mesh_is_refused(mesh, settings, told):
     with pytest.raises(UsageError) as caught:
         settings.require_mesh_fits(mesh)
     assert told in str(caught.value)

@@ -1,4 +1,4 @@
-"""What a report finds in results: each finding where it is planted in real records, and none of it where it is not."""
+"""Each finding of a report: present where it is injected into real records, and absent elsewhere."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def slowed(rows, factor, **of):
     return rows
 
 
-def test_nothing_is_found_where_all_rows_are_alike(write):
+def test_identical_rows_have_no_findings(write):
     rows = records()
     for record in rows:
         record["samples_us"] = LADDER
     assert found(write(rows)) == []
 
 
-def test_wrong_results_come_first_and_are_a_problem(write):
+def test_wrong_results_are_the_first_finding_and_a_problem(write):
     rows = steady(records(FOUR))
     rows[5]["wrong"] = 3
     findings = found(write(rows))
@@ -80,19 +80,19 @@ def test_wrong_results_come_first_and_are_a_problem(write):
     assert "hpccoll verify" in wrong.remedy
 
 
-def test_unchecked_results_are_told(write):
+def test_unchecked_results_are_reported(write):
     rows = steady(records())
     rows[1]["wrong"] = None
     assert "1 of 90" in one(found(write(rows)), "results", Severity.NOTE, "not checked").found
 
 
-def test_more_ranks_than_cores_is_told_with_its_run():
+def test_more_ranks_than_cores_is_reported_with_its_run():
     binding = one(found(FOUR), "binding", Severity.WARNING, "more ranks than cores")
     assert binding.evidence == "run 1 (bench-4.jsonl): 4 ranks on vm, each may run on 2 cores"
     assert not [each for each in found(TWO) if each.area == "binding"]
 
 
-def test_ranks_on_one_core_are_a_problem_of_binding(write):
+def test_ranks_bound_to_the_same_core_are_a_problem(write):
     rows = records()
     rows[0] |= {"cores": [1, 1], "oversubscribed": True}
     assert "--bind-to core" in one(found(write(rows)), "binding", Severity.PROBLEM, "same core").remedy
@@ -100,7 +100,7 @@ def test_ranks_on_one_core_are_a_problem_of_binding(write):
     assert not [each for each in found(write(rows)) if each.area == "binding"]
 
 
-def test_uneven_binding_is_told(write):
+def test_different_numbers_of_cores_are_reported(write):
     rows = records()
     rows[0] |= {"cores": [1, 2]}
     assert (
@@ -108,7 +108,7 @@ def test_uneven_binding_is_told(write):
     )
 
 
-def test_device_memory_by_a_detour_is_missing_cuda_awareness(write):
+def test_staged_device_memory_and_unused_gpus_are_reported(write):
     rows = steady(records())
     rows[0]["devices"] = ["NVIDIA H100"] * 2
     note = one(found(write(rows)), "cuda", Severity.NOTE, "only host memory")
@@ -120,7 +120,7 @@ def test_device_memory_by_a_detour_is_missing_cuda_awareness(write):
     assert len([each for each in findings if each.area == "cuda"]) == 1
 
 
-def test_a_torn_file_and_missing_sizes_are_runs_cut_short(write, tmp_path):
+def test_incomplete_files_and_missing_sizes_are_reported(write, tmp_path):
     wanted = BenchRequest(("all_reduce", "all_gather"), (64, 512, 4096, 32768, 262144), (False, True), 4)
     assert not [each for each in found(TWO, wants=lambda _: wanted) if each.area == "run"]
     rows = [each for each in records() if each.get("nbytes") != 262144 or each["op"] != "all_gather"]
@@ -132,12 +132,12 @@ def test_a_torn_file_and_missing_sizes_are_runs_cut_short(write, tmp_path):
     one(found(torn), "run", Severity.WARNING, "while writing")
 
 
-def test_a_run_that_measured_nothing_is_told_beside_others(write):
+def test_a_run_without_measurements_is_reported(write):
     empty = write(records()[:1], "empty.jsonl")
     assert "empty.jsonl" in one(found(TWO, empty), "run", Severity.WARNING, "before it measured anything").found
 
 
-def test_blocked_operations_want_the_sizes_that_they_round_to():
+def test_expected_sizes_are_rounded_to_whole_blocks():
     assert BenchRequest(("all_gather",), (8, 1000), (True,), 4).list_expected_rows(3) == {
         ("all_gather", True, 12),
         ("all_gather", True, 996),
@@ -145,7 +145,7 @@ def test_blocked_operations_want_the_sizes_that_they_round_to():
     assert BenchRequest(("barrier",), (8, 64), (True,), 4).list_expected_rows(3) == {("barrier", True, 0)}
 
 
-def test_the_same_measured_twice_and_not_alike_is_noise(write):
+def test_disagreeing_repetitions_are_noise(write):
     one_run = write(steady(records()), "a.jsonl")
     same = write(steady(records()), "b.jsonl")
     assert not [each for each in found(one_run, same) if each.area == "noise"]
@@ -176,7 +176,7 @@ def flat(path=TWO):
     return rows
 
 
-def test_a_library_auto_or_algorithm_that_is_behind_is_told(write):
+def test_a_slow_library_auto_or_algorithm_is_reported(write):
     rows = slowed(flat(), 2.0, op="all_reduce", engine="mpi", nbytes=4096, in_place=True)
     behind = one(found(write(rows)), "algorithm", Severity.NOTE, "MPI library's all_reduce", "1 of 5 sizes")
     assert "2x slower than" in behind.evidence
@@ -191,7 +191,7 @@ def test_a_library_auto_or_algorithm_that_is_behind_is_told(write):
     assert "bruck 25x slower" in one(found(write(rows)), "algorithm", Severity.NOTE, "more than 10x").evidence
 
 
-def test_a_wrong_result_is_never_the_best(write):
+def test_a_wrong_result_is_never_the_fastest(write):
     rows = slowed(flat(), 0.01, op="all_reduce", algorithm="ring")
     for record in rows:
         if record.get("op") == "all_reduce" and record["algorithm"] == "ring":
@@ -199,7 +199,7 @@ def test_a_wrong_result_is_never_the_best(write):
     assert {each.area for each in found(write(rows))} == {"results"}
 
 
-def test_bandwidth_that_falls_from_node_to_node_is_told(write):
+def test_a_drop_in_bandwidth_over_nodes_is_reported(write):
     two = [record | {"nodes": 2} for record in flat()]
     four = [record | {"nodes": 4} for record in slowed(flat(FOUR), 4.0)]
     findings = found(write(two, "two.jsonl"), write(four, "four.jsonl"))
@@ -211,7 +211,7 @@ def test_bandwidth_that_falls_from_node_to_node_is_told(write):
     assert not [each for each in found(write(inside, "two.jsonl"), write(four, "f.jsonl")) if each.area == "scaling"]
 
 
-def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
+def test_times_far_above_the_bound_are_reported(write):
     from hpccoll.predict.machine_catalogue import load_machine
 
     rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
@@ -224,7 +224,7 @@ def test_what_is_far_above_the_bound_of_a_machine_is_told(write):
     assert not [each for each in found(near, models=models) if each.area == "bound"]
 
 
-def test_the_preflights_faults_are_passed_on(write):
+def test_the_preflights_faults_are_repeated(write):
     (fault,) = [each for each in found(PAIRS) if each.area == "link"]
     assert fault.severity is Severity.WARNING
     assert "the link of node3 is slow" in fault.found
@@ -239,7 +239,7 @@ def test_the_preflights_faults_are_passed_on(write):
     assert "cut short" in one(found(write(rows[:-1])), "run", Severity.WARNING).found
 
 
-def test_the_doctors_warnings_are_passed_on(write):
+def test_the_doctors_warnings_are_repeated(write):
     from hpccoll.doctor.finding import Finding
 
     told = [

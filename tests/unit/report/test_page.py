@@ -1,4 +1,4 @@
-"""`hpccoll report`: the page it writes, what it prints and records, and what it refuses."""
+"""`hpccoll report`: its page, its output, its records and its errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def page(tmp_path_factory):
     return target.read_text(encoding="utf-8")
 
 
-def test_the_page_is_well_formed_and_no_id_comes_twice(page):
+def test_the_page_is_well_formed_with_unique_ids(page):
     parsed = Page(page)
     assert not parsed.open
     ids = Counter(attrs["id"] for _, attrs in parsed.found if "id" in attrs)
@@ -75,7 +75,7 @@ def test_the_page_is_well_formed_and_no_id_comes_twice(page):
     assert set(named) <= set(ids)
 
 
-def test_the_page_asks_for_nothing_from_anywhere(page):
+def test_the_page_makes_no_requests(page):
     parsed = Page(page)
     for tag, attrs in parsed.found:
         for name in ("src", "href", "data", "action", "srcset"):
@@ -111,7 +111,7 @@ def test_the_page_shows_what_the_files_hold(page):
     assert sections == [*order, "reading"]
 
 
-def test_runs_are_told_apart_by_what_differs(tmp_path):
+def test_the_environment_marks_facts_that_differ(tmp_path):
     rows = [json.loads(line) for line in TWO.read_text().splitlines()]
     rows[0] |= {"hosts": ["n1", "n2"], "slurm": {"job_id": "42", "partition": "debug", "array_task_id": None}}
     file, target = tmp_path / "job.jsonl", tmp_path / "report.html"
@@ -127,7 +127,7 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
     assert not [line for line in shown if "array task" in line]
 
 
-def test_the_page_reads_without_its_script(page):
+def test_the_page_is_readable_without_its_script(page):
     parsed = Page(page)
     assert all("hidden" in attrs for attrs in parsed.of("button", "swap"))
     assert all("disabled" in attrs for attrs in parsed.of("button") if "data-name" in attrs)
@@ -136,7 +136,7 @@ def test_the_page_reads_without_its_script(page):
     assert len(titles) > sum("data-says" in attrs for attrs in marks) > 500
 
 
-def test_what_files_say_is_text_and_never_markup(tmp_path):
+def test_text_from_files_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
     rows = [json.loads(line) for line in TWO.read_text().splitlines()]
     rows[0] |= {"hosts": [evil, evil], "command": f"hpccoll bench {evil}", "commit": evil}
@@ -160,7 +160,7 @@ def test_what_files_say_is_text_and_never_markup(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, "", -1, 1e300, [], {}, ["x"], True])
-def test_odd_values_in_runs_and_pairs_break_nothing(tmp_path, value):
+def test_invalid_values_in_runs_and_pairs_do_not_break_the_page(tmp_path, value):
     rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
     for record in (rows[0], rows[1], rows[-2], rows[-1]):
         for key in set(record) - {"schema", "kind"}:
@@ -196,7 +196,7 @@ def test_findings_are_printed_with_evidence_and_remedy(tmp_path, capsys):
     assert all(json.loads(line)["schema"] == "hpccoll/1" for line in capsys.readouterr().out.splitlines())
 
 
-def test_a_wrong_result_ends_with_1_and_the_page_is_there(tmp_path):
+def test_a_wrong_result_ends_with_status_1_and_a_page(tmp_path):
     rows = [json.loads(line) for line in TWO.read_text().splitlines()]
     rows[3]["wrong"] = 7
     file, target = tmp_path / "wrong.jsonl", tmp_path / "report.html"
@@ -205,7 +205,7 @@ def test_a_wrong_result_ends_with_1_and_the_page_is_there(tmp_path):
     assert "wrong results" in target.read_text()
 
 
-def test_the_size_that_a_command_asked_for_is_missed(tmp_path, capsys):
+def test_a_missing_size_of_the_command_is_reported(tmp_path, capsys):
     lines = TWO.read_text().splitlines()
     file = tmp_path / "short.jsonl"
     file.write_text("\n".join(line for line in lines if '"nbytes":262144' not in line) + "\n")
@@ -226,7 +226,7 @@ def test_the_size_that_a_command_asked_for_is_missed(tmp_path, capsys):
         ([], "Missing argument"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_paragraph(tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors_are_usage_errors_with_one_message(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine.jsonl"
     mine.write_bytes(TWO.read_bytes())
@@ -238,12 +238,12 @@ def test_what_cannot_be_done_is_said_in_a_paragraph(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
-def test_a_full_disk_is_told(capsys):
+def test_a_full_disk_is_a_usage_error(capsys):
     assert cli.main(["report", str(TWO), "-o", "/dev/full", "--no-bound"]) == 2
     assert "-o /dev/full: cannot write there (No space left on device)" in capsys.readouterr().err
 
 
-def test_other_ranks_are_silent(tmp_path, monkeypatch, capsys):
+def test_other_ranks_write_and_print_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", str(TWO)]) == 0

@@ -1,4 +1,4 @@
-"""The parts of a training run that need no ranks: data, checkpoints, schedules, pieces, records."""
+"""The parts of a training run that need neither ranks nor torch: data, checkpoints, records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(path):
     return sorted(each.name for each in path.iterdir())
 
 
-def test_the_digits_are_whole_and_a_tenth_is_held_out():
+def test_the_digits_are_complete_and_a_tenth_is_held_out():
     train, held_out = digits.load_digits()
     assert (len(train), len(held_out)) == (1618, 179)
     assert train.images.shape == (1618, 64)
@@ -43,7 +43,7 @@ def test_the_digits_are_whole_and_a_tenth_is_held_out():
     ]
 
 
-def test_each_pass_sees_every_sample_once_in_an_order_of_its_own():
+def test_each_epoch_has_every_sample_once_in_a_different_order():
     train = digits.load_digits()[0]
     rows = np.arange(len(train))
     numbered = digits.Digits(rows, rows)
@@ -55,7 +55,7 @@ def test_each_pass_sees_every_sample_once_in_an_order_of_its_own():
     assert np.concatenate(steps).tolist() == np.concatenate(passes)[:3200].tolist()
 
 
-def test_a_checkpoint_comes_back_to_the_bit_and_two_are_kept(tmp_path):
+def test_a_checkpoint_is_restored_exactly_and_two_are_kept(tmp_path):
     folder = CheckpointDirectory(tmp_path / "new" / "state")
     for step in (1, 2, 3):
         assert folder.save(state(step)).name == f"step-0000000{step}.npz"
@@ -66,11 +66,11 @@ def test_a_checkpoint_comes_back_to_the_bit_and_two_are_kept(tmp_path):
         assert found.parameters[name].tobytes() == numbers.tobytes()
 
 
-def test_an_empty_directory_has_none(tmp_path):
+def test_an_empty_directory_has_no_checkpoint(tmp_path):
     assert CheckpointDirectory(tmp_path).load_newest(IDENTITY) == (None, [])
 
 
-def test_a_save_that_was_killed_is_not_taken_and_cleared_away(tmp_path):
+def test_an_unfinished_checkpoint_is_ignored_and_removed(tmp_path):
     folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
     (tmp_path / "step-00000002.unfinished").write_bytes((tmp_path / "step-00000001.npz").read_bytes()[:100])
@@ -89,7 +89,7 @@ def flipped(data):
 
 
 @pytest.mark.parametrize("spoil", [cut_short, flipped, lambda data: b"", lambda data: b"\0" * len(data)])
-def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path, spoil):
+def test_a_damaged_checkpoint_is_skipped_for_an_older_one(tmp_path, spoil):
     folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
     file = folder.save(state(2))
@@ -104,7 +104,7 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path, spoil):
     assert len(damaged) == 2
 
 
-def test_a_file_of_something_else_is_passed_over(tmp_path):
+def test_a_foreign_file_is_skipped(tmp_path):
     np.savez(tmp_path / "step-00000009.npz", about=np.array(json.dumps({"schema": "other/1"})))
     with zipfile.ZipFile(tmp_path / "step-00000008.npz", "w") as archive:
         archive.writestr("about.txt", "hello")
@@ -137,7 +137,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
             CheckpointDirectory(path)
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     folder = CheckpointDirectory(tmp_path)
     folder.save(state(1))
 
@@ -186,7 +186,7 @@ SUMMARY = TrainSummaryRecord(
 )
 
 
-def test_a_step_is_made_of_what_all_ranks_say(validator):
+def test_a_step_record_combines_all_ranks(validator):
     record, stop = combine_rank_steps(7, Mesh(pp=2), 64, ROWS)
     found = record.as_dict()
     validator.validate(found)
@@ -206,7 +206,7 @@ def test_there_is_no_bubble_without_a_pipeline(validator):
     assert found["bubble"] is None
 
 
-def test_a_summary_fulfils_the_schema(validator):
+def test_a_summary_is_valid(validator):
     found = SUMMARY.as_dict()
     validator.validate(found)
     assert set(found) - {"schema", "kind"} == set(make_json_schema()["$defs"]["train_summary"]["properties"])
@@ -216,7 +216,7 @@ def test_a_summary_fulfils_the_schema(validator):
 
 
 @pytest.mark.parametrize("kind", ["train", "train_summary"])
-def test_the_schema_wants_every_field(kind, validator):
+def test_the_schema_requires_every_field(kind, validator):
     found = combine_rank_steps(7, Mesh(pp=2), 64, ROWS)[0].as_dict() if kind == "train" else SUMMARY.as_dict()
     for key in set(found) - {"schema", "kind"}:
         assert not validator.is_valid({name: value for name, value in found.items() if name != key}), key

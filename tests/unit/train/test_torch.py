@@ -1,4 +1,4 @@
-"""Schedules and pieces: what torch's rooms say without any rank."""
+"""Schedules, shards and initial parameters, without MPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spelled(actions):
     return " ".join(f"{turn.value[0].upper()}{micro}" for turn, micro in actions)
 
 
-def test_schedules_read_as_in_the_books():
+def test_schedules_are_the_published_ones():
     assert spelled(SCHEDULES["gpipe"](0, 3, 3)) == "F0 F1 F2 B0 B1 B2"
     one = SCHEDULES["1f1b"]
     assert spelled(one(0, 3, 4)) == "F0 F1 F2 B0 F3 B1 B2 B3"
@@ -48,7 +48,7 @@ def ends(schedule, stages, micros):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_schedule_can_stand_still_and_each_goes_back_after_it_went_forward(schedule):
+def test_schedules_cannot_deadlock_and_run_forward_before_backward(schedule):
     for stages in range(1, 7):
         for micros in range(1, 9):
             assert ends(schedule, stages, micros)
@@ -68,7 +68,7 @@ def test_no_schedule_can_stand_still_and_each_goes_back_after_it_went_forward(sc
 @pytest.mark.parametrize(
     "mlp", [MlpConfig(width=7, layers=4), MlpConfig(width=10, layers=5), MlpConfig(width=6, layers=3)]
 )
-def test_the_pieces_of_a_data_parallel_row_make_the_whole_model(mesh, mlp):
+def test_the_shards_of_a_replica_make_the_full_model(mesh, mlp):
     seen = {piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in models.list_full_parameters(mlp)}
     for rank in range(mesh.ranks):
         if mesh.coordinates_of(rank)["dp"]:
@@ -79,7 +79,7 @@ def test_the_pieces_of_a_data_parallel_row_make_the_whole_model(mesh, mlp):
     assert all(bool((each == 1).all()) for each in seen.values())
 
 
-def test_no_two_layers_and_no_two_pieces_begin_alike():
+def test_layers_and_shards_start_with_different_parameters():
     full = models.init_parameters(MlpConfig(width=64, layers=4), 0, torch.float64)
     weights = [full[f"layers.{layer}.weight"] for layer in range(3)]
     assert not any(bool((a == b).any()) for a, b in [(weights[0], weights[1]), (weights[1], weights[2])])

@@ -1,4 +1,4 @@
-"""The pictures of a report: places on axes, well-formed SVG, and nothing of a file taken for markup."""
+"""The charts of a report: positions on axes, well-formed SVG, and escaping of text from files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_class(root: ET.Element, name: str) -> list[ET.Element]:
 
 
 @given(st.lists(positive, min_size=1, max_size=9))
-def test_every_value_has_its_place_between_the_ends_and_order_is_kept(values):
+def test_positions_are_within_the_axis_and_keep_the_order(values):
     for scale in (make_log_scale(values, 300, 10), make_linear_scale(values, 300, 10)):
         places = [scale.position_of(value) for value in sorted(values)]
         assert all(10 - 1e-6 <= place <= 300 + 1e-6 for place in places)
@@ -61,7 +61,7 @@ def test_every_value_has_its_place_between_the_ends_and_order_is_kept(values):
 
 
 @given(st.floats(1e-9, 1e9), st.floats(1.5, 1e6))
-def test_an_axis_has_two_ticks_at_least(low, factor):
+def test_an_axis_has_at_least_two_ticks(low, factor):
     assert len(choose_ticks(make_log_scale([low, low * factor * 2], 0, 1))) >= 2
     assert len(choose_ticks(make_linear_scale([low], 0, 1))) >= 2
 
@@ -70,11 +70,11 @@ def test_an_axis_has_two_ticks_at_least(low, factor):
     ("seconds", "told"),
     [(0.0, "0 µs"), (2.4e-9, "2.4 ns"), (2.512e-6, "2.51 µs"), (999.8e-6, "1 ms"), (0.0123, "12.3 ms"), (12, "12 s")],
 )
-def test_times_are_told_in_a_unit_that_keeps_them_short(seconds, told):
+def test_format_seconds_chooses_the_unit(seconds, told):
     assert format_seconds(seconds) == told
 
 
-def test_bandwidths_and_intervals_are_told_with_their_unit_once():
+def test_format_bandwidths_and_intervals():
     assert format_bytes_per_s(11.8e9) == "11.8 GB/s"
     assert format_bytes_per_s(49.96e6) == "50 MB/s"
     assert format_bounds(2e-6, 3e-6, format_seconds) == "[2, 3] µs"
@@ -83,7 +83,7 @@ def test_bandwidths_and_intervals_are_told_with_their_unit_once():
     assert format_number(1e-5) == "0.00001"
 
 
-def test_points_stand_where_the_axes_say():
+def test_markers_and_lines_are_at_the_positions_of_the_scales():
     points = tuple(ChartPoint(8.0 * 8**at, 1e-6 * 10**at, 0.9e-6 * 10**at, 1.2e-6 * 10**at) for at in range(4))
     root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
     places = [tuple(map(float, re.findall(r"[\d.]+", mark.get("transform", "")))) for mark in of_class(root, "mark")]
@@ -97,7 +97,7 @@ def test_points_stand_where_the_axes_say():
     assert path.get("d") == "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
 
 
-def test_both_vertical_scales_are_in_the_picture():
+def test_a_chart_contains_both_vertical_scales():
     points = (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-5, 1e-5, 1e-5), ChartPoint(512, 1e-4, 1e-4, 1e-4))
     root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
     (path,) = of_class(root, "path")
@@ -109,7 +109,7 @@ def test_both_vertical_scales_are_in_the_picture():
     assert of_class(linear_first, "path")[0].get("d") == path.get("data-alt")
 
 
-def test_a_picture_is_told_to_those_who_do_not_see_it():
+def test_a_chart_is_accessible_to_screen_readers():
     root = parsed(
         render_line_chart(chart(ChartLine("ring", RING, (ChartPoint(8, 2e-6, 1e-6, 3e-6, "12 iterations"),))))
     )
@@ -122,7 +122,7 @@ def test_a_picture_is_told_to_those_who_do_not_see_it():
     assert bars.get("d", "").startswith("M")
 
 
-def test_names_from_files_are_text_and_never_markup():
+def test_names_from_files_are_escaped():
     evil = '"><script>alert(1)</script>'
     point = ChartPoint(8, 1e-6, 1e-6, 1e-6, evil)
     root = parsed(render_line_chart(chart(ChartLine(evil, RING, (point,)), title=evil, description=evil)))
@@ -135,7 +135,7 @@ def test_names_from_files_are_text_and_never_markup():
     assert not [each for each in root.iter() if each.tag.endswith("script")]
 
 
-def test_values_without_a_place_on_the_axes_are_left_out():
+def test_values_that_are_not_positive_are_left_out():
     nothing = ChartLine("ring", RING, (ChartPoint(0, 1e-6, 1e-6, 1e-6), ChartPoint(8, 0.0, 0.0, 0.0)))
     assert render_line_chart(chart(nothing)) == ""
     some = ChartLine("tree", MUTED_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6),))
@@ -171,7 +171,7 @@ def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, i
     return HeatMap("h1", "Bandwidth", "about", names, tuple(cells), format_bytes_per_s, higher_is_better=True)
 
 
-def test_a_matrix_has_a_cell_a_direction_and_shows_what_is_slow_and_broken():
+def test_a_heat_map_shows_slow_and_broken_directions():
     root = parsed(heat_svg(matrix(4, broken=(1, 2), slow=(3, 0))))
     told = {cell.get("data-head"): cell for cell in root.iter() if cell.get("data-head")}
     assert len(told) == 12
@@ -187,14 +187,14 @@ def test_a_matrix_has_a_cell_a_direction_and_shows_what_is_slow_and_broken():
 
 
 @pytest.mark.parametrize("count", [1, 17, 65])
-def test_a_large_matrix_stays_a_picture_of_bearable_size(count):
+def test_a_large_heat_map_has_a_limited_size(count):
     drawn = heat_svg(matrix(count, broken=(0, count - 1), slow=(count - 1, 0)))
     root = parsed(drawn)
     assert len(drawn) < 400_000
     assert bool(list(root.iter(f"{SVG}image"))) == (count > 64)
 
 
-def test_the_colours_of_a_matrix_darken_on_both_sides_of_the_usual():
+def test_colors_darken_on_both_sides_of_the_reference():
     def light(share):
         red, green, blue = interpolate_color(share)
         return 0.299 * red + 0.587 * green + 0.114 * blue
@@ -208,7 +208,7 @@ def test_the_colours_of_a_matrix_darken_on_both_sides_of_the_usual():
     assert math.isfinite(light(0.1))
 
 
-def test_lines_of_an_operation_never_look_alike_but_for_the_quiet_ones():
+def test_styles_within_an_operation_differ_unless_muted():
     from hpccoll.report.load import load
     from tests.unit.report.test_load import FOUR, TWO
 
@@ -220,7 +220,7 @@ def test_lines_of_an_operation_never_look_alike_but_for_the_quiet_ones():
     assert found[next(name for name in found if name.engine == "mpi")].css_class == "peer"
 
 
-def test_one_slow_node_of_four_is_the_one_that_stands_out():
+def test_one_slow_node_of_four_stands_out():
     slow = [
         HeatMapCell(row, column, 2.5e9 if 2 in (row, column) else 1e10, f"n{row} to n{column}", "said", is_broken=False)
         for row in range(4)
