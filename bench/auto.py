@@ -83,7 +83,7 @@ def contest(
     def check(call: Callable[[], object]) -> int:
         workload.reset()
         call()
-        return workload.wrong(str(next(judge)))
+        return workload.count_wrong(str(next(judge)))
 
     case = Case(f"all_reduce, {buffer}", count * 4, 1, sides, before=workload.reset, check=check)
     return case, [contender.free for _, contender in ready]

@@ -78,7 +78,7 @@ def contest(
     def check(call: Callable[[], object]) -> int:
         workload.reset()
         call()
-        return workload.wrong(str(next(judge)))
+        return workload.count_wrong(str(next(judge)))
 
     case = Case(operation.value, count * blocks * 4, 1, sides, before=workload.reset, check=check)
     return case, [library.free, *(each.free for each in ready.values())]

@@ -50,13 +50,13 @@ def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
     sides = [
         Side("loop", loops[0][0], seconds=loops[0][1]),
         Side("loop again (A/A)", loops[1][0], seconds=loops[1][1]),
-        Side(ENGINE, contender.call, (MUST,), seconds=lambda: race.once(contender)[0]),
+        Side(ENGINE, contender.call, (MUST,), seconds=lambda: race.time_iteration(contender)[0]),
     ]
 
     def check(call: Callable[[], object]) -> int:
         workload.reset()
         call()
-        return workload.wrong("loop")
+        return workload.count_wrong("loop")
 
     name = "in place" if in_place else "out of place"
     return Case(name, count * 4, 1, sides, check=check, late=lambda: (ENGINE, contender.wrong or 0))

@@ -168,7 +168,7 @@ def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
         if name not in (OWN, *peers.ENGINE_NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
-    module = make_buffer_module(options.buffer, comm, suite.most_bytes(world.size))
+    module = make_buffer_module(options.buffer, comm, suite.max_buffer_bytes(world.size))
     found = peers.start_available_engines(world, [name for name in asked if name != OWN])
     started: list[LibraryEngine] = [peer for peer in found.values() if not isinstance(peer, str)]
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
@@ -176,7 +176,7 @@ def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
         raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
     session = BenchmarkSession(suite, world, comm, started, module, OWN in asked)
     if options.budget is None:
-        session.share(WHOLE_BUDGET_S)
+        session.share_budget(WHOLE_BUDGET_S)
     yield session
     # Closing is collective: after an error on one rank it would wait for the others, so then the job is aborted.
     for peer in started:
@@ -204,7 +204,7 @@ class _Outputs:
             option = "--resume" if options.resume else "--json"
             self.journal = stack.enter_context(result_file.RecordWriter(target, option, resume=bool(options.resume)))
             self.journal.write(run)
-        self.progress = stack.enter_context(show_progress("rows", session.rows))
+        self.progress = stack.enter_context(show_progress("rows", session.case_count))
         stack.callback(self.end)  # also when the run is cut short
 
     def _resume(self, path: str) -> None:
@@ -225,7 +225,7 @@ class _Outputs:
     @property
     def told_to_stop(self) -> bool:
         """Whether --stop-file is there and rows are left."""
-        left = len(self.records) < self.session.rows - len(self.session.refused)
+        left = len(self.records) < self.session.case_count - len(self.session.refused)
         return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 
     def add(self, record: CollectiveRecord) -> None:

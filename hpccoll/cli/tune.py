@@ -97,11 +97,11 @@ def _run(options: TuneOptions) -> int:
         outputs = _TuneOutputs(options, stack, path, site, ready, run) if world.rank == 0 else None
         other_load = OtherProcessLoad(world)
         for trial in ready:
-            for record in trial.trial():
+            for record in trial.run_candidates():
                 wrong += record.wrong or 0
                 if outputs is not None:
                     outputs.add(record)
-        others = other_load.cores() if layout.nodes == 1 else 0.0
+        others = other_load.measure_busy_cores() if layout.nodes == 1 else 0.0
     if others > BUSY and world.rank == 0:
         click.echo(f"# other programs kept {others:.1f} cores busy: tune again when they have ended", err=True)
     return 1 if wrong else 0
@@ -170,7 +170,7 @@ class _TuneOutputs:
         self.stored = 0
         self.lines = stack.enter_context(open_json_lines(options.json))
         self.lines.write(run)
-        self.progress = stack.enter_context(show_progress("rows", sum(session.rows for session in sessions)))
+        self.progress = stack.enter_context(show_progress("rows", sum(session.case_count for session in sessions)))
         stack.callback(self.finish)  # also after an interruption
 
     @property

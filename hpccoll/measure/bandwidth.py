@@ -40,7 +40,7 @@ def find_timed_operation(name: str) -> TimedOperation:
     return Operation(name)
 
 
-def busbw_factor(op: TimedOperation, n: int) -> float:
+def get_busbw_factor(op: TimedOperation, n: int) -> float:
     """Return busbw / algbw of `op` over n ranks; 0 where nothing has to move (one rank, barrier)."""
     if op is Operation.BARRIER:
         return 0.0
@@ -49,12 +49,12 @@ def busbw_factor(op: TimedOperation, n: int) -> float:
     return (2 if op is Operation.ALL_REDUCE else 1) * (n - 1) / n
 
 
-def message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
+def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
     """Return S in bytes for `count` elements a rank of `itemsize` bytes, over n ranks."""
     return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
 
-def count_for_bytes(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
+def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
     """Return the elements a rank whose S is `nbytes` or, where that is not divisible, the next smaller S there is.
 
     A size above zero always gives at least one element, so small sizes of operations on blocks come out larger than
@@ -72,7 +72,7 @@ def compute_algbw(nbytes: int, seconds: float) -> float:
 
 def compute_busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
     """Return S / t * factor in GB/s."""
-    return compute_algbw(nbytes, seconds) * busbw_factor(op, n)
+    return compute_algbw(nbytes, seconds) * get_busbw_factor(op, n)
 
 
 def _blocks(op: TimedOperation, n: int) -> int:

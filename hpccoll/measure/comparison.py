@@ -44,25 +44,25 @@ class EngineRecords:
         """Those that were measured."""
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
-    def at(self, in_place: bool) -> CollectiveRecord | None:
+    def get_record(self, in_place: bool) -> CollectiveRecord | None:
         """Return the record of one place, or None."""
         return self.in_place if in_place else self.out_of_place
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EngineComparison:
     """Everything measured of one setting and size."""
 
     setting: TableKey
     nbytes: int
     entries: tuple[EngineRecords, ...]
 
-    def ratio(self, record: CollectiveRecord) -> Interval | None:
+    def ratio_to_mpi(self, record: CollectiveRecord) -> Interval | None:
         """Return median(mpi) / median(record) with its interval; None for mpi itself and where it was not measured."""
         if record.engine == REFERENCE:
             return None
         for entry in self.entries:
-            reference = entry.at(record.in_place)
+            reference = entry.get_record(record.in_place)
             if entry.engine == REFERENCE and reference is not None:
                 return compute_ratio(record, reference)
         return None
@@ -86,7 +86,7 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
     return ratio_of_medians(reference.samples_us, record.samples_us)
 
 
-def compare_engines(records: Iterable[CollectiveRecord]) -> list[Case]:
+def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
     """Return the cases: settings in order of appearance, sizes ascending, entries in a fixed order.
 
     Of rows that were measured twice the last one counts.
@@ -97,7 +97,9 @@ def compare_engines(records: Iterable[CollectiveRecord]) -> list[Case]:
         setting = TableKey(*(getattr(row, name) for name in TableKey._fields))
         found.setdefault(setting, {}).setdefault(row.nbytes, []).append(record)
     return [
-        Case(setting, nbytes, _entries(sizes[nbytes])) for setting, sizes in found.items() for nbytes in sorted(sizes)
+        EngineComparison(setting, nbytes, _entries(sizes[nbytes]))
+        for setting, sizes in found.items()
+        for nbytes in sorted(sizes)
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.data import Array, reduction_function
+from hpccoll.measure.data import Array, get_reduction_function
 from hpccoll.measure.interleaved import Contender
 from hpccoll.measure.workload import Workload
 from hpccoll.plan import Operation, Plan, replay
@@ -45,7 +45,7 @@ def _oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
     task = workload.task
 
     def play() -> Array:
-        combine = reduction_function(task.redop) if task.operation.reduces else None
+        combine = get_reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.inputs, combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
 

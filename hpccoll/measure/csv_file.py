@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hpccoll.measure.comparison import Case, compare_engines
+from hpccoll.measure.comparison import EngineComparison, compare_engines
 from hpccoll.measure.output_file import describe_write_error
 from hpccoll.records import CollectiveCase, CollectiveRecord, TimeSummary
 
@@ -38,11 +38,11 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
         raise describe_write_error(path, option, error) from error
 
 
-def _flatten_record(record: CollectiveRecord, case: Case) -> dict[str, Any]:
+def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:
     """Return the cells of a record's line, by column."""
     written = record.as_dict()
     cells = written | {f"{name}_us": value for name, value in written["time_us"].items()}
-    ratio = case.ratio(record)
+    ratio = case.ratio_to_mpi(record)
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
     cells |= dict(zip(_RATIO, bounds, strict=True))
     return {name: cells[name] for name in COLUMNS}

@@ -27,7 +27,7 @@ class ExpectedResult:
     values: Array
     bound: Array | None = None
 
-    def wrong(self, found: Array) -> int:
+    def count_wrong(self, found: Array) -> int:
         """Count the elements of `found` that are not as expected (NaN equals NaN)."""
         if self.bound is None:
             same = found == self.values
@@ -59,13 +59,13 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
     return np.resize(period.astype(dtype.numpy), count) if count else np.empty(0, dtype.numpy)
 
 
-def reduction_function(op: str) -> Callable[[Array, Array], Array]:
+def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
     """Return the binary function of a reduction, on arrays of any element type."""
     function: Callable[[Array, Array], Array] = getattr(np, FUNCTIONS[op])
     return function
 
 
-def expected_result(
+def compute_expected_result(
     operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int
 ) -> ExpectedResult | None:
     """Return what `rank` must end with, or None where it wants nothing.
@@ -108,7 +108,7 @@ def _block(array: Array, rank: int, n: int) -> slice:
 def _reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
     """Reduce in a wider type, with the bound 4 (n + 1) eps (sum |x|) that any order of summation keeps."""
     dtype, n = inputs[0].dtype, len(inputs)
-    combine = reduction_function(op)
+    combine = get_reduction_function(op)
     exact = dtype.kind in "biu" or op in ("min", "max")
     wide = dtype if exact else np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
     total = inputs[0].astype(wide)

@@ -80,7 +80,7 @@ class InterleavedBenchmark:
             self.warm_up(contender)
         while self.running:
             for contender in self._random.sample(self.running, len(self.running)):
-                self.turn(contender)
+                self.time_turn(contender)
             stops = self.comm.bcast([self.decide_stop(each) for each in self.running])
             for contender, stop in zip(list(self.running), stops, strict=True):
                 if stop is not None:
@@ -97,33 +97,33 @@ class InterleavedBenchmark:
             contender.call()
             self.workload.module.synchronize()
             if self.method.check:
-                wrong += self.workload.wrong(contender.name)
+                wrong += self.workload.count_wrong(contender.name)
         if self.method.check:
             if contender.oracle is not None and self.workload.result is not None:
-                wrong += count_different(self.workload.found(), contender.oracle())
-            differ = len(set(self.comm.allgather(self.workload.digest()))) > 1
+                wrong += count_different_elements(self.workload.read_output(), contender.oracle())
+            differ = len(set(self.comm.allgather(self.workload.checksum_output()))) > 1
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
-    def turn(self, contender: Contender) -> None:
+    def time_turn(self, contender: Contender) -> None:
         """Time a few iterations in a row."""
         begin = time.perf_counter()
-        count = self.comm.bcast(self.iterations(contender))
+        count = self.comm.bcast(self.count_iterations(contender))
         local = np.empty((count, 2))  # on the host, and on the stream
         for at in range(count):
-            local[at] = self.once(contender)
+            local[at] = self.time_iteration(contender)
         slowest = np.max(self.comm.allgather(local), axis=0) * 1e6
         contender.samples_us += slowest[:, 0].tolist()
         if self.workload.module.on_device:
             contender.stream_us += slowest[:, 1].tolist()
         contender.spent_s += time.perf_counter() - begin
 
-    def iterations(self, contender: Contender) -> int:
+    def count_iterations(self, contender: Contender) -> int:
         """How many iterations a turn of about TURN_S holds, within what the rule still allows."""
         each = contender.median_us / 1e6
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / max(each, 1e-7))))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
-    def once(self, contender: Contender) -> tuple[float, float]:
+    def time_iteration(self, contender: Contender) -> tuple[float, float]:
         """Time one iteration on this rank, in seconds on the host and on the stream; check what came out."""
         workload = self.workload
         timer = workload.module.make_stream_timer()
@@ -139,7 +139,7 @@ class InterleavedBenchmark:
         workload.module.synchronize()
         seconds = time.perf_counter() - begin
         if self.method.check and contender.wrong is not None:
-            contender.wrong += workload.wrong(contender.name)
+            contender.wrong += workload.count_wrong(contender.name)
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
@@ -149,7 +149,7 @@ class InterleavedBenchmark:
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
 
 
-def count_different(found: Array, exact: Array) -> int:
+def count_different_elements(found: Array, exact: Array) -> int:
     """Count the elements whose bits differ (NaN equals NaN)."""
     differ = found.view(np.uint8).reshape(len(found), -1) != exact.view(np.uint8).reshape(len(exact), -1)
     nan = np.isnan(found) & np.isnan(exact) if found.dtype.kind in "fcV" else np.zeros(len(found), np.bool_)

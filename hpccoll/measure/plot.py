@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import Case, TableKey, compare_engines, engine_order
+from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines, engine_order
 from hpccoll.measure.output_file import describe_write_error, require_writable
 from hpccoll.measure.table import PLACES, format_title
 from hpccoll.records import CollectiveRecord
@@ -51,7 +51,7 @@ class LineLook(NamedTuple):
     label: str
     peer: bool
 
-    def style(self, *, solid: bool) -> dict[str, Any]:
+    def to_matplotlib(self, *, solid: bool) -> dict[str, Any]:
         """Return what matplotlib calls it, for a solid line or a dashed one."""
         width = 2.0 if self.peer else 1.6
         return {
@@ -89,7 +89,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
         raise describe_write_error(path, option, error) from error
 
 
-def draw_figure(cases: Sequence[Case]) -> Figure:
+def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     """Return the figure of these cases: a row of two panels for each setting, a legend beside each row."""
     # The figure has its own canvas: pyplot would choose a backend and remember figures for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -125,7 +125,7 @@ def _looks(names: Iterable[Name]) -> dict[Name, LineLook]:
     return looks
 
 
-def _draw_setting(row: Any, setting: TableKey, cases: Sequence[Case], looks: dict[Name, LineLook]) -> None:
+def _draw_setting(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
     names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=engine_order)
     places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
     where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
@@ -135,7 +135,7 @@ def _draw_setting(row: Any, setting: TableKey, cases: Sequence[Case], looks: dic
         _prepare(axes, heading, [case.nbytes for case in cases])
         for name in names:
             for place in places:
-                found = [e.at(place) for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
+                found = [e.get_record(place) for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
                 records = [record for record in found if record is not None]
                 _draw_line(axes, looks[name], place or len(places) == 1, records, value)
         _finish(axes, setting)
@@ -162,7 +162,7 @@ def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[Collec
         return
     sizes, middle, low, high = (list(column) for column in zip(*points, strict=True))
     axes.fill_between(sizes, low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
-    axes.plot(sizes, middle, zorder=4 if look.peer else 3, **look.style(solid=solid))
+    axes.plot(sizes, middle, zorder=4 if look.peer else 3, **look.to_matplotlib(solid=solid))
 
 
 def _prepare(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
@@ -209,11 +209,11 @@ def _legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()
-    handles = [Line2D([], [], label=look.label, **look.style(solid=True)) for look in looks]
+    handles = [Line2D([], [], label=look.label, **look.to_matplotlib(solid=True)) for look in looks]
     if both:
         words = {True: "in place", False: "out of place"}
         neutral = LineLook(_INK, "o", "", peer=False)
-        handles += [Line2D([], [], label=words[solid], **neutral.style(solid=solid)) for solid in words]
+        handles += [Line2D([], [], label=words[solid], **neutral.to_matplotlib(solid=solid)) for solid in words]
     margin.legend(
         handles=handles,
         loc="center left",

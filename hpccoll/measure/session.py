@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.algorithms.registry import list_algorithm_names
-from hpccoll.measure.bandwidth import count_for_bytes, message_bytes
+from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import SharedMemoryModule
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.contenders import prepare_contenders
@@ -41,20 +41,23 @@ class BenchmarkConfig:
     nodes: int
     method: TimingOptions
 
-    def algorithms_of(self, operation: Operation) -> list[str]:
+    def list_algorithms(self, operation: Operation) -> list[str]:
         """The algorithms to run for an operation; those it does not have are left out."""
         known = list_algorithm_names(operation)
         wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
 
-    def most_bytes(self, ranks: int) -> int:
+    def max_buffer_bytes(self, ranks: int) -> int:
         """What input and output of the largest race take together on a rank."""
         return (
-            max(message_bytes(task.operation, task.count, task.dtype.itemsize, ranks) for task in self.tasks(0, ranks))
+            max(
+                compute_message_bytes(task.operation, task.count, task.dtype.itemsize, ranks)
+                for task in self.list_workloads(0, ranks)
+            )
             * 2
         )
 
-    def tasks(self, rank: int, ranks: int) -> list[WorkloadSpec]:
+    def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
         """The races of the run, small messages first."""
         for operation in self.operations:
             if operation.reduces:
@@ -63,7 +66,7 @@ class BenchmarkConfig:
         for operation in self.operations:
             fixed = ONE_WAY.get(operation)
             for size in self.sizes if operation is not Operation.BARRIER else self.sizes[:1]:
-                count = count_for_bytes(operation, size, self.dtype.itemsize, ranks)
+                count = compute_count(operation, size, self.dtype.itemsize, ranks)
                 for place in self.places if fixed is None else (fixed,):
                     found[operation, count, place] = WorkloadSpec(
                         operation, count, self.dtype, self.redop, self.root, place, rank, ranks, self.method.seed
@@ -85,18 +88,18 @@ class BenchmarkSession:
     ) -> None:
         self.suite, self.world, self.comm, self.peers, self.module = suite, world, comm, peers, module
         self.own = own  # whether hpccoll itself takes part
-        self.tasks = suite.tasks(world.rank, world.size)
+        self.tasks = suite.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
 
     @property
-    def rows(self) -> int:
+    def case_count(self) -> int:
         """How many rows a complete run has."""
         return sum(len(self.peers) + len(self._algorithms(task)) for task in self.tasks)
 
-    def share(self, seconds: float) -> None:
+    def share_budget(self, seconds: float) -> None:
         """Let all rows together take about `seconds`; each makes its fewest iterations whatever they take."""
         method = self.suite.method
-        rule = replace(method.rule, budget_s=seconds / max(self.rows, 1))
+        rule = replace(method.rule, budget_s=seconds / max(self.case_count, 1))
         self.suite = replace(self.suite, method=replace(method, rule=rule))
 
     def run(self, finished: Collection[CaseKey]) -> Generator[CollectiveRecord, None, None]:
@@ -122,7 +125,7 @@ class BenchmarkSession:
             _free(ready)
 
     def _algorithms(self, task: WorkloadSpec) -> list[str]:
-        return self.suite.algorithms_of(task.operation) if self.own else []
+        return self.suite.list_algorithms(task.operation) if self.own else []
 
     def _case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
         operation = task.operation
@@ -132,7 +135,7 @@ class BenchmarkSession:
             algorithm=algorithm,
             buffer=self.suite.buffer,
             in_place=task.in_place,
-            nbytes=message_bytes(operation, task.count, task.dtype.itemsize, task.ranks),
+            nbytes=compute_message_bytes(operation, task.count, task.dtype.itemsize, task.ranks),
             count=task.count,
             dtype=task.dtype.name,
             redop=task.redop if operation.reduces else None,

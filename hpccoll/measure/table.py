@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from hpccoll.measure.comparison import Case, EngineRecords, TableKey, compare_engines
+from hpccoll.measure.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
 from hpccoll.records import CollectiveRecord
 
@@ -68,13 +68,13 @@ def table_columns(places: Sequence[bool]) -> list[TableColumn]:
     return [*_heads(), *timings, *names, *extras, TableColumn(BEST, "", None, 1)]
 
 
-def format_cells(entry: EngineRecords, places: Sequence[bool], case: Case) -> list[str]:
+def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineComparison) -> list[str]:
     """Return one line of the plain table as text, a cell for each of `columns(places)`."""
     row = entry.records[0]
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
-    timings = [cell for place in PLACES for cell in format_timings(entry.at(place))]
-    extras = [cell for place in PLACES if place in places for cell in _extra_cells(entry.at(place), case)]
+    timings = [cell for place in PLACES for cell in format_timings(entry.get_record(place))]
+    extras = [cell for place in PLACES if place in places for cell in _extra_cells(entry.get_record(place), case)]
     mark = BEST if entry is case.best else ""
     return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
 
@@ -106,10 +106,10 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
     return f"{value}x", f"[{low},{high}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
 
 
-def _extra_cells(record: CollectiveRecord | None, case: Case) -> list[str]:
+def _extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> list[str]:
     if record is None:
         return ["-"] * 3
-    return [format_interval(record), *format_ratio(case.ratio(record))]
+    return [format_interval(record), *format_ratio(case.ratio_to_mpi(record))]
 
 
 def format_title(setting: TableKey) -> str:
@@ -145,7 +145,7 @@ class Stream:
         name, row = (record.engine, record.algorithm), record
         for case in compare_engines([*(other for other in known if other.nbytes == row.nbytes), record]):
             for entry in case.entries:
-                if (entry.engine, entry.algorithm) == name and entry.at(row.in_place) is record:
+                if (entry.engine, entry.algorithm) == name and entry.get_record(row.in_place) is record:
                     cells_of = format_cells(entry, self._places, case)[:-1]
                     return _line(cells_of, self._columns[:-1], [column.width for column in self._columns[:-1]])
         raise LookupError(f"{name} is not among its own records")
@@ -169,7 +169,7 @@ def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
     return "\n".join([*lines[1:], *legend])
 
 
-def _measured(cases: Iterable[Case]) -> tuple[bool, ...]:
+def _measured(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
     return tuple(sorted({record.in_place for case in cases for c in case.entries for record in c.records}))
 
 
@@ -200,7 +200,7 @@ def _heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
     return [f"#{line[1:]}" for line in (above[1:].rstrip(), names, units)]
 
 
-def make_rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
+def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
     """Return a terminal's table of the cases of one setting; engine and algorithm stand before the times.
 
     Args:
@@ -224,7 +224,7 @@ def make_rich_table(cases: Sequence[Case], places: Sequence[bool], drop: Sequenc
         head = f"{above if column.name == 'time' else ''}{column.name}\n{column.unit}".rstrip()
         table.add_column(head, justify="left" if column.left else "right", no_wrap=True, vertical="bottom")
     for case in cases:
-        entries = [entry for entry in case.entries if any(entry.at(place) for place in places)]
+        entries = [entry for entry in case.entries if any(entry.get_record(place) for place in places)]
         for entry in entries:
             row = format_cells(entry, places, case)
             row[:5] = row[:5] if entry is entries[0] else [""] * 5
@@ -259,7 +259,7 @@ def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = Non
     console.print("\n".join(_legend(unsure=few)), markup=False, highlight=False)
 
 
-def _fitting(cases: Sequence[Case], console: Console) -> list[Table]:
+def _fitting(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
     """Return the fullest tables that the console is wide enough for."""
     places = _measured(cases)
     for drop in ((), _DISPENSABLE[0]):
@@ -269,8 +269,8 @@ def _fitting(cases: Sequence[Case], console: Console) -> list[Table]:
     return [_narrow(cases, (place,), console) for place in places]
 
 
-def _narrow(cases: Sequence[Case], places: Sequence[bool], console: Console) -> Table:
-    mine = [case for case in cases if any(entry.at(place) for entry in case.entries for place in places)]
+def _narrow(cases: Sequence[EngineComparison], places: Sequence[bool], console: Console) -> Table:
+    mine = [case for case in cases if any(entry.get_record(place) for entry in case.entries for place in places)]
     drop: list[str] = []
     for more in _DISPENSABLE:
         table = make_rich_table(mine, places, drop)

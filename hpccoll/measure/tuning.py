@@ -68,7 +68,7 @@ class TuningSweep:
     seed: int
     date: str
 
-    def suites(self, buffer: BufferKind) -> list[BenchmarkConfig]:
+    def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
         """The rows in buffers of one kind; a barrier has none, and is measured once."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         suites = []
@@ -91,7 +91,7 @@ class TuningSession(BenchmarkSession):
     found: tuple[TuningSeries, ...] = ()
     date = ""
 
-    def trial(self) -> Iterator[CollectiveRecord]:
+    def run_candidates(self) -> Iterator[CollectiveRecord]:
         """Yield a record as soon as its row is measured, on every rank alike."""
         for task in self.tasks:
             if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
@@ -131,7 +131,7 @@ class OtherProcessLoad:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._begin, self._busy = comm, time.perf_counter(), self._busy_s(comm)
 
-    def cores(self) -> float:
+    def measure_busy_cores(self) -> float:
         """Return the cores that others kept busy so far; collective."""
         busy = self._busy_s(self._comm) - self._busy
         return max(0.0, float(self._comm.bcast(busy / (time.perf_counter() - self._begin))))
@@ -157,12 +157,12 @@ def make_tuning_sessions(
     """
     ready: list[TuningSession] = []
     for buffer in sweep.buffers:
-        suites = sweep.suites(buffer)
+        suites = sweep.make_configs(buffer)
         if not suites:
             continue
         module = make_buffer_module(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
         ready += [TuningSession(suite, world, comm, [MpiEngine(world)], module, own=True) for suite in suites]
-    rows = sum(trial.rows for trial in ready)
+    rows = sum(trial.case_count for trial in ready)
     for trial in ready:
         trial.date = sweep.date
         method = trial.suite.method

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.data import ExpectedResult, expected_result, make_input
+from hpccoll.measure.data import ExpectedResult, compute_expected_result, make_input
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
@@ -40,7 +40,7 @@ class Workload:
         self.task, self.module = task, module
         sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
         self._inputs = [self._input(rank, sizes) for rank in range(task.ranks)]
-        self._expected = expected_result(task.operation, self._inputs, task.redop, task.rank, task.root)
+        self._expected = compute_expected_result(task.operation, self._inputs, task.redop, task.rank, task.root)
         self._mine = self._inputs[task.rank]
         self.source, self.result = self._allocate(module)
         nbytes = 0 if self._expected is None else self._expected.values.size * task.dtype.itemsize
@@ -83,7 +83,7 @@ class Workload:
             self.module.bind_copy_from_host(self.source, self._mine.view(np.uint8))()
         self.module.synchronize()
 
-    def found(self) -> NDArray[Any]:
+    def read_output(self) -> NDArray[Any]:
         """Return what is in the output now, on the host (the same memory where it is host memory)."""
         if not self.module.on_device:
             return np.asarray(self.result)
@@ -92,7 +92,7 @@ class Workload:
         self.module.synchronize()
         return np.asarray(host).view(self.task.dtype.numpy)
 
-    def wrong(self, contender: str) -> int:
+    def count_wrong(self, contender: str) -> int:
         """Count wrong elements; a result once found right must come again bit for bit, or is judged anew.
 
         Args:
@@ -101,15 +101,15 @@ class Workload:
         expected: ExpectedResult | None = self._expected
         if expected is None:
             return 0
-        found = self.found()
+        found = self.read_output()
         bits, golden = found.view(np.uint8), self._golden.get(contender)
         if golden is not None and np.array_equal(bits, golden):
             return 0
-        wrong = expected.wrong(found)
+        wrong = expected.count_wrong(found)
         if not wrong:
             self._golden[contender] = bits.copy()
         return wrong
 
-    def digest(self) -> int:
+    def checksum_output(self) -> int:
         """Return a checksum of the output, to compare across ranks."""
-        return 0 if self._expected is None else zlib.crc32(self.found().view(np.uint8).data)
+        return 0 if self._expected is None else zlib.crc32(self.read_output().view(np.uint8).data)

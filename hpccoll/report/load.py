@@ -45,12 +45,12 @@ class Run:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host name of each rank."""
-        return tuple(str(host) for host in listed(self.record, "hosts"))
+        return tuple(str(host) for host in get_list(self.record, "hosts"))
 
     @property
     def cores(self) -> tuple[int, ...]:
         """Cores that each rank might run on."""
-        return tuple(cores for cores in listed(self.record, "cores") if isinstance(cores, int))
+        return tuple(cores for cores in get_list(self.record, "cores") if isinstance(cores, int))
 
     @property
     def command(self) -> str:
@@ -209,7 +209,7 @@ def _nothing(results: Results, count: int) -> str:
     )
 
 
-def listed(record: Mapping[str, Any], key: str) -> Sequence[Any]:
+def get_list(record: Mapping[str, Any], key: str) -> Sequence[Any]:
     """Return a list of a record; empty where there is none."""
     found = record.get(key)
     return found if isinstance(found, list) else ()

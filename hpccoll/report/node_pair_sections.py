@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.report.heat_map import MAX_LABELED_NODES, HeatMap, HeatMapCell, render_heat_map
-from hpccoll.report.load import Results, Run, listed
+from hpccoll.report.load import Results, Run, get_list
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable
 from hpccoll.units import format_size
@@ -91,7 +91,7 @@ def _read_positive(value: Any) -> float | None:
 
 def _list_nodes(directions: Sequence[LinkDirection], summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the node names in the order of the summary, then in order of appearance."""
-    ordered = [str(name) for record in summaries for name in listed(record, "nodes")]
+    ordered = [str(name) for record in summaries for name in get_list(record, "nodes")]
     ends = (name for direction in directions for name in (direction.source, direction.destination))
     return list(dict.fromkeys([*ordered, *ends]))
 

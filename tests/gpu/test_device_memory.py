@@ -10,7 +10,7 @@ import pytest
 import hpccoll
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.measure.data import make_input, reduction_function
+from hpccoll.measure.data import get_reduction_function, make_input
 from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.arrays.reductions import _KINDS
@@ -48,7 +48,7 @@ def test_sums_are_bit_equal_to_replay(hpc, cupy, dtype, op, algorithm):
         inputs = [sprinkled(make_input(kind, turn, rank, count, op), turn + 9 * rank) for rank in range(hpc.size)]
         plan = get_algorithm(Operation.ALL_REDUCE, algorithm).plan(hpc.size, 0, 1)
         with np.errstate(all="ignore"):
-            right = bits(replay(plan, count, inputs, reduction_function(op))[hpc.rank])
+            right = bits(replay(plan, count, inputs, get_reduction_function(op))[hpc.rank])
         for first, target in ((0, None), (1, None), (0, out), (1, out)):
             mine = x[first : first + count]
             for _ in range(3):

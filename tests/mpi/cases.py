@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpccoll import Reduction
 from hpccoll.algorithms import Algorithm, list_algorithms, make_algorithm
-from hpccoll.measure.data import expected_result, make_input, reduction_function
+from hpccoll.measure.data import compute_expected_result, get_reduction_function, make_input
 from hpccoll.plan import Nodes, Operation, replay
 from hpccoll.runtime.arrays import DTYPES, DType, get_dtype
 
@@ -145,7 +145,7 @@ class Case:
     def replayed(self, n: int, chunks: int, nodes: Nodes = None) -> list[Array]:
         """What every rank must hold, bit for bit: replay of the plan with `chunks` chunks on these nodes."""
         plan = self.algorithm.plan(n, self.root, chunks, nodes)
-        function = reduction_function(self.base_op) if self.operation.reduces else None
+        function = get_reduction_function(self.base_op) if self.operation.reduces else None
         with np.errstate(all="ignore"):
             results = replay(plan, self.count, [self.scaled(rank, n) for rank in range(n)], function)
             if self.op == "avg":
@@ -155,8 +155,8 @@ class Case:
     def wrong(self, rank: int, n: int, found: Array) -> int:
         """Elements that are not right by arithmetic, whatever the plan; for finite inputs."""
         op = "avg" if self.op == "avg" else self.base_op
-        wanted = expected_result(self.operation, [self.scaled(r, n) for r in range(n)], op, rank, self.root)
-        return 0 if wanted is None else wanted.wrong(found)
+        wanted = compute_expected_result(self.operation, [self.scaled(r, n) for r in range(n)], op, rank, self.root)
+        return 0 if wanted is None else wanted.count_wrong(found)
 
 
 def sprinkled(values: Array, seed: int) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.report.load import Results, Run, listed
+from hpccoll.report.load import Results, Run, get_list
 
 _AREAS = {"slow_node": "node", "lost_node": "node"}
 _PROBLEMS = ("lost_node", "broken_link")
@@ -27,12 +27,12 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 
 def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding per fault in a preflight's summary, or one that there are none."""
-    nodes = [str(node) for node in listed(summary, "nodes")]
+    nodes = [str(node) for node in get_list(summary, "nodes")]
     threshold = summary.get("threshold")
     evidence = (
         f"{len(nodes)} nodes, all pairs measured; slow means below {threshold} of the others' median ({run.title})"
     )
-    faults = [fault for fault in listed(summary, "faults") if isinstance(fault, Mapping)]
+    faults = [fault for fault in get_list(summary, "faults") if isinstance(fault, Mapping)]
     for fault in faults:
         kind = str(fault.get("kind"))
         exclude = fault.get("exclude")
@@ -43,7 +43,7 @@ def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
             str(fault.get("found")),
             evidence,
             remedy,
-            hosts=tuple(str(node) for node in listed(fault, "nodes")),
+            hosts=tuple(str(node) for node in get_list(fault, "nodes")),
         )
     if not faults:
         yield Finding("link", Severity.OK, "no link and no node is slow or broken", evidence)
@@ -60,5 +60,5 @@ def relay_doctor_findings(results: Results) -> Iterator[Finding]:
                 str(record.get("found", "")),
                 f"{record.get('evidence', '')} ({run.title})",
                 str(record.get("remedy") or ""),
-                hosts=tuple(map(str, listed(record, "hosts"))),
+                hosts=tuple(map(str, get_list(record, "hosts"))),
             )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.bandwidth import count_for_bytes, find_timed_operation, message_bytes
+from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find_timed_operation
 from hpccoll.measure.table import PLACES
 from hpccoll.report.findings.noise import describe_row
-from hpccoll.report.load import Results, Run, RunMeasurement, listed
+from hpccoll.report.load import Results, Run, RunMeasurement, get_list
 from hpccoll.units import format_size
 
 _RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
@@ -33,7 +33,7 @@ class BenchRequest:
         for name in self.operations:
             op = find_timed_operation(name)
             for size in self.sizes:
-                nbytes = message_bytes(op, count_for_bytes(op, size, self.itemsize, ranks), self.itemsize, ranks)
+                nbytes = compute_message_bytes(op, compute_count(op, size, self.itemsize, ranks), self.itemsize, ranks)
                 expected |= {(name, place, nbytes) for place in self.places}
         return expected
 
@@ -125,10 +125,10 @@ def find_device_memory_problems(rows: Iterable[RunMeasurement]) -> Iterator[Find
             "`hpccoll doctor --require cuda-aware` under the same launcher"
         )
         yield Finding("cuda", Severity.WARNING, found, evidence, remedy)
-    runs_with_devices = {row.run.number: row.run for row in kept if listed(row.run.record, "devices")}
+    runs_with_devices = {row.run.number: row.run for row in kept if get_list(row.run.record, "devices")}
     used = {row.run.number for row in kept if row.record.buffer == "cuda"}
     for number, run in runs_with_devices.items():
         if number not in used:
             found = f"{run.title} had GPUs but measured only host memory"
-            evidence = f"devices: {', '.join(map(str, listed(run.record, 'devices')[:_MAX_LISTED]))}"
+            evidence = f"devices: {', '.join(map(str, get_list(run.record, 'devices')[:_MAX_LISTED]))}"
             yield Finding("cuda", Severity.NOTE, found, evidence, "add --buffer cuda to measure device memory as well")

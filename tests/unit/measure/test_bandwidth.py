@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hpccoll.errors import UnknownNameError
 from hpccoll.measure.bandwidth import (
     SEND_RECV,
-    busbw_factor,
     compute_algbw,
     compute_busbw,
-    count_for_bytes,
+    compute_count,
+    compute_message_bytes,
     find_timed_operation,
-    message_bytes,
+    get_busbw_factor,
 )
 from hpccoll.plan import Operation
 
@@ -45,8 +45,8 @@ def test_the_table_is_complete():
 def test_factors_and_messages_are_those_of_the_table(name, n):
     factor, message = TABLE[name]
     op = find_timed_operation(name)
-    assert busbw_factor(op, n) == pytest.approx(float(factor(n)))
-    assert message_bytes(op, 1000, 4, n) == message(1000, 4, n)
+    assert get_busbw_factor(op, n) == pytest.approx(float(factor(n)))
+    assert compute_message_bytes(op, 1000, 4, n) == message(1000, 4, n)
     assert compute_busbw(op, 10**9, 0.5, n) == pytest.approx(float(2 * factor(n)))
 
 
@@ -69,30 +69,30 @@ def test_no_time_at_all_is_still_a_number():
 def test_counts_come_back_from_their_message(name, count, size, n):
     op = find_timed_operation(name)
     expected = 0 if name == "barrier" else count
-    assert count_for_bytes(op, message_bytes(op, count, size, n), size, n) == expected
+    assert compute_count(op, compute_message_bytes(op, count, size, n), size, n) == expected
 
 
 @each_row
 @given(nbytes=st.integers(1, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
 def test_sizes_that_are_not_divisible_are_rounded_down_but_never_to_nothing(name, nbytes, size, n):
     op = find_timed_operation(name)
-    count = count_for_bytes(op, nbytes, size, n)
+    count = compute_count(op, nbytes, size, n)
     if name == "barrier":
         assert count == 0
         return
     assert count >= 1
-    assert message_bytes(op, count, size, n) <= nbytes or count == 1
-    assert message_bytes(op, count + 1, size, n) > nbytes
+    assert compute_message_bytes(op, count, size, n) <= nbytes or count == 1
+    assert compute_message_bytes(op, count + 1, size, n) > nbytes
 
 
 @each_row
 def test_no_bytes_are_no_elements(name):
-    assert count_for_bytes(find_timed_operation(name), 0, 4, 4) == 0
+    assert compute_count(find_timed_operation(name), 0, 4, 4) == 0
 
 
 def test_eight_bytes_of_floats_gathered_by_four_ranks_are_sixteen():
-    assert count_for_bytes(Operation.ALL_GATHER, 8, 4, 4) == 1
-    assert message_bytes(Operation.ALL_GATHER, 1, 4, 4) == 16
+    assert compute_count(Operation.ALL_GATHER, 8, 4, 4) == 1
+    assert compute_message_bytes(Operation.ALL_GATHER, 1, 4, 4) == 16
 
 
 def test_an_unknown_name_lists_the_valid_ones():
