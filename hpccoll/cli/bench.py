@@ -1,4 +1,4 @@
-"""`hpccoll bench`: engines and algorithms side by side in one run, every result validated."""
+"""`hpccoll bench`: time engines and algorithms side by side in one run, and validate every result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from hpccoll.peers import LibraryEngine
 
 OWN = "hpccoll"
-STOPPED = 130  # rows are left; as where an interrupt ended it
-TIGHT = 0.025  # half the interval over the median, at which a row is known well enough
+STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
+TIGHT = 0.025  # half the interval's width over the median at which a row ends
 FEWEST, MOST = 3, 2000
-WHOLE_BUDGET_S = 45.0  # what all rows share; the fewest iterations of the largest messages come on top
+WHOLE_BUDGET_S = 45.0  # shared by all rows; large messages may take longer for their minimum of iterations
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line asked for."""
+class BenchOptions:
+    """The options of the command."""
 
     operations: tuple[str, ...]
     min_bytes: str
@@ -61,28 +61,28 @@ class Options:
 @click.argument("operations", metavar="[OP]...", nargs=-1)
 @click.option("-b", "--min-bytes", default="8", show_default=True, help="Smallest message.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
-@click.option("-f", "--factor", default=4, show_default=True, help="From one size to the next.")
+@click.option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "--iterations", type=click.IntRange(1), help="Fixed number; default until the interval is tight.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds a row; default 45 s over all rows.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 45 s for all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
-@click.option("--engine", help="Of mpi, hpccoll, nccl, gloo, joined by commas; default all that are here.")
+@click.option("--engine", help="mpi, hpccoll, nccl, gloo, joined by commas; default all that are available.")
 @click.option(
-    "--algorithm", default="all", show_default=True, help="hpccoll's, FILE.py:FUNCTION, all, auto; joined by commas."
+    "--algorithm", default="all", show_default=True, help="Names, FILE.py:FUNCTION, all or auto, joined by commas."
 )
 @click.option("--buffer", type=click.Choice(["host", "symmetric", "cuda"]), default="host", show_default=True)
 @click.option("--in-place", "place", flag_value="in", help="Only in place.")
 @click.option("--out-of-place", "place", flag_value="out", help="Only out of place.")
 @click.option("--both", "place", flag_value="both", default="both", help="Both (the default).")
-@click.option("--seed", default=0, show_default=True, help="Of the data and of the order of turns.")
-@click.option("--plot", metavar="FILE", help="Latency and bus bandwidth against size (.png .svg .pdf).")
-@click.option("--csv", metavar="FILE", help="One line a row.")
-@click.option("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output.")
-@click.option("--resume", metavar="FILE", help="Go on with a result file: its rows are not measured again.")
-@click.option("--stop-file", metavar="FILE", help="Once this file is there, stop after the row under way (status 130).")
+@click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
+@click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
+@click.option("--csv", metavar="FILE", help="Write one line per row.")
+@click.option("--json", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
+@click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (status 130).")
 def bench(**given: Any) -> int:
     """Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
 
@@ -91,31 +91,31 @@ def bench(**given: Any) -> int:
       mpirun -n 4 hpccoll bench
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    return _run(Options(**given))
+    return _run(BenchOptions(**given))
 
 
-def _run(options: Options) -> int:
+def _run(options: BenchOptions) -> int:
     from hpccoll.runtime import job
 
-    world = job.get_world()  # first of all: a foreign launcher must not look like wrong usage
-    with _session(options, world.Dup()) as session, ExitStack() as stack:
+    world = job.get_world()  # first: a foreign launcher must not be reported as wrong usage
+    with _start_session(options, world.Dup()) as session, ExitStack() as stack:
         run = make_run_record(world)
-        outputs = _Outputs(options, stack, session, run) if world.rank == 0 else None
+        outputs = _BenchOutput(options, stack, session, run) if world.rank == 0 else None
         wrong, stopped = 0, False
         rows = session.run(world.bcast(outputs.finished if outputs else None))
         for record in rows:
             wrong += record.wrong or 0
             if outputs is not None:
                 outputs.add(record)
-            # Only rank 0 looks: a file server shows a new file to some nodes sooner than to others.
-            stopped = options.stop_file is not None and world.bcast(outputs.told_to_stop if outputs else None)
+            # Only rank 0 looks: network file systems show a new file to some nodes later than to others.
+            stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
             if stopped:
                 rows.close()
                 break
     return 1 if wrong else STOPPED if stopped else 0
 
 
-def _suite(options: Options, nodes: int) -> BenchmarkConfig:
+def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.interleaved import TimingOptions
@@ -152,15 +152,15 @@ def _suite(options: Options, nodes: int) -> BenchmarkConfig:
 
 
 @contextmanager
-def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
-    """Start the engines that were asked for (or all that are here) on every rank."""
+def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSession]:
+    """Start the requested (or all available) engines on every rank, and close them after the block; collective."""
     from hpccoll import peers
     from hpccoll.communicator import Communicator
     from hpccoll.measure.buffers import make_buffer_module
     from hpccoll.measure.session import BenchmarkSession
     from hpccoll.runtime import job
 
-    suite = _suite(options, job.detect_layout(world).nodes)
+    config = _make_config(options, job.detect_layout(world).nodes)
     if not 0 <= options.root < world.size:
         raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
     asked = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
@@ -168,26 +168,26 @@ def _session(options: Options, world: Any) -> Iterator[BenchmarkSession]:
         if name not in (OWN, *peers.ENGINE_NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
-    module = make_buffer_module(options.buffer, comm, suite.max_buffer_bytes(world.size))
+    module = make_buffer_module(options.buffer, comm, config.max_buffer_bytes(world.size))
     found = peers.start_available_engines(world, [name for name in asked if name != OWN])
     started: list[LibraryEngine] = [peer for peer in found.values() if not isinstance(peer, str)]
     missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
     if missing and options.engine:
-        raise UnavailableError(f"an engine that was asked for is not here: {'; '.join(missing)}")
-    session = BenchmarkSession(suite, world, comm, started, module, OWN in asked)
+        raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
+    session = BenchmarkSession(config, world, comm, started, module, OWN in asked)
     if options.budget is None:
         session.share_budget(WHOLE_BUDGET_S)
     yield session
-    # Closing is collective: after an error on one rank it would wait for the others, so then the job is aborted.
+    # Not in a finally clause: closing is collective, and after an error on one rank the job is aborted.
     for peer in started:
         peer.close()
     comm.close()
 
 
-class _Outputs:
-    """Where rows go as they finish; rank 0 only."""
+class _BenchOutput:
+    """Writes rows to files as they finish, and prints and plots all of them at the end; rank 0 only."""
 
-    def __init__(self, options: Options, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
+    def __init__(self, options: BenchOptions, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
         from hpccoll.measure import output_file, plot, result_file
 
         self.options, self.session = options, session
@@ -197,20 +197,20 @@ class _Outputs:
             plot.require_plot(options.plot)
         if options.csv:
             output_file.require_writable(options.csv, "--csv")
-        self.journal: RecordWriter | None = None
+        self.writer: RecordWriter | None = None
         if options.resume:
             self._resume(options.resume)
         if target:
             option = "--resume" if options.resume else "--json"
-            self.journal = stack.enter_context(result_file.RecordWriter(target, option, resume=bool(options.resume)))
-            self.journal.write(run)
+            self.writer = stack.enter_context(result_file.RecordWriter(target, option, resume=bool(options.resume)))
+            self.writer.write(run)
         self.progress = stack.enter_context(show_progress("rows", session.case_count))
-        stack.callback(self.end)  # also when the run is cut short
+        stack.callback(self.finish)  # also when the run is cut short
 
     def _resume(self, path: str) -> None:
         from hpccoll.measure import result_file
 
-        if not Path(path).exists():  # so that a job that may be requeued can always ask to resume
+        if not Path(path).exists():  # a job that may be requeued always passes --resume
             return
         known = result_file.read_records(path)
         self.records += known.collectives()
@@ -219,24 +219,24 @@ class _Outputs:
 
     @property
     def finished(self) -> set[CaseKey]:
-        """The rows that need not be measured again."""
+        """The cases that are not measured again."""
         return {record.key for record in self.records}
 
     @property
-    def told_to_stop(self) -> bool:
-        """Whether --stop-file is there and rows are left."""
+    def should_stop(self) -> bool:
+        """Whether --stop-file exists and rows are left."""
         left = len(self.records) < self.session.case_count - len(self.session.refused)
         return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 
     def add(self, record: CollectiveRecord) -> None:
-        """Keep a row, on disk first."""
-        if self.journal is not None:
-            self.journal.write(record.as_dict())
+        """Write a row's record and keep it for the table."""
+        if self.writer is not None:
+            self.writer.write(record.as_dict())
         self.records.append(record)
         self.progress(f"{record.op} {format_size(record.nbytes)}")
 
-    def end(self) -> None:
-        """Show all rows, and draw them."""
+    def finish(self) -> None:
+        """Print all rows and the refused contenders, and write the CSV file and the plot."""
         from hpccoll.measure import csv_file, plot, table
 
         if self.options.json != "-":

@@ -1,8 +1,8 @@
-"""Bandwidths as nccl-tests reports them, so that numbers can be held against published ones.
+"""Bandwidths as nccl-tests defines them, comparable with published numbers.
 
 S is the message of an operation in bytes, t its time: algbw = S / t. busbw = algbw * factor, where the factor is the
-share of S that any algorithm must move over the busiest link of a rank, so that busbw can be compared with the
-hardware's whatever the operation and the number of ranks n. Both in GB/s, GB = 1e9 bytes.
+share of S that any algorithm must move over the busiest link of a rank, so that busbw is comparable with the
+hardware's bandwidth for any operation and number of ranks n. Both in GB/s, GB = 1e9 bytes.
 
 | operation                            | S                      | factor   |
 |--------------------------------------|------------------------|----------|
@@ -12,7 +12,7 @@ hardware's whatever the operation and the number of ranks n. Both in GB/s, GB = 
 | broadcast, reduce, send_recv         | count x itemsize       | 1        |
 | barrier                              | 0                      | 0        |
 
-`count` is elements a rank: of its vector, or of one block where the message is n blocks.
+`count` is the elements per rank: of its vector, or of one block if the message is n blocks.
 Source: nccl-tests, doc/PERFORMANCE.md; all_to_all, gather, scatter and send_recv from its source.
 """
 
@@ -27,11 +27,11 @@ from hpccoll.units import GB
 SEND_RECV: Final = "send_recv"
 TimedOperation: TypeAlias = Operation | Literal["send_recv"]
 _WHOLE = (Operation.BROADCAST, Operation.REDUCE, SEND_RECV)
-_SHORTEST = 1e-9  # seconds; no clock here resolves less, and a quotient by zero is no bandwidth
+_SHORTEST = 1e-9  # seconds, below any clock's resolution: avoids a division by zero
 
 
 def find_timed_operation(name: str) -> TimedOperation:
-    """Return what can be timed under that name, or raise UnknownNameError with the valid ones."""
+    """Return the operation of that name, or SEND_RECV; raise UnknownNameError, which lists the valid names."""
     if name == SEND_RECV:
         return SEND_RECV
     names = [operation.value for operation in Operation]
@@ -41,7 +41,7 @@ def find_timed_operation(name: str) -> TimedOperation:
 
 
 def get_busbw_factor(op: TimedOperation, n: int) -> float:
-    """Return busbw / algbw of `op` over n ranks; 0 where nothing has to move (one rank, barrier)."""
+    """Return busbw / algbw of `op` on n ranks; 0 if no data moves (one rank, barrier)."""
     if op is Operation.BARRIER:
         return 0.0
     if op in _WHOLE:
@@ -50,15 +50,15 @@ def get_busbw_factor(op: TimedOperation, n: int) -> float:
 
 
 def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
-    """Return S in bytes for `count` elements a rank of `itemsize` bytes, over n ranks."""
+    """Return the message size S in bytes for `count` elements of `itemsize` bytes per rank, on n ranks."""
     return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
 
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
-    """Return the elements a rank whose S is `nbytes` or, where that is not divisible, the next smaller S there is.
+    """Return the most elements per rank whose message size S is at most `nbytes`.
 
-    A size above zero always gives at least one element, so small sizes of operations on blocks come out larger than
-    asked; `message_bytes` of the count is the size to report.
+    A size above zero gives at least one element, so S may exceed `nbytes` for operations on blocks: report
+    `compute_message_bytes` of the count.
     """
     if op is Operation.BARRIER:
         return 0

@@ -1,4 +1,4 @@
-"""Where a benchmark's buffers live: ordinary host memory, memory that a host's ranks share, or CUDA memory."""
+"""Array modules that allocate a benchmark's buffers: in host memory, in shared host memory, or in CUDA memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ALIGNED = 4096
 
 
 class SharedMemoryModule(NumPyModule):
-    """Host memory out of one shared window, given out from its beginning again for each workload."""
+    """Allocates host memory from one shared buffer; `rewind` makes all of it free again."""
 
     def __init__(self, window: FlatArray) -> None:
         self._window, self._used = window, 0
 
     def rewind(self) -> None:
-        """Forget what was given out."""
+        """Free all allocations: the next one starts at the beginning of the buffer again."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:

@@ -1,8 +1,7 @@
-"""Which rows belong side by side: the same operation and size, by different engines and algorithms.
+"""Compares engines and algorithms on the same operation and size.
 
-Within such a case every row is held against the `mpi` engine's of the same place (in place or out of place), as the
-ratio of medians mpi / row: above 1 the row is faster. The best is the row with the smallest median whose results were
-not found wrong.
+The ratio of a record is the median of engine `mpi`, in the same place (in place or out of place), over the record's
+median: above 1 the record is faster. The best is the smallest median without wrong results.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 
 REFERENCE = "mpi"
-_ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # whom one compares with comes first
+_ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # libraries to compare with come first
 
 
 class TableKey(NamedTuple):
-    """What rows of one table have in common."""
+    """The fields that all rows of one table share."""
 
     op: str
     dtype: str
@@ -32,7 +31,7 @@ class TableKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineRecords:
-    """One engine and algorithm: its records out of place and in place, where measured."""
+    """The records of one engine and algorithm at one size; None for a place that was not measured."""
 
     engine: str
     algorithm: str | None
@@ -41,24 +40,24 @@ class EngineRecords:
 
     @property
     def records(self) -> tuple[CollectiveRecord, ...]:
-        """Those that were measured."""
+        """The measured records."""
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
-        """Return the record of one place, or None."""
+        """Return the record in place or out of place, None if it was not measured."""
         return self.in_place if in_place else self.out_of_place
 
 
 @dataclass(frozen=True, slots=True)
 class EngineComparison:
-    """Everything measured of one setting and size."""
+    """All records of one table key and size."""
 
     setting: TableKey
     nbytes: int
     entries: tuple[EngineRecords, ...]
 
     def ratio_to_mpi(self, record: CollectiveRecord) -> Interval | None:
-        """Return median(mpi) / median(record) with its interval; None for mpi itself and where it was not measured."""
+        """Return median(mpi) / median(record) with its interval; None for mpi itself and if mpi was not measured."""
         if record.engine == REFERENCE:
             return None
         for entry in self.entries:
@@ -69,7 +68,7 @@ class EngineComparison:
 
     @property
     def best(self) -> EngineRecords | None:
-        """The entry with the smallest median, in whichever place; None where no result was right."""
+        """The entry with the smallest median in either place; None if all results were wrong."""
         medians = [
             (record.time_us.p50, at)
             for at, entry in enumerate(self.entries)
@@ -80,16 +79,16 @@ class EngineComparison:
 
 
 def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Interval | None:
-    """Return median(reference) / median(record) with its interval; None where the record took no time at all."""
+    """Return median(reference) / median(record) with its interval; None if a sample of the record is zero."""
     if record.time_us.min <= 0:
         return None
     return ratio_of_medians(reference.samples_us, record.samples_us)
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
-    """Return the cases: settings in order of appearance, sizes ascending, entries in a fixed order.
+    """Return one comparison per table key and size: keys in order of appearance, sizes ascending.
 
-    Of rows that were measured twice the last one counts.
+    Of a case that was measured twice, the last record counts.
     """
     found: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:
@@ -104,7 +103,7 @@ def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineCompariso
 
 
 def engine_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
-    """Sort key of (engine, algorithm): peers first, then this project's algorithms by name."""
+    """Return the sort key of (engine, algorithm): other libraries first, then hpccoll's algorithms by name."""
     engine, algorithm = name
     known = _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
     return known, engine, algorithm or ""

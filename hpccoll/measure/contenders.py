@@ -1,4 +1,4 @@
-"""Makes the contenders of a race: hpccoll's algorithms and its peers, all on the same buffers."""
+"""Prepares contenders on the same buffers: hpccoll's algorithms, and the engines of other libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.data import Array, get_reduction_function
 from hpccoll.measure.interleaved import Contender
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-REPLAYED_BYTES = 64 * 1024  # larger results are held against the reference only: replaying plays all ranks serially
+REPLAYED_BYTES = 64 * 1024  # larger results are compared with the reference only: replay runs all ranks serially
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Return hpccoll's own engine with an algorithm (or `auto`), prepared on the workload's buffers."""
+    """Return hpccoll with an algorithm (or `auto`) as a contender, prepared on the workload's buffers; collective."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -35,7 +34,7 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
-    # The MPI library's own, which auto may take, is no plan that could be replayed.
+    # `auto` may select the MPI library's own collective, which has no plan to replay.
     if executable.plan is not None and task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
         contender.oracle = _oracle(executable.plan, workload)
     return contender
@@ -64,13 +63,13 @@ def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
 
 
 def _nothing() -> None:
-    """Peers hold nothing for a prepared call."""
+    """Other engines hold no resources for a prepared call."""
 
 
 def prepare_contenders(
     comm: Communicator, peers: Sequence[LibraryEngine], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
-    """Return all who can take part, and why others cannot. Every rank gets the same answer.
+    """Return the contenders that can run here, and a reason for each that cannot; collective, the same on all ranks.
 
     Args:
         comm: hpccoll's communicator.
@@ -93,10 +92,3 @@ def prepare_contenders(
         except HpccollError as error:
             raise UsageError(f"{peer.name}: {error}") from error
     return ready, refused
-
-
-def require_algorithms(operations: Sequence[Operation], names: Sequence[str]) -> None:
-    """Raise UnknownNameError for a name that no operation has."""
-    for name in names:
-        for operation in operations:
-            get_algorithm(operation, name)

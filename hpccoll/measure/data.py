@@ -1,7 +1,7 @@
-"""Known inputs and the results that every engine must give: what makes a timed number trustworthy.
+"""Reproducible inputs, and the results that every engine must produce from them.
 
-Inputs repeat with a prime period, so they are cheap to make at any size and no chunk looks like its neighbour. Every
-rank can make every other rank's input, and so knows the result without any communication.
+Inputs repeat with a prime period, so they are cheap to make at any size and neighbouring chunks differ. Every rank can
+make every rank's input, and so computes the expected result without communication.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PERIOD = 65521
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResult:
-    """What a rank must end with: `values`, exact where `bound` is None, else within `bound` element by element."""
+    """A rank's expected output: exactly `values` if `bound` is None, else each element within its `bound`."""
 
     values: Array
     bound: Array | None = None
 
     def count_wrong(self, found: Array) -> int:
-        """Count the elements of `found` that are not as expected (NaN equals NaN)."""
+        """Return how many elements of `found` are not as expected (NaN equals NaN)."""
         if self.bound is None:
             same = found == self.values
             if found.dtype.kind in "fcV":
@@ -68,14 +68,14 @@ def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
 def compute_expected_result(
     operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int
 ) -> ExpectedResult | None:
-    """Return what `rank` must end with, or None where it wants nothing.
+    """Return the expected output of `rank`, or None if it has no output.
 
     Args:
-        operation: which collective.
-        inputs: every rank's input, 1-D; None where a rank brings nothing. Blocked operations: n blocks joined, or one.
-        op: the reduction, where the operation reduces.
-        rank: whose result.
-        root: the root, where the operation has one.
+        operation: the collective.
+        inputs: every rank's input, 1-D; None for a rank without input; several blocks are concatenated.
+        op: the reduction, if the operation reduces.
+        rank: the rank that has the output.
+        root: the root, if the operation has one.
     """
     n = len(inputs)
     given = [array for array in inputs if array is not None]
@@ -96,7 +96,7 @@ def compute_expected_result(
 def _at(inputs: Sequence[Array | None], root: int) -> Array:
     found = inputs[root]
     if found is None:
-        raise ValueError(f"rank {root} is the root and brings nothing")
+        raise ValueError(f"rank {root} is the root and has no input")
     return found
 
 
@@ -106,7 +106,7 @@ def _block(array: Array, rank: int, n: int) -> slice:
 
 
 def _reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
-    """Reduce in a wider type, with the bound 4 (n + 1) eps (sum |x|) that any order of summation keeps."""
+    """Return the reduction in a wider type, with the error bound 4 (n + 1) eps sum|x| of any order of summation."""
     dtype, n = inputs[0].dtype, len(inputs)
     combine = get_reduction_function(op)
     exact = dtype.kind in "biu" or op in ("min", "max")

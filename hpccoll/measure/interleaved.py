@@ -1,8 +1,8 @@
-"""Times contenders side by side: the same buffers, in turns, in a new random order every turn.
+"""Times contenders side by side: on the same buffers, in turns, in a new random order every round of turns.
 
-An iteration's time is the maximum over the ranks. Before it the ranks meet in a barrier, whose own exit skew is part
-of what is measured and alike for all contenders. All decisions (how many iterations a turn, when to stop) are taken on
-rank 0 and broadcast, so that no rank is left waiting in a collective that the others have given up.
+A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration; its exit skew is part of
+the sample and the same for all contenders. Rank 0 decides how many iterations a turn has and when to stop, and
+broadcasts it, so that all ranks call the same collectives.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a row this many times slower than the bes
 
 @dataclass(slots=True)
 class Contender:
-    """One engine and algorithm on one workload: what to call, and what was seen."""
+    """One engine and algorithm on one workload: the prepared call, and its samples so far."""
 
     engine: str
     algorithm: str | None
     call: Callable[[], object]
     free: Callable[[], None]
     staging: Staging = None
-    oracle: Callable[[], Array] | None = None  # the very bits that this rank's output must have
+    oracle: Callable[[], Array] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
-    stream_us: list[float] = field(default_factory=list)  # likewise, by events on the stream; empty on the host
+    stream_us: list[float] = field(default_factory=list)  # by events on the CUDA stream; empty for host memory
     spent_s: float = 0.0
     wrong: int | None = None
     stop: StopReason | None = None
@@ -50,13 +50,13 @@ class Contender:
 
     @property
     def median_us(self) -> float:
-        """The median so far, infinite without samples."""
+        """The median of the samples so far; infinite without samples."""
         return float(np.median(self.samples_us)) if self.samples_us else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """How long and how carefully to measure: `warmup` iterations, then until `rule` stops; results checked if asked."""
+    """`warmup` untimed iterations, then timed ones until `rule` stops; `check` validates every result."""
 
     rule: StoppingRule
     warmup: int
@@ -65,7 +65,7 @@ class TimingOptions:
 
 
 class InterleavedBenchmark:
-    """Contenders on one workload."""
+    """Times several contenders on one workload; collective over `comm`."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -75,7 +75,7 @@ class InterleavedBenchmark:
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:
-        """Measure all; yield each as soon as it is done."""
+        """Time all contenders; yield each as soon as the stopping rule ends it, with its samples and `stop` set."""
         for contender in self.running:
             self.warm_up(contender)
         while self.running:
@@ -89,7 +89,7 @@ class InterleavedBenchmark:
                     yield contender
 
     def warm_up(self, contender: Contender) -> None:
-        """Run untimed; hold the result against the reference and the other ranks'."""
+        """Run untimed iterations; check the results against the reference, the oracle and the other ranks' results."""
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
             self.workload.reset()
@@ -105,7 +105,7 @@ class InterleavedBenchmark:
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time a few iterations in a row."""
+        """Time one turn of a contender: append the maximum over ranks of each iteration to its samples."""
         begin = time.perf_counter()
         count = self.comm.bcast(self.count_iterations(contender))
         local = np.empty((count, 2))  # on the host, and on the stream
@@ -118,13 +118,13 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """How many iterations a turn of about TURN_S holds, within what the rule still allows."""
+        """Return how many iterations fit in a turn of about TURN_S seconds and in what the rule still allows."""
         each = contender.median_us / 1e6
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / max(each, 1e-7))))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
     def time_iteration(self, contender: Contender) -> tuple[float, float]:
-        """Time one iteration on this rank, in seconds on the host and on the stream; check what came out."""
+        """Run one iteration; return this rank's seconds by the host's clock and by stream events; check the result."""
         workload = self.workload
         timer = workload.module.make_stream_timer()
         if self.method.check:
@@ -143,7 +143,7 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Decide on rank 0 whether a contender was measured enough."""
+        """Return why to stop timing a contender, or None to continue; only rank 0's answer counts."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))

@@ -1,11 +1,10 @@
-"""`--plot`: latency and bus bandwidth against size, on logarithmic axes, a line for each engine and algorithm.
+"""`--plot`: latency and bus bandwidth against size, on logarithmic axes, one line per engine and algorithm.
 
 Each operation (and dtype, reduction, root, buffer and number of ranks) has a row of two panels. A line is the median,
-the band around it the median's 95 % interval. Colour and marker together name the engine and algorithm, so neither
-colour-blind readers nor printers lose it, and an algorithm looks alike in every plot; the peers are black and greys.
-Where both places were measured, in place is drawn solid with filled markers, out of place thin and dashed with open
-ones; where one was, it is solid and named in the title. The legend stands beside the panels. Rows of 0 bytes have no
-place on a logarithmic axis and are left out.
+the band around it the median's 95 % interval. Colour and marker together identify the engine and algorithm, also in
+greyscale, and are the same in every plot; other libraries are black and grey. If both places were measured, in place is
+solid with filled markers and out of place is thin and dashed with open ones; a single place is solid and named in the
+title. Rows of 0 bytes are left out, as a logarithmic axis cannot show them.
 
 Colours: Okabe and Ito, Color Universal Design, 2008.
 """
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 and 10: 70 pairs before one comes again
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# Each has the colour and marker of its position; others follow behind.
+# Each has the colour and marker of its position; other algorithms follow.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
@@ -44,7 +43,7 @@ Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 
 
 class LineLook(NamedTuple):
-    """How one engine and algorithm is drawn."""
+    """Colour, marker and label of one engine and algorithm."""
 
     colour: str
     marker: str
@@ -52,7 +51,7 @@ class LineLook(NamedTuple):
     peer: bool
 
     def to_matplotlib(self, *, solid: bool) -> dict[str, Any]:
-        """Return what matplotlib calls it, for a solid line or a dashed one."""
+        """Return the keyword arguments of matplotlib's `plot` for a solid or a dashed line."""
         width = 2.0 if self.peer else 1.6
         return {
             "color": self.colour,
@@ -67,7 +66,7 @@ class LineLook(NamedTuple):
 
 
 def require_plot(path: str | Path, option: str = "--plot") -> None:
-    """Raise UsageError unless a plot can be written to `path`; for use before anything is measured."""
+    """Raise UsageError unless a plot can be written to `path`; call it before measuring."""
     _require_suffix(path, option)
     require_writable(path, option)
 
@@ -81,7 +80,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
     _require_suffix(path, option)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
     if not cases:
-        raise UsageError(f"{option} {path}: there is no row above 0 bytes to draw; measure at least one size")
+        raise UsageError(f"{option} {path}: nothing to draw: no row has more than 0 bytes; give a --max-bytes above 0")
     figure = draw_figure(cases)
     try:
         figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
@@ -90,8 +89,8 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
-    """Return the figure of these cases: a row of two panels for each setting, a legend beside each row."""
-    # The figure has its own canvas: pyplot would choose a backend and remember figures for the whole process.
+    """Return the figure: a row of two panels and a legend per table key."""
+    # Not pyplot: it would choose a backend and keep figures for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -157,7 +156,7 @@ def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
     points = [(record.nbytes, *value(record)) for record in records]
-    points = [point for point in points if min(point) > 0]  # the others are nowhere on a logarithmic axis
+    points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
     if not points:
         return
     sizes, middle, low, high = (list(column) for column in zip(*points, strict=True))
@@ -201,7 +200,7 @@ def _finish(axes: Axes, setting: TableKey) -> None:
 
 
 def _plain(value: float, _: int) -> str:
-    """A tick's number in full: 0.001, 20, 100,000."""
+    """Return a tick's label without an exponent: 0.001, 20, 100,000."""
     return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
 
 

@@ -1,4 +1,4 @@
-"""What `hpccoll bench` runs: operations over sizes, each size a race of all engines and algorithms."""
+"""Runs `hpccoll bench`: for each operation and size, all engines and algorithms side by side."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-ONE_WAY = {Operation.BROADCAST: True, Operation.BARRIER: True}  # whose buffers leave no choice of place
+# in_place of operations that have only one of in place and out of place
+FIXED_PLACES = {Operation.BROADCAST: True, Operation.BARRIER: True}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """The rows of a run. `algorithms` may hold `all`; `places` holds in_place values; sizes are nccl-tests' S."""
+    """The cases of a run. `algorithms` may contain `all`; `places` are values of in_place; sizes are nccl-tests' S."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -42,13 +43,13 @@ class BenchmarkConfig:
     method: TimingOptions
 
     def list_algorithms(self, operation: Operation) -> list[str]:
-        """The algorithms to run for an operation; those it does not have are left out."""
+        """Return the algorithms to run for an operation, without those that it does not have."""
         known = list_algorithm_names(operation)
         wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """What input and output of the largest race take together on a rank."""
+        """Return an upper bound of the bytes of input and output together, on one rank, over all workloads."""
         return (
             max(
                 compute_message_bytes(task.operation, task.count, task.dtype.itemsize, ranks)
@@ -58,13 +59,13 @@ class BenchmarkConfig:
         )
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
-        """The races of the run, small messages first."""
+        """Return the workloads of a rank, by operation and size; raise UsageError if dtype has no such reduction."""
         for operation in self.operations:
             if operation.reduces:
                 Reduction(self.redop, 1).require(self.dtype)
         found: dict[tuple[Operation, int, bool], WorkloadSpec] = {}
         for operation in self.operations:
-            fixed = ONE_WAY.get(operation)
+            fixed = FIXED_PLACES.get(operation)
             for size in self.sizes if operation is not Operation.BARRIER else self.sizes[:1]:
                 count = compute_count(operation, size, self.dtype.itemsize, ranks)
                 for place in self.places if fixed is None else (fixed,):
@@ -75,7 +76,7 @@ class BenchmarkConfig:
 
 
 class BenchmarkSession:
-    """A suite on its ranks."""
+    """A benchmark on the ranks of `world`. `refused` collects the reasons for contenders that could not run."""
 
     def __init__(
         self,
@@ -87,23 +88,23 @@ class BenchmarkSession:
         own: bool,
     ) -> None:
         self.suite, self.world, self.comm, self.peers, self.module = suite, world, comm, peers, module
-        self.own = own  # whether hpccoll itself takes part
+        self.own = own  # whether hpccoll itself is a contender
         self.tasks = suite.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
 
     @property
     def case_count(self) -> int:
-        """How many rows a complete run has."""
+        """The number of cases of a complete run."""
         return sum(len(self.peers) + len(self._algorithms(task)) for task in self.tasks)
 
     def share_budget(self, seconds: float) -> None:
-        """Let all rows together take about `seconds`; each makes its fewest iterations whatever they take."""
+        """Divide a budget of seconds among all cases; each still runs its minimum of iterations."""
         method = self.suite.method
         rule = replace(method.rule, budget_s=seconds / max(self.case_count, 1))
         self.suite = replace(self.suite, method=replace(method, rule=rule))
 
     def run(self, finished: Collection[CaseKey]) -> Generator[CollectiveRecord, None, None]:
-        """Yield a record as soon as its row is measured, on every rank alike; rows in `finished` are left out."""
+        """Time all cases but those in `finished`; yield the record of each as soon as it is done. Collective."""
         for task in self.tasks:
             algorithms = [
                 name for name in self._algorithms(task) if self._case(task, "hpccoll", name).key not in finished
@@ -119,7 +120,7 @@ class BenchmarkSession:
             try:
                 for contender in InterleavedBenchmark(self.world, workload, ready, self.suite.method).run():
                     yield self._record(task, contender)
-            except GeneratorExit:  # the caller has enough, on every rank; after an error there is nothing to tidy up
+            except GeneratorExit:  # all ranks stop early; after another error the job is aborted, so nothing is freed
                 _free(ready)
                 raise
             _free(ready)
@@ -148,7 +149,7 @@ class BenchmarkSession:
         wrong = None if contender.wrong is None else sum(self.world.allgather(contender.wrong))
         stop = contender.stop
         if stop is None:
-            raise RuntimeError(f"{contender.name} was recorded before it was done")
+            raise RuntimeError(f"{contender.name} has no stop reason: it is still running")
         case = self._case(task, contender.engine, contender.algorithm)
         return make_collective_record(case, contender.samples_us, stop, wrong, contender.staging, contender.stream_us)
 

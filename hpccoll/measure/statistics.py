@@ -1,13 +1,13 @@
-"""Honest numbers from repeated timings: order statistics, and nothing that assumes a distribution.
+"""Summaries of repeated timings by order statistics, without assuming a distribution.
 
-Timings are skewed and have several modes, so there is no mean and no standard deviation here. The median's interval is
-that of order statistics: of n independent samples the number below the true median is binomial(n, 1/2), so the r-th
-smallest and r-th largest enclose it with a probability that is known exactly, whatever the distribution. The exact
-binomial is taken instead of its normal approximation floor((n - z sqrt n)/2), ceil(1 + (n + z sqrt n)/2), which is
-wider and, below 6 samples, names samples that do not exist. No sample is ever removed.
+Timings are skewed and multimodal, so there is no mean and no standard deviation here. Of n independent samples, the
+number below the true median is binomial(n, 1/2); so the r-th smallest and the r-th largest enclose the median with a
+known probability, whatever the distribution. This uses the exact binomial: its normal approximation
+floor((n - z sqrt n)/2), ceil(1 + (n + z sqrt n)/2) is wider and, below 6 samples, names samples that do not exist.
+No sample is ever removed.
 
-Few samples have no 95 % interval: the widest there is, smallest to largest of n, covers 1 - 2**(1-n) (75 % of 3,
-93.75 % of 5). It is given, and `coverage` says what it is worth.
+Few samples have no 95 % interval: the widest one, from the smallest to the largest of n, covers 1 - 2**(1-n) (75 % for
+3, 93.75 % for 5). It is returned, and `coverage` states its probability.
 
 Sources: Hoefler and Belli, SC'15, section 3; David and Nagaraja, Order Statistics, section 7.1.
 """
@@ -31,7 +31,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value between `low` and `high`, which enclose the true one with a probability of at least `coverage`."""
+    """An estimate with an interval that contains the true value with a probability of at least `coverage`."""
 
     value: float
     low: float
@@ -67,7 +67,7 @@ def summarize(samples_us: Samples) -> TimeSummary:
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
     """Return the median and the interval around it that covers the true one with at least `confidence`.
 
-    Where there are too few samples for that, the interval is their range, and its coverage falls short.
+    With too few samples for that, the interval is their range, and its coverage is below `confidence`.
 
     Raises:
         UsageError: as `summarize`.
@@ -88,7 +88,7 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
     each = 1 - (1 - confidence) / 2
     above, below = median_interval(numerator, each), median_interval(denominator, each)
     if below.low <= 0:
-        raise UsageError(f"a ratio to a median of {below.value:.3g} us, from {below.low:.3g} us, has no bounds")
+        raise UsageError(f"a ratio to a median of {below.value:.3g} us in [{below.low:.3g}, ..] has no bounds")
     coverage = max(0.0, above.coverage + below.coverage - 1)
     return Interval(above.value / below.value, above.low / below.high, above.high / below.low, coverage)
 
@@ -99,7 +99,7 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
     r is the largest that still covers `confidence`, or 1 where none does.
     """
-    from scipy.stats import binom  # a second to load, which only the rank that reports needs to spend
+    from scipy.stats import binom  # loads in a second, so only the rank that reports loads it
 
     rank = max(int(binom.ppf((1 - confidence) / 2, n, 0.5)), 1)
     return rank, max(0.0, float(1 - 2 * binom.cdf(rank - 1, n, 0.5)))

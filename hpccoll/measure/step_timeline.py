@@ -1,8 +1,8 @@
-"""The steps of one call, each timed on every rank: the timeline of a measured run.
+"""Times every step of one call on every rank, for a timeline of a real run.
 
-Timing every step takes about as long as a short one does (some 0.2 us), so the run is told a little slower than it is;
-`hpccoll bench` says how long a call takes. Ranks on one host read one clock. The clocks of several hosts are set to
-zero when each left a barrier, so between hosts slices may be shifted by the barrier's exit skew: the timeline says so.
+Reading the clock takes about 0.2 us per step, as long as a short step, so the timeline is slower than an untimed call;
+`hpccoll bench` measures that. Ranks on one host share a clock. On several hosts each rank's clock is set to zero when
+it leaves a barrier, so slices of different hosts may be shifted by the barrier's exit skew; the timeline says so.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TimedStep = tuple[str, float, float]  # name, start and end in seconds
-WARMUP = 3  # calls before the one that is told
+WARMUP = 3  # untimed calls before the timed one
 _NAMES = {"Start": "start", "Wait": "wait"}
 
 
 def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
-    """Run `algorithm` on `count` float32 elements (of a vector, or of a block) and return what each rank did.
+    """Run `algorithm` on `count` float32 elements per vector or block; collective over `world`.
 
-    Collective over `world`.
-
-    Returns: the timeline on rank 0, None elsewhere.
+    Returns:
+        The timeline of all ranks on rank 0, None on the others.
     """
     operation, shape = algorithm.operation, detect_layout(world)
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)
@@ -71,7 +70,7 @@ def _timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
 
 
 def _name(step: Callable[[], Any]) -> str:
-    """What a step does: start a message, wait for one, copy, or reduce."""
+    """Return whether a step starts a message, waits for one, copies or reduces."""
     if isinstance(step, partial) and step.func is np.copyto:
         return "copy"
     return _NAMES.get(getattr(step, "__name__", ""), "reduce")

@@ -1,10 +1,9 @@
-"""When a row has been measured enough: its median is known well, or time or iterations ran out.
+"""Decides when a case has enough samples: its median is known well, or time or iterations ran out.
 
-The decision is a function of numbers alone (samples that are already the maximum over ranks, and elapsed seconds), so
-rank 0 takes it and broadcasts it, and no rank is left waiting in a collective that the others have given up.
+Rank 0 decides from the samples (each already the maximum over ranks) and the elapsed seconds, and broadcasts it.
 
-Looking again after every batch, and stopping as soon as the interval is tight, favours samples that agree by luck: the
-interval of a row that stopped by itself covers a little less than the 95 % it states: 93 % of simulated rows.
+Testing after every turn and stopping as soon as the interval is tight favours samples that agree by chance: the 95 %
+interval of a case that stopped by itself contains the true median in 93 % of simulated cases.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from hpccoll.records import StopReason
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """At least `min_iterations`, at most `max_iterations`; between them until tight enough or over budget.
+    """Stops between `min_iterations` and `max_iterations`, when the interval is tight or the budget is spent.
 
     A fixed number of iterations is a rule whose two bounds are equal.
 
     Args:
-        min_iterations: iterations that are made whatever they cost; below 6 there is no 95 % interval to converge.
-        max_iterations: iterations that are never exceeded.
-        rel_halfwidth: half the width of the median's 95 % interval over the median, at which it is tight enough.
-        budget_s: seconds for the row, warm-up not counted.
+        min_iterations: iterations that always run; fewer than 6 have no 95 % interval.
+        max_iterations: most iterations.
+        rel_halfwidth: stop when half the width of the median's 95 % interval is at most this fraction of the median.
+        budget_s: seconds for the case, without warm-up.
 
     Raises:
         UsageError: bounds that contradict each other or are not positive.
@@ -53,8 +52,8 @@ class StoppingRule:
         """Return why to stop now, or None to go on.
 
         Args:
-            samples_us: every timing of the row so far, each the maximum over ranks.
-            elapsed_s: seconds that the row has taken so far, on the clock of the rank that decides.
+            samples_us: all samples of the case so far.
+            elapsed_s: seconds that the case has taken so far, by the clock of rank 0.
         """
         made = len(samples_us)
         if made < self.min_iterations:

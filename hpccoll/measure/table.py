@@ -1,12 +1,12 @@
-"""Rows for people: plain text that nccl-tests' parsers read as well, and a rich table where there is a terminal.
+"""Tables of results: plain text that nccl-tests' parsers read as well, and a rich table on a terminal.
 
 Plain text: the first 13 columns are nccl-tests' (four for out of place, then four for in place, N/A for a place that
-was not measured), one line an engine and algorithm, lines of comment begin with #. Behind them come engine and
-algorithm, and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster) and the
-ratio's interval; the last column marks the best row of a size with *. No cell holds a blank. An interval followed by ?
-comes from too few iterations to cover 95 %.
+was not measured), one line per engine and algorithm; comment lines begin with #. Then follow engine and algorithm,
+and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster) and its interval; the
+last column marks the best row of a size with *. No cell contains a blank. An interval followed by ? comes from too few
+iterations to cover 95 %.
 
-Under mpirun standard output is a pipe, so the plain table is what most people see: it is made to be read, too.
+Under mpirun standard output is a pipe, so most users see the plain table.
 """
 
 from __future__ import annotations
@@ -31,45 +31,30 @@ PLACES = {False: "out-of-place", True: "in-place"}
 
 
 class TableColumn(NamedTuple):
-    """A heading, its unit, the place it belongs to, the width it has while rows stream, and how it is aligned."""
+    """A heading, its unit, the place it belongs to (None: both), and its alignment."""
 
     name: str
     unit: str
     place: bool | None
-    width: int
     left: bool = False
 
 
-def _heads() -> list[TableColumn]:
-    widths = {"size": 11, "count": 10, "type": 8, "redop": 5, "root": 4}
-    units = {"size": "(B)", "count": "(elements)"}
-    return [TableColumn(name, units.get(name, ""), None, width) for name, width in widths.items()]
-
-
-def _timings(place: bool, measured: bool) -> list[TableColumn]:
-    units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
-    widths = (8, 7, 7, 6) if measured else (4, 6, 6, 6)
-    return [TableColumn(name, unit, place, width) for (name, unit), width in zip(units.items(), widths, strict=True)]
-
-
-def _extras(place: bool) -> list[TableColumn]:
+def table_columns(places: Sequence[bool]) -> list[TableColumn]:
+    """Return the columns of the plain table for the measured `places` (False: out of place)."""
+    units = {"size": "(B)", "count": "(elements)", "type": "", "redop": "", "root": ""}
+    timing_units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
+    extra_units = {"time95": "(us)", "ratio": "to mpi", "ratio95": ""}
     return [
-        TableColumn("time95", "(us)", place, 15),
-        TableColumn("ratio", "to mpi", place, 7),
-        TableColumn("ratio95", "", place, 13),
+        *(TableColumn(name, unit, None) for name, unit in units.items()),
+        *(TableColumn(name, unit, place) for place in PLACES for name, unit in timing_units.items()),
+        *(TableColumn(name, "", None, left=True) for name in ("engine", "algorithm")),
+        *(TableColumn(name, unit, at) for at in PLACES if at in places for name, unit in extra_units.items()),
+        TableColumn(BEST, "", None),
     ]
 
 
-def table_columns(places: Sequence[bool]) -> list[TableColumn]:
-    """Return the columns of the plain table where `places` (False: out of place) were measured."""
-    timings = [column for place in PLACES for column in _timings(place, place in places)]
-    names = [TableColumn("engine", "", None, 7, left=True), TableColumn("algorithm", "", None, 18, left=True)]
-    extras = [column for place in PLACES if place in places for column in _extras(place)]
-    return [*_heads(), *timings, *names, *extras, TableColumn(BEST, "", None, 1)]
-
-
 def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineComparison) -> list[str]:
-    """Return one line of the plain table as text, a cell for each of `columns(places)`."""
+    """Return the cells of one line of the plain table, one per column of `table_columns(places)`."""
     row = entry.records[0]
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
@@ -94,7 +79,7 @@ def format_interval(record: CollectiveRecord) -> str:
 
 
 def _time(microseconds: float) -> str:
-    """Return a time in at most six characters up to a second: more digits than are known help nobody."""
+    """Format a time in at most six characters up to a second."""
     return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
 
 
@@ -113,46 +98,15 @@ def _extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> lis
 
 
 def format_title(setting: TableKey) -> str:
-    """Return what a table is about, in a line."""
+    """Format a table key as a title of one line."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
     return ", ".join([*(part for part in parts if part), f"{ranks} on {nodes}", f"{setting.buffer} memory"])
 
 
-class Stream:
-    """Plain lines for rows as they finish, aligned by columns of fixed width.
-
-    Args:
-        places: where the run measures: (False,) out of place, (True,) in place, or both.
-    """
-
-    def __init__(self, places: Sequence[bool]) -> None:
-        self._places, self._columns = tuple(places), table_columns(places)
-
-    def heading(self) -> str:
-        """Return the lines above the rows."""
-        return "\n".join(_heading(self._columns, [column.width for column in self._columns]))
-
-    def line(self, record: CollectiveRecord, known: Iterable[CollectiveRecord] = ()) -> str:
-        """Return the line of a record that has just finished.
-
-        Args:
-            record: what has just been measured.
-            known: what was measured before, or some of it: the ratio is to the `mpi` row among these, and the line
-                holds the other place of the same row as well. No row is marked: the best is known in the end only.
-        """
-        name, row = (record.engine, record.algorithm), record
-        for case in compare_engines([*(other for other in known if other.nbytes == row.nbytes), record]):
-            for entry in case.entries:
-                if (entry.engine, entry.algorithm) == name and entry.get_record(row.in_place) is record:
-                    cells_of = format_cells(entry, self._places, case)[:-1]
-                    return _line(cells_of, self._columns[:-1], [column.width for column in self._columns[:-1]])
-        raise LookupError(f"{name} is not among its own records")
-
-
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
-    """Return the table as plain text: a heading for each setting, its sizes apart from each other, best rows marked."""
+    """Return the table as plain text: a heading per table key, a blank line between sizes, best rows marked."""
     cases = compare_engines(records)
     places = _measured(cases)
     shape = table_columns(places)
@@ -201,12 +155,12 @@ def _heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
 
 
 def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
-    """Return a terminal's table of the cases of one setting; engine and algorithm stand before the times.
+    """Return the table of one table key for a terminal, with engine and algorithm before the times.
 
     Args:
-        cases: what to show, of one setting.
-        places: what to show of it (False: out of place).
-        drop: headings that are left out, since the terminal is narrow.
+        cases: comparisons of one table key.
+        places: places to show (False: out of place).
+        drop: headings to leave out on a narrow terminal.
     """
     from rich import box
     from rich.table import Table
@@ -234,14 +188,14 @@ def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], d
     return table
 
 
-# What the title says already goes first, then what follows from other columns.
+# Dropped in this order: what the title repeats, then what follows from other columns.
 _DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
 
 
 def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
     """Print the final table to `stream` (standard output): by rich on a terminal, as plain text otherwise.
 
-    A terminal that is too narrow for both places gets a table for each, and fewer columns where that is not enough.
+    On a terminal too narrow for both places, print a table per place, with fewer columns if needed.
     """
     stream = sys.stdout if stream is None else stream
     records = list(records)
@@ -260,7 +214,7 @@ def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = Non
 
 
 def _fitting(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
-    """Return the fullest tables that the console is wide enough for."""
+    """Return the tables with the most columns that fit the console's width."""
     places = _measured(cases)
     for drop in ((), _DISPENSABLE[0]):
         table = make_rich_table(cases, places, drop)

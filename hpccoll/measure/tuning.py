@@ -1,8 +1,8 @@
-"""What `hpccoll tune` runs: every candidate at every size, raced side by side, and the points of the table it gives.
+"""Runs `hpccoll tune`: times every candidate at every size side by side, and makes the tuning table's points.
 
-The candidates are all algorithms of an operation and the MPI library's own collective. Each is measured in the place
-that a plain call has: in place where `comm.all_reduce(x)` works in place, else with an `out` of its own. A candidate
-that is far behind after a few iterations has no more time; one with a wrong result does not enter the table.
+The candidates are all algorithms of an operation and the MPI library's own collective. Each is measured as a plain call
+runs it: in place where `comm.all_reduce(x)` works in place, else with a separate `out`. A candidate that is far slower
+than the best after a few iterations is stopped; one with a wrong result does not enter the table.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from hpccoll.communicator import Communicator
 
-IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # what works in place where nothing else is said
-HOPELESS, GLANCE = 3.0, 5  # so many times slower than the best after so many iterations
-FEWEST, MOST = 9, 1000  # iterations of a row; 9 have a 95 % interval without their extremes
+IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # operations that work in place by default
+HOPELESS, GLANCE = 3.0, 5  # stop a candidate this many times slower than the best after this many iterations
+FEWEST, MOST = 9, 1000  # iterations per case; 9 have a 95 % interval without their extremes
 TIGHT = 0.01
-BUSY = 0.2  # cores that other programs may keep busy before what was measured is in doubt
+BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 
 
 class PruningBenchmark(InterleavedBenchmark):
-    """A race in which the hopeless fall out early."""
+    """Stops contenders that are far slower than the best early."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -49,7 +49,7 @@ class PruningBenchmark(InterleavedBenchmark):
         self._all = list(contenders)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Decide on rank 0; a candidate far behind the best has spent what it is given."""
+        """Return why to stop timing a contender, or None to continue; BUDGET for one far slower than the best."""
         best = min(each.median_us for each in self._all)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
@@ -58,7 +58,7 @@ class PruningBenchmark(InterleavedBenchmark):
 
 @dataclass(frozen=True, slots=True)
 class TuningSweep:
-    """What is tuned: these operations, sizes (nccl-tests' S), element types and kinds of buffers."""
+    """The operations, sizes (nccl-tests' S), element types and kinds of buffers to tune."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -69,7 +69,7 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """The rows in buffers of one kind; a barrier has none, and is measured once."""
+        """Return the benchmarks in one kind of buffer; a barrier, which has none, is in those of the first kind."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         suites = []
         for dtype in self.dtypes:
@@ -86,13 +86,13 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """The rows of one suite, raced; `found` grows by a series of one point with each size that is done."""
+    """Times the cases of one benchmark; `found` grows by a series of one point with each finished size."""
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
 
     def run_candidates(self) -> Iterator[CollectiveRecord]:
-        """Yield a record as soon as its row is measured, on every rank alike."""
+        """Time all candidates; yield the record of each as soon as it is done. Collective."""
         for task in self.tasks:
             if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
                 self.module.rewind()
@@ -126,13 +126,13 @@ class TuningSession(BenchmarkSession):
 
 
 class OtherProcessLoad:
-    """How many cores of this node programs other than the ranks keep busy, from the making of it; one node only."""
+    """Measures the cores of this node that other programs keep busy, since its creation; for jobs on one node."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._begin, self._busy = comm, time.perf_counter(), self._busy_s(comm)
 
     def measure_busy_cores(self) -> float:
-        """Return the cores that others kept busy so far; collective."""
+        """Return the mean number of cores that other programs kept busy; collective."""
         busy = self._busy_s(self._comm) - self._busy
         return max(0.0, float(self._comm.bcast(busy / (time.perf_counter() - self._begin))))
 
@@ -146,21 +146,21 @@ class OtherProcessLoad:
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return all that is to be run, ready; collective.
+    """Return the sessions that measure a sweep, with buffers allocated; collective.
 
     Args:
-        sweep: what is tuned.
+        sweep: what to tune.
         world: the ranks.
         comm: hpccoll's communicator on them.
-        budget_s: seconds for all rows together.
-        row_s: seconds for each row instead, None for a share of `budget_s`.
+        budget_s: seconds for all cases together.
+        row_s: seconds for each case instead; None for an equal share of `budget_s`.
     """
     ready: list[TuningSession] = []
     for buffer in sweep.buffers:
         suites = sweep.make_configs(buffer)
         if not suites:
             continue
-        module = make_buffer_module(buffer, comm, max(suite.most_bytes(world.size) for suite in suites))
+        module = make_buffer_module(buffer, comm, max(suite.max_buffer_bytes(world.size) for suite in suites))
         ready += [TuningSession(suite, world, comm, [MpiEngine(world)], module, own=True) for suite in suites]
     rows = sum(trial.case_count for trial in ready)
     for trial in ready:

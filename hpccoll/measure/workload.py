@@ -1,4 +1,4 @@
-"""One collective to be timed: its buffers on this rank, how to reset them, and whether what came out is right."""
+"""The buffers of a timed collective on this rank: allocate them, reset them, validate the output."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpccoll.measure.data import ExpectedResult, compute_expected_result, make_i
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
-_POISON = 0xA5  # what outputs are filled with, so that a stale result cannot pass
+_POISON = 0xA5  # outputs are filled with it, so that a stale result cannot pass
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """What is asked for: `count` elements a vector or block, on `rank` of `ranks`."""
+    """A collective on `rank` of `ranks`, with `count` elements per vector or block."""
 
     operation: Operation
     count: int
@@ -34,7 +34,7 @@ class WorkloadSpec:
 
 
 class Workload:
-    """Buffers for a task, in memory of `module`; `source` and `result` are None where the rank has none."""
+    """The buffers of a collective, allocated by `module`; `source` and `result` are None if the rank has none."""
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
         self.task, self.module = task, module
@@ -49,7 +49,7 @@ class Workload:
 
     @property
     def inputs(self) -> list[Any]:
-        """Every rank's input, on the host; None where a rank brings nothing."""
+        """Every rank's input, in host memory; None for a rank without input."""
         return self._inputs
 
     def _input(self, rank: int, count: int) -> Any:
@@ -76,7 +76,7 @@ class Workload:
         return source, source
 
     def reset(self) -> None:
-        """Restore the input and poison the output."""
+        """Restore the input, and overwrite the output with a fill pattern."""
         if self.result is not None:
             self.module.bind_copy_from_host(self.result, self._poison)()
         if self.source is not None and self._mine is not None:
@@ -84,7 +84,7 @@ class Workload:
         self.module.synchronize()
 
     def read_output(self) -> NDArray[Any]:
-        """Return what is in the output now, on the host (the same memory where it is host memory)."""
+        """Return the output as a host array: a view of host memory, a copy of device memory."""
         if not self.module.on_device:
             return np.asarray(self.result)
         host = self.module.empty_pinned(len(self.result or ()) * self.task.dtype.itemsize)
@@ -93,10 +93,12 @@ class Workload:
         return np.asarray(host).view(self.task.dtype.numpy)
 
     def count_wrong(self, contender: str) -> int:
-        """Count wrong elements; a result once found right must come again bit for bit, or is judged anew.
+        """Return how many elements of the output are wrong.
+
+        A result with the same bits as one that was right is not compared with the reference again.
 
         Args:
-            contender: whose result it is; each has bits of its own, since each sums in its own order.
+            contender: name of the contender that ran; results of different contenders may differ in rounding.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:

@@ -1,8 +1,8 @@
 """Reads result files for a report: runs, their measurements, pairs of nodes, findings of the doctor.
 
-A file may hold several runs (a resumed one does), and a sweep is many files: each measurement is kept with the run it
-belongs to, which is the last `run` record before it. A directory stands for all `*.jsonl` below it; what is not
-hpccoll's there is left out and named, whereas a file that was named itself must be one of hpccoll's.
+A resumed file holds several runs, and a sweep is several files: each record belongs to the last `run` record before it
+in its file. A directory stands for all `*.jsonl` files below it; foreign files there are skipped and listed, but a
+foreign file that was named itself is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A `run` record and the file it is in; `number` counts over all files, from 1. An empty record: none was there."""
+    """A `run` record and its file; `number` counts from 1 over all files. The record is empty if the file has none."""
 
     number: int
     file: str
@@ -33,13 +33,13 @@ class Run:
 
     @property
     def versions(self) -> Mapping[str, Any]:
-        """Package to version; empty where the record has none."""
+        """Versions by package; empty if the record has none."""
         found = self.record.get("versions")
         return found if isinstance(found, Mapping) else {}
 
     @property
     def mpi(self) -> str:
-        """The MPI library, or an empty text."""
+        """The MPI library's version, or an empty string."""
         return str(self.versions.get("mpi") or "")
 
     @property
@@ -59,18 +59,18 @@ class Run:
 
     @property
     def measures(self) -> bool:
-        """Whether its command is one whose records a report shows, so that their absence is worth telling."""
+        """Whether its command writes records that a report shows, so that their absence is a finding."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
     def title(self) -> str:
-        """What to call it in a sentence."""
+        """Its number and file name, for sentences."""
         return f"run {self.number} ({Path(self.file).name})"
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurement:
-    """A measurement and the run it belongs to."""
+    """A measurement and its run."""
 
     record: CollectiveRecord
     run: Run
@@ -78,25 +78,31 @@ class RunMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that the files hold, without the runs of other commands that have no record to show.
+    """The contents of result files, without runs that have no record to show.
 
-    `preflight` and `told` (findings of the doctor) are the records as they are, with the run they belong to; `torn`
-    names the files whose last line is cut short, `foreign` those of a directory that are not hpccoll's, with the
-    reason; `others` counts the records of kinds that a report does not show.
+    Args:
+        files: the files that were read.
+        runs: the runs, in order of reading.
+        rows: the measurements.
+        preflight: preflight records as decoded, with their runs.
+        doctor_findings: finding records as decoded, with their runs.
+        torn: files whose last line is incomplete.
+        foreign: skipped files of directories, with the reason.
+        others: number of records per kind that a report does not show.
     """
 
     files: tuple[str, ...]
     runs: tuple[Run, ...]
     rows: tuple[RunMeasurement, ...]
     preflight: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
-    told: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
+    doctor_findings: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
     torn: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
-        """How many pairs of nodes were looked at, each in both directions."""
+        """The number of pairs of nodes in preflight records, both directions counted once."""
         ends = (
             (run.number, pair.get("source"), pair.get("destination")) for run, pair in self.of_kind("preflight_pair")
         )
@@ -108,23 +114,23 @@ class Results:
 
 
 def load(paths: Sequence[str | Path]) -> Results:
-    """Return what the files and directories hold.
+    """Return the contents of files and directories.
 
     Raises:
-        UsageError: a file cannot be read, is not one of hpccoll's, is damaged, or there is nothing to show in any.
+        UsageError: a file cannot be read or is invalid, or no file has a record to show.
     """
-    gathered = _Gathered()
+    builder = _ResultsBuilder()
     for path in paths:
-        for file, named in _files(Path(path)):
-            gathered.add(file, named)
-    results = gathered.results()
-    if not results.rows and not results.preflight and not results.told:
-        raise UsageError(_nothing(results, len(gathered.runs)))
+        for file, named in _find_files(Path(path)):
+            builder.add(file, named)
+    results = builder.results()
+    if not results.rows and not results.preflight and not results.doctor_findings:
+        raise UsageError(_describe_nothing_to_show(results, len(builder.runs)))
     return results
 
 
-def _files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that a path stands for, and whether it was named itself."""
+def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the files that a path stands for, and whether the path names the file itself."""
     if not path.is_dir():
         yield path, True
         return
@@ -135,21 +141,21 @@ def _files(path: Path) -> Iterator[tuple[Path, bool]]:
         yield file, False
 
 
-class _Gathered:
-    """What was read so far."""
+class _ResultsBuilder:
+    """Collects the contents of files one by one."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self.runs: list[Run] = []
         self.rows: list[RunMeasurement] = []
         self.preflight: list[tuple[Run, Mapping[str, Any]]] = []
-        self.told: list[tuple[Run, Mapping[str, Any]]] = []
+        self.doctor_findings: list[tuple[Run, Mapping[str, Any]]] = []
         self.torn: list[str] = []
         self.foreign: list[str] = []
         self.others: Counter[str] = Counter()
 
     def add(self, path: Path, named: bool) -> None:
-        if str(path) in self.files:  # named twice, or by its directory as well
+        if str(path) in self.files:  # named twice, or below a named directory
             return
         try:
             contents = read_records(path, OPTION)
@@ -180,25 +186,27 @@ class _Gathered:
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":
-            self.told.append((run, record))
+            self.doctor_findings.append((run, record))
         else:
             self.others[kind] += 1
 
     def results(self) -> Results:
-        shown = {run.number for run, _ in (*self.preflight, *self.told)} | {row.run.number for row in self.rows}
+        shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)} | {
+            row.run.number for row in self.rows
+        }
         return Results(
             tuple(self.files),
             tuple(run for run in self.runs if run.number in shown or run.measures),
             tuple(self.rows),
             tuple(self.preflight),
-            tuple(self.told),
+            tuple(self.doctor_findings),
             tuple(self.torn),
             tuple(self.foreign),
             dict(self.others),
         )
 
 
-def _nothing(results: Results, count: int) -> str:
+def _describe_nothing_to_show(results: Results, count: int) -> str:
     found = [f"{count} of kind {kind}" for kind, count in sorted(results.others.items())]
     runs = [f"{count} of kind run"] if count else []
     held = f"only records {', '.join([*runs, *found])}" if runs or found else "no record"
@@ -210,6 +218,6 @@ def _nothing(results: Results, count: int) -> str:
 
 
 def get_list(record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Return a list of a record; empty where there is none."""
+    """Return the list under a key of a record; empty if there is none."""
     found = record.get(key)
     return found if isinstance(found, list) else ()

@@ -51,7 +51,7 @@ def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
 
 def relay_doctor_findings(results: Results) -> Iterator[Finding]:
     """Yield the doctor's warnings and problems."""
-    for run, record in results.told:
+    for run, record in results.doctor_findings:
         severity = str(record.get("severity", "")).upper()
         if severity in (Severity.WARNING.name, Severity.PROBLEM.name):
             yield Finding(

@@ -46,7 +46,7 @@ def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRe
     rows_by_file: dict[str, list[RunMeasurement]] = {}
     for row in results.rows:
         rows_by_file.setdefault(row.run.file, []).append(row)
-    files_with_other_records = {run.file for run, _ in (*results.preflight, *results.told)}
+    files_with_other_records = {run.file for run, _ in (*results.preflight, *results.doctor_findings)}
     last_runs = {run.file: run for run in results.runs}  # the last run of a resumed file has the full request
     for file, run in last_runs.items():
         rows = rows_by_file.get(file, [])

@@ -13,8 +13,8 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.csv_file import COLUMNS, write_csv
-from hpccoll.measure.table import Stream, format_plain_table, print_table, table_columns
-from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason
+from hpccoll.measure.table import format_plain_table, print_table, table_columns
+from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
 NCCL_TESTS = ["size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2]
@@ -174,26 +174,6 @@ def test_intervals_of_too_few_iterations_are_marked(iterations, times, ratios):
     assert line[15].endswith("?") == times
     assert line[17].endswith("?") == ratios
     assert ("too few" in text) == (times or ratios)
-
-
-def test_rows_stream_in_columns_that_hold_still():
-    stream = Stream((False, True))
-    known: list[CollectiveRecord] = []
-    lines = []
-    for each in [*RACE, *both("hpccoll", "recursive_doubling", 123_456.7, nbytes=64 * 2**20, count=2**24)]:
-        lines.append(stream.line(each, known))
-        known.append(each)
-    heading = stream.heading().splitlines()[1]
-    engine, algorithm = heading.index("engine"), heading.index("algorithm")
-    for line, each in zip(lines, known, strict=True):
-        assert line[engine:].split()[0] == each.engine
-        assert line[algorithm:].split()[0] == (each.algorithm or "-")
-    assert lines[0].split()[5] == "50.00"
-    assert lines[0].split()[9] == "N/A"  # in place comes later
-    assert lines[1].split()[5:10:4] == ["50.00", "25.00"]
-    assert lines[5].split()[16:18] == ["0.25x", "[0.25,0.25]"]  # mpi is known by then
-    assert lines[0].split()[16] == "-"
-    assert not any(line.endswith("*") for line in lines)
 
 
 def test_without_a_terminal_the_table_is_plain():
