@@ -52,4 +52,4 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
     except UnavailableError:  # on every rank: no CUDA IPC here; messages work all the same
         return module
-    return module.carving(window) if isinstance(module, CupyModule) else module
+    return module.allocate_within(window) if isinstance(module, CupyModule) else module

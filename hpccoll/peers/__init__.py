@@ -1,11 +1,14 @@
-"""The engines beside hpccoll's own: the MPI library's collectives, and torch.distributed's Gloo and NCCL."""
+"""Engines of other libraries to compare hpccoll with: the MPI library, and torch.distributed's Gloo and NCCL.
+
+Start with `LibraryEngine` in library_engine.py; `start_engine` starts an engine by name.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hpccoll.errors import CommunicationError, UnavailableError, UnknownNameError
-from hpccoll.peers.library_engine import Call, CheckedBuffers, LibraryEngine, check_buffers
+from hpccoll.peers.library_engine import CheckedBuffers, LibraryEngine, check_buffers
 from hpccoll.peers.mpi_engine import MpiEngine
 from hpccoll.peers.torch_engine import TorchEngine
 
@@ -18,7 +21,6 @@ ENGINE_NAMES = ("mpi", "gloo", "nccl")
 
 __all__ = [
     "ENGINE_NAMES",
-    "Call",
     "CheckedBuffers",
     "LibraryEngine",
     "MpiEngine",
@@ -30,12 +32,12 @@ __all__ = [
 
 
 def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
-    """Return the peer of that name, ready. Every rank of `comm` calls it.
+    """Start an engine by name and return it. Collective over `comm`.
 
     Raises:
-        UnknownNameError: no such peer.
-        UnavailableError: the peer is not here, on some rank; says why.
-        CommunicationError: its processes did not find each other in time.
+        UnknownNameError: there is no such engine.
+        UnavailableError: the engine cannot run on some rank; the message says why.
+        CommunicationError: the engine's processes did not connect to each other in time.
     """
     if name not in ENGINE_NAMES:
         raise UnknownNameError("engine", name, list(ENGINE_NAMES))
@@ -43,9 +45,11 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
 
 
 def start_available_engines(comm: MPI.Intracomm, names: Iterable[str] = ENGINE_NAMES) -> dict[str, LibraryEngine | str]:
-    """Start each peer that is here; the others are given as the reason why not. Every rank of `comm` calls it.
+    """Start every engine that can run. Collective over `comm`.
 
-    torch is not imported where it is not installed, and not for `nccl` where there is no GPU.
+    Does not import torch for `nccl` if there is no GPU.
+
+    Returns: by name, the engine, or the reason why it is not available.
     """
     found: dict[str, LibraryEngine | str] = {}
     for name in names:

@@ -1,8 +1,7 @@
-"""What a peer is: an engine whose collectives are no plans, made ready once and called many times."""
+"""The interface of another library's engine, and the checks of the buffers that it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import (
     ArrayModule,
+    BoundCall,
     Buffer,
     DType,
     FlatArray,
@@ -18,40 +18,41 @@ from hpccoll.runtime.arrays import (
     require_contiguous,
 )
 
-Call = Callable[[], None]
 _ROOT_HAS_RESULT = (Operation.REDUCE, Operation.GATHER)
 _ROOT_HAS_SOURCE = (Operation.BROADCAST, Operation.SCATTER)
 _WHOLE_IS_SOURCE = (Operation.REDUCE_SCATTER, Operation.SCATTER)
 
 
 class LibraryEngine(Protocol):
-    """Someone else's collectives behind one face."""
+    """The collectives of another library: prepared once for given buffers, then called many times."""
 
     name: str
 
-    def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
-        """Return what runs `operation` once on these buffers. Every rank prepares, then every rank calls.
+    def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
+        """Return a call that runs `operation` once on these buffers and waits for it.
+
+        All ranks prepare, then all ranks call.
 
         Args:
-            operation: which collective.
-            source: 1-D contiguous array that this rank brings; None where it brings nothing.
-            result: 1-D contiguous array that this rank gets; None where it gets nothing. In place is what shares
-                memory: `source is result`, or, for operations on blocks, the block being the rank's own of the whole.
-            redop: reduction by name; read only where the operation reduces.
-            root: rank of the root; read only where the operation has one.
+            operation: the collective.
+            source: 1-D contiguous input of this rank, or None.
+            result: 1-D contiguous output of this rank, or None. The operation is in place if the two share memory:
+                `source is result`, or, for operations with blocks, one is the rank's own block of the other.
+            redop: name of the reduction; ignored unless the operation reduces.
+            root: rank of the root; ignored unless the operation has one.
 
         Raises:
-            UsageError: the peer does not offer this operation, dtype, reduction or aliasing; says which.
+            UsageError: the library does not offer this operation, dtype, reduction or in-place form.
             BufferError: a buffer is missing, or the two do not fit.
         """
 
     def close(self) -> None:
-        """Give back what the peer holds. Every rank calls it."""
+        """Free the engine's resources. Collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedBuffers:
-    """The buffers of one rank, checked: None where the operation gives the rank none."""
+    """The checked buffers of one rank; a buffer is None if the operation does not use it on this rank."""
 
     source: FlatArray | None
     result: FlatArray | None
@@ -61,59 +62,68 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Check and flatten what this rank brings and gets; in place, cut the rank's own block out of the whole.
+    """Return the checked, flat buffers of this rank; of one array given for both, one becomes the rank's own block.
 
     Raises:
         BufferError: a buffer is missing, is not contiguous, or the two differ in dtype, module or elements.
     """
-    brings = _adopted(operation, source, "source", rank == root or operation not in _ROOT_HAS_SOURCE)
-    gets = _adopted(operation, result, "result", rank == root or operation not in _ROOT_HAS_RESULT)
-    if brings is None or gets is None:
-        only = brings or gets
+    sent = _check_buffer(operation, source, "source", rank == root or operation not in _ROOT_HAS_SOURCE)
+    received = _check_buffer(operation, result, "result", rank == root or operation not in _ROOT_HAS_RESULT)
+    if sent is None or received is None:
+        only = sent or received
         if only is None:
-            raise BufferError(f"{operation.value}: rank {rank} was given no buffer that the operation uses")
-        return CheckedBuffers(brings and brings.flat, gets and gets.flat, only.dtype, only.module, False)
-    if (brings.dtype, brings.module.name) != (gets.dtype, gets.module.name):
-        pair = f"source is {brings.module.name} {brings.dtype.name}, result {gets.module.name} {gets.dtype.name}"
+            raise BufferError(
+                f"{operation.value}: rank {rank} was given no buffer that the operation uses; pass source or result"
+            )
+        return CheckedBuffers(sent and sent.flat, received and received.flat, only.dtype, only.module, False)
+    if (sent.dtype, sent.module.name) != (received.dtype, received.module.name):
+        pair = f"source is {sent.module.name} {sent.dtype.name}, result {received.module.name} {received.dtype.name}"
         raise BufferError(f"{operation.value}: {pair}; pass buffers of one dtype and one array module")
-    return _fitted(operation, brings, gets, rank, n)
+    return _match_buffers(operation, sent, received, rank, n)
 
 
-def _adopted(operation: Operation, array: Any, role: str, used: bool) -> Buffer | None:
+def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Buffer | None:
+    """Return a required buffer after its check; None unless `used`."""
     if not used:
         return None
     if array is None:
         raise BufferError(f"{operation.value}: this rank needs a {role} buffer; pass a 1-D contiguous array, not None")
-    # `as_buffer` copies a strided input; what is prepared once and called often must see the caller's own memory.
+    # `as_buffer` would copy a strided input, but a prepared call must read the caller's memory in every call.
     dense = array.is_contiguous() if is_torch_tensor(array) else array.flags.c_contiguous
     require_contiguous(dense, role, tuple(array.shape), "a contiguous array")
     return as_buffer(array, role, writable=role == "result")
 
 
-def _fitted(operation: Operation, brings: Buffer, gets: Buffer, rank: int, n: int) -> CheckedBuffers:
-    whole, block = (brings, gets) if operation in _WHOLE_IS_SOURCE else (gets, brings)
-    source, result = brings.flat, gets.flat
-    shared = brings.count > 0 and brings.overlaps(gets)
+def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: int, n: int) -> CheckedBuffers:
+    """Check that two buffers fit each other and return them; `rank` is this rank of `n`."""
+    whole, block = (sent, received) if operation in _WHOLE_IS_SOURCE else (received, sent)
+    source, result = sent.flat, received.flat
+    shared = sent.count > 0 and sent.overlaps(received)
     if operation is Operation.ALL_TO_ALL:
-        fits, wanted = brings.count == gets.count and gets.count % n == 0, f"equally many, a multiple of {n}"
+        fits = sent.count == received.count and received.count % n == 0
+        wanted = f"as many elements in both, a multiple of {n}"
     elif not operation.has_blocks:
-        fits, wanted = brings.count == gets.count, "equally many"
+        fits, wanted = sent.count == received.count, "as many elements in both"
     else:
         own = whole.count // n
         if shared and whole.address == block.address and whole.count == block.count and whole.count % n == 0:
             mine = whole.flat[rank * own : (rank + 1) * own]
-            source, result = (source, mine) if whole is brings else (mine, result)
-            return CheckedBuffers(source, result, brings.dtype, brings.module, True)
-        fits, wanted = whole.count == n * block.count, f"{n} times as many in the one as in the other"
+            source, result = (source, mine) if whole is sent else (mine, result)
+            return CheckedBuffers(source, result, sent.dtype, sent.module, True)
+        fits, wanted = whole.count == n * block.count, f"{n} times as many elements in one as in the other"
     if not fits:
-        raise BufferError(f"{operation.value}: source has {brings.count} elements, result {gets.count}; need {wanted}")
+        raise BufferError(
+            f"{operation.value}: source has {sent.count} elements, result {received.count}; need {wanted}"
+        )
     if shared:
         home = whole.address + (rank * block.nbytes if whole.count != block.count else 0)
         if block.address != home:
-            raise BufferError(f"{operation.value}: source and result overlap, but not as in place; pass buffers apart")
-    return CheckedBuffers(source, result, brings.dtype, brings.module, shared)
+            raise BufferError(
+                f"{operation.value}: source and result overlap but are not in place; pass separate buffers"
+            )
+    return CheckedBuffers(source, result, sent.dtype, sent.module, shared)
 
 
 def unsupported_error(peer: str, what: str, instead: str) -> UsageError:
-    """Return the error for something that a peer does not offer."""
+    """Return the error that engine `peer` does not offer `what`; `instead` is the remedy."""
     return UsageError(f"engine {peer} does not offer {what}; {instead}")

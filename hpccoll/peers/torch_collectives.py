@@ -1,4 +1,4 @@
-"""A torch process group's methods bound to tensors: how each collective is said in torch's words."""
+"""The collectives of a torch process group, bound to tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hpccoll.plan import Operation
 
 Tensor = Any
-Launch = Callable[[], Any]  # returns torch's Work
+LaunchCall = Callable[[], Any]  # starts a collective and returns torch's Work
 
 
 class TorchCollectives:
@@ -17,38 +17,38 @@ class TorchCollectives:
 
     Args:
         group: a ProcessGroupGloo or ProcessGroupNCCL.
-        options: the module that has AllreduceOptions and its like.
+        options: the module with torch's option classes, such as AllreduceOptions.
         rank: this rank.
-        n: ranks in the group.
+        n: number of ranks.
     """
 
     def __init__(self, group: Any, options: Any, rank: int, n: int) -> None:
         self._group, self._options, self._rank, self._n = group, options, rank, n
 
-    def barrier(self) -> Launch:
-        """Bind a barrier."""
+    def bind_barrier(self) -> LaunchCall:
+        """Return a call that starts a barrier."""
         return partial(self._group.barrier, self._options.BarrierOptions())
 
     def bind(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
-    ) -> Launch:
-        """Bind a collective to tensors; `source` and `result` are None where the rank has none.
+    ) -> LaunchCall:
+        """Return a call that starts a collective on these tensors; `source` or `result` may be None.
 
         Args:
-            operation: which.
-            source: what the rank brings, 1-D.
-            result: what the rank gets, 1-D.
-            op: torch's ReduceOp, where the operation reduces.
-            root: rank of the root, where there is one.
+            operation: the collective.
+            source: this rank's input, 1-D.
+            result: this rank's output, 1-D.
+            op: torch's ReduceOp, if the operation reduces.
+            root: rank of the root, if there is one.
             in_place: whether the two share memory.
         """
         if operation.has_root:
-            return self._rooted(operation, source, result, op, root, in_place)
+            return self._bind_rooted(operation, source, result, op, root, in_place)
         if operation is Operation.ALL_REDUCE:
             options = self._options.AllreduceOptions()
             options.reduceOp = op
             launch = partial(self._group.allreduce, [result], options)
-            return launch if in_place else _after_copy(result, source, launch)
+            return launch if in_place else _copy_then(result, source, launch)
         if operation is Operation.REDUCE_SCATTER:
             options = self._options.ReduceScatterOptions()
             options.reduceOp = op
@@ -60,12 +60,12 @@ class TorchCollectives:
         return partial(launch, result, source, [], [], self._options.AllToAllOptions())
 
     def _single(self, name: str, before: str) -> Any:
-        """The method on single tensors: torch 2.13 renames it for groups, later versions may for backends."""
+        """Return the group's method by its new name, or by its name before torch 2.13."""
         return getattr(self._group, name, None) or getattr(self._group, before)
 
-    def _rooted(
+    def _bind_rooted(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
-    ) -> Launch:
+    ) -> LaunchCall:
         names = {
             Operation.BROADCAST: "BroadcastOptions",
             Operation.REDUCE: "ReduceOptions",
@@ -76,29 +76,32 @@ class TorchCollectives:
         options.rootRank = root
         if operation is Operation.BROADCAST:
             launch = partial(self._group.broadcast, [result], options)
-            return launch if in_place or source is None else _after_copy(result, source, launch)
+            return launch if in_place or source is None else _copy_then(result, source, launch)
         if operation is Operation.REDUCE:
             options.reduceOp = op
-            # Gloo leaves partial sums in the tensors of the other ranks: what they brought must survive.
+            # Gloo leaves partial sums in the other ranks' tensors, and their inputs must not change.
             into = source.clone() if result is None and source is not None else result
             launch = partial(self._group.reduce, [into], options)
-            return launch if in_place else _after_copy(into, source, launch)
+            return launch if in_place else _copy_then(into, source, launch)
         if operation is Operation.GATHER:
             return partial(self._group.gather, [] if result is None else [self._blocks(result)], [source], options)
         return partial(self._group.scatter, [result], [] if source is None else [self._blocks(source)], options)
 
     def _blocks(self, whole: Tensor) -> list[Tensor]:
+        """Return views of the blocks of a tensor, one per rank."""
         return list(whole.view(self._n, whole.numel() // self._n).unbind(0))
 
     def shutdown(self) -> None:
-        """End the group."""
+        """End the process group."""
         shutdown = getattr(self._group, "shutdown", None)
         if shutdown is not None:
             shutdown()
         self._group = None
 
 
-def _after_copy(out: Tensor, source: Tensor, launch: Launch) -> Launch:
+def _copy_then(out: Tensor, source: Tensor, launch: LaunchCall) -> LaunchCall:
+    """Return a call that copies `source` to `out` and then starts a collective."""
+
     def call() -> Any:
         out.copy_(source)
         return launch()

@@ -1,8 +1,8 @@
-"""torch.distributed's Gloo and NCCL, started from the MPI job and called without its dispatch.
+"""torch.distributed's Gloo and NCCL as engines to compare with, started from the MPI job.
 
-The process group is made directly from a store of its own, so the user's default group, if there is one, is not
-touched. Rank 0 opens the store on a free port and tells the others by MPI. Buffers are seen as tensors without a copy,
-and what is only moved goes as bytes, so every dtype can be moved.
+The process group is made directly from its own store and called without torch.distributed's dispatcher, so the user's
+default group is not affected. Rank 0 opens the store on a free port and sends the port to the others by MPI. Buffers
+become tensors without a copy. Operations that do not reduce transfer bytes, so every dtype is supported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, UnavailableError
-from hpccoll.peers.library_engine import Call, check_buffers, unsupported_error
+from hpccoll.peers.library_engine import check_buffers, unsupported_error
 from hpccoll.peers.torch_collectives import TorchCollectives
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
-from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, DType, FlatArray, Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
-# As which torch type a dtype is reduced: truth values as bytes of 0 and 1, complex sums as sums of pairs.
+# The torch type in which a dtype is reduced: booleans as bytes of 0 and 1, complex sums as sums of pairs.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
     "bool": "uint8",
@@ -45,36 +45,36 @@ _REDUCED_AS = {
 
 
 class TorchEngine:
-    """Engine `gloo` or `nccl`. Every rank of `comm` makes it, and every rank closes it.
+    """Engine `gloo` or `nccl`. Making it starts a process group; collective over `comm`.
 
     Args:
-        comm: whose ranks take part; also carries the address of the store.
-        backend: `gloo` for host buffers, `nccl` for CUDA buffers (one GPU a rank).
+        comm: the ranks of the process group; also used to send the address of the store.
+        backend: `gloo` for host buffers, `nccl` for CUDA buffers (one GPU per rank).
         limit_s: seconds that the start, and later each operation, may take.
 
     Raises:
-        UnavailableError: torch, the backend, or a GPU for each rank is not here; names the rank.
-        CommunicationError: the processes did not find each other; names the rank and the step that failed.
+        UnavailableError: torch, the backend, or a GPU for each rank is missing; names the rank.
+        CommunicationError: the processes did not connect to each other; names the rank and the step that failed.
     """
 
     def __init__(self, comm: MPI.Intracomm, backend: str, limit_s: float = 60.0) -> None:
         self.name, self.comm, self._limit = backend, comm, timedelta(seconds=limit_s)
-        where = job.detect_layout(comm)
-        local = where.node[: comm.rank].count(where.node[comm.rank])
-        crowd = max(where.ranks_per_node)
-        _agree(comm, UnavailableError, f"engine {backend}", lambda: _require(backend, crowd))
+        layout = job.detect_layout(comm)
+        local_rank = layout.node[: comm.rank].count(layout.node[comm.rank])
+        ranks_per_node = max(layout.ranks_per_node)
+        _run_on_all(comm, UnavailableError, f"engine {backend}", lambda: _require_backend(backend, ranks_per_node))
         self._torch = importlib.import_module("torch")
         self._dist = importlib.import_module("torch.distributed")
         if backend == "nccl":
-            self._torch.cuda.set_device(local % self._torch.cuda.device_count())
-        self._one_node = where.nodes == 1
-        self._store = self._meet(_LOOPBACK if self._one_node else socket.gethostname())
+            self._torch.cuda.set_device(local_rank % self._torch.cuda.device_count())
+        self._one_node = layout.nodes == 1
+        self._store = self._open_store(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        group = _agree(comm, CommunicationError, f"engine {backend}: start of the process group", self._group)
-        self._calls = TorchCollectives(group, c10d, comm.rank, comm.size)
+        group = _run_on_all(comm, CommunicationError, f"engine {backend}: start of the process group", self._make_group)
+        self._collectives = TorchCollectives(group, c10d, comm.rank, comm.size)
 
-    def _meet(self, host: str) -> Any:
-        """Open the store on rank 0 at a port that the system picks, and connect the others to it."""
+    def _open_store(self, host: str) -> Any:
+        """Open a store on rank 0 at a free port and connect the other ranks to it; collective."""
         address = self.comm.bcast(host)
         store = partial(self._dist.TCPStore, address, timeout=self._limit, wait_for_workers=False)
         served: Any = None
@@ -85,12 +85,15 @@ class TorchEngine:
                 served = store(0, is_master=True)
             return served.port if served else 0
 
-        port = self.comm.bcast(_agree(self.comm, CommunicationError, f"engine {self.name}: store on {address}", serve))
+        port = self.comm.bcast(
+            _run_on_all(self.comm, CommunicationError, f"engine {self.name}: store on {address}", serve)
+        )
         what = f"engine {self.name}: connection to rank 0's store at {address}:{port}"
-        return _agree(self.comm, CommunicationError, what, lambda: served or store(port, is_master=False))
+        return _run_on_all(self.comm, CommunicationError, what, lambda: served or store(port, is_master=False))
 
-    def _group(self) -> Any:
-        # SLF001: torch's own Python code makes groups in this way; there is no public one beside the default group.
+    def _make_group(self) -> Any:
+        """Return a new process group of the backend."""
+        # SLF001: torch's own Python code makes groups like this; it has no public way to make one besides the default.
         rank, size = self.comm.rank, self.comm.size
         if self.name == "nccl":
             options = self._dist.ProcessGroupNCCL.Options()
@@ -98,34 +101,34 @@ class TorchEngine:
             return self._dist.ProcessGroupNCCL(self._store, rank, size, options)
         if not self._one_node or "GLOO_SOCKET_IFNAME" in os.environ:
             return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
-        # Within a node a host name that does not resolve, or resolves to an outer address, need not matter.
+        # On one node use the loopback address: the host name may not resolve, or resolve to an external address.
         options = self._dist.ProcessGroupGloo._Options()  # noqa: SLF001
         options._timeout = self._limit  # noqa: SLF001
         options._devices = [self._dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
         return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 
-    def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> Call:
-        """Return what runs `operation` once and waits for it; see `LibraryEngine.prepare`.
+    def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
+        """Return a call that runs `operation` once and waits for it; see `LibraryEngine.prepare`.
 
-        Out of place costs a copy in all_reduce, reduce and broadcast: torch offers these in place only.
+        all_reduce, reduce and broadcast out of place cost a copy, because torch offers them in place only.
         """
         if operation is Operation.BARRIER:
-            return self._completed(self._calls.barrier())
-        part = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
-        if self.name == "nccl" and not part.module.on_device:
+            return self._completed(self._collectives.bind_barrier())
+        buffers = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
+        if self.name == "nccl" and not buffers.module.on_device:
             raise unsupported_error(self.name, "host buffers", "use --buffer cuda")
-        if self.name == "gloo" and part.module.on_device and operation not in _GLOO_ON_DEVICE:
+        if self.name == "gloo" and buffers.module.on_device and operation not in _GLOO_ON_DEVICE:
             raise unsupported_error(self.name, f"{operation.value} of device buffers", "use --buffer host")
-        if operation is Operation.ALL_TO_ALL and part.in_place:
-            # Gloo accepts it and overwrites blocks before it has sent them.
+        if operation is Operation.ALL_TO_ALL and buffers.in_place:
+            # Gloo accepts it, but overwrites blocks before it has sent them.
             raise unsupported_error(self.name, "all_to_all in place", "use --out-of-place")
-        op, kind = self._reduction(redop, part.dtype) if operation.reduces else (None, "uint8")
-        source, result = (self._tensor(flat, part.module, kind) for flat in (part.source, part.result))
-        launch = self._calls.bind(operation, source, result, op, root, part.in_place)
-        return self._completed(launch, on_device=part.module.on_device)
+        op, kind = self._reduction(redop, buffers.dtype) if operation.reduces else (None, "uint8")
+        source, result = (self._tensor(flat, buffers.module, kind) for flat in (buffers.source, buffers.result))
+        launch = self._collectives.bind(operation, source, result, op, root, buffers.in_place)
+        return self._completed(launch, on_device=buffers.module.on_device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
-        """Return torch's operation and as which torch type to reduce, or raise UsageError."""
+        """Return torch's operation and the torch type in which to reduce; raise UsageError if there is none."""
         reduction, offered = Reduction.parse(redop), _OPS | (_BITWISE if self.name == "gloo" else {})
         if reduction.name not in offered:
             instead = f"use one of {', '.join(offered)}, or --engine hpccoll"
@@ -136,21 +139,21 @@ class TorchEngine:
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:
-        """The memory of `flat` as a tensor of torch type `kind`; None for None."""
+        """Return the memory of `flat` as a tensor of torch type `kind`; None for None."""
         if flat is None:
             return None
         message = module.as_bytes(flat)
         if isinstance(message, np.ndarray):
             with warnings.catch_warnings():
-                # torch has no read-only tensors and says so; what is only brought is only read here.
+                # torch has no read-only tensors and warns; the source is only read.
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
                 tensor = self._torch.from_numpy(message)
         else:
             tensor = self._torch.as_tensor(message, device="cuda")
         return tensor.view(getattr(self._torch, kind))
 
-    def _completed(self, launch: Callable[[], Any], *, on_device: bool = False) -> Call:
-        """Return what launches, waits, and names the engine where it fails."""
+    def _completed(self, launch: Callable[[], Any], *, on_device: bool = False) -> BoundCall:
+        """Return a call that launches the operation and waits for it; its errors name the engine."""
         on_device = on_device or self.name == "nccl"
         stream_done = self._torch.cuda.current_stream().synchronize if on_device else None
 
@@ -158,48 +161,48 @@ class TorchEngine:
             try:
                 launch().wait()
                 if stream_done is not None:
-                    stream_done()  # NCCL's wait only orders streams; the result is there when the stream is through
+                    stream_done()  # NCCL's wait only orders streams: the result is complete when the stream is
             except RuntimeError as error:
                 raise CommunicationError(
-                    f"engine {self.name} failed on rank {self.comm.rank}: {_line(error)}"
+                    f"engine {self.name} failed on rank {self.comm.rank}: {_first_line(error)}"
                 ) from error
 
         return call
 
     def close(self) -> None:
-        """End the process group on all ranks together; rank 0's store goes last."""
-        self.comm.Barrier()  # a rank that leaves early breaks connections that others still read
-        self._calls.shutdown()
+        """End the process group; collective. Rank 0's store is closed last."""
+        self.comm.Barrier()  # a rank that leaves early breaks connections that others still read from
+        self._collectives.shutdown()
         self.comm.Barrier()
         self._store = None
 
 
-def _require(backend: str, ranks_per_node: int) -> None:
-    """Raise UnavailableError where `backend` cannot run on this rank. Cheap questions come first."""
+def _require_backend(backend: str, ranks_per_node: int) -> None:
+    """Raise UnavailableError if `backend` cannot run on this rank. Imports torch after the cheap checks."""
     if find_spec("torch") is None:
         raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
     gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node
     if gpus == 0:
         raise UnavailableError(
-            "no CUDA device is here (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"
+            "there is no CUDA device (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"
         )
-    if gpus < ranks_per_node and os.environ.get(_SHARE_GPUS) != "1":  # NCCL 2.30 and later take that
+    if gpus < ranks_per_node and os.environ.get(_SHARE_GPUS) != "1":  # supported by NCCL 2.30 and later
         raise UnavailableError(
-            f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs; from NCCL 2.30 on "
-            f"{_SHARE_GPUS}=1 lets them"
+            f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs; with NCCL 2.30 "
+            f"or later, set {_SHARE_GPUS}=1"
         )
     dist = importlib.import_module("torch.distributed")
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
         raise UnavailableError(f"this torch was built without {backend}; install a torch build that has it")
 
 
-def _agree(comm: MPI.Intracomm, kind: type[Exception], what: str, step: Callable[[], Any]) -> Any:
-    """Run `step` on every rank; where it fails on one, raise the same error on all."""
+def _run_on_all(comm: MPI.Intracomm, kind: type[Exception], what: str, step: Callable[[], Any]) -> Any:
+    """Run `step` on every rank and return its value; if it fails on one, raise the same error on all. Collective."""
     value, reason = None, None
     try:
         value = step()
     except (UnavailableError, RuntimeError, OSError, ImportError) as error:
-        reason = _line(error)
+        reason = _first_line(error)
     reasons = comm.allgather(reason)
     for rank, why in enumerate(reasons):
         if why is not None:
@@ -207,5 +210,6 @@ def _agree(comm: MPI.Intracomm, kind: type[Exception], what: str, step: Callable
     return value
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if the message is empty."""
     return str(error).partition("\n")[0] or type(error).__name__

@@ -1,6 +1,6 @@
-"""From what the user passed to what the runtime moves: which array is input, which output, and how large a block is.
+"""Checks the arrays that a user passes to a collective: which is input, which is output, and the size of a block.
 
-Legend: n ranks; a *blocked* operation moves n blocks of `count` elements, the others one vector of `count` elements.
+An operation with blocks moves n blocks of `count` elements for n ranks, any other one vector of `count` elements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from hpccoll.runtime.arrays import Buffer, as_buffer, is_torch_tensor
 class CheckedArguments:
     """The checked arguments of one collective on this rank.
 
-    `value` is what the user gets back; `given` says whether the output is memory that the user passed.
+    Args:
+        source: this rank's input, or None.
+        result: this rank's output, or None.
+        value: the object to return to the user.
+        count: elements of the vector, or of one block.
+        given: whether the output is memory that the user passed.
+        rooted_input: whether only the root has an input.
     """
 
     source: Buffer | None
@@ -31,51 +37,60 @@ class CheckedArguments:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what every rank brings, or gets where only the root brings something."""
+        """The shape of this rank's input, or of its output if only the root has an input."""
         buffer = self.result if self.rooted_input else self.source or self.result
         return buffer.shape if buffer else ()
 
     @property
     def dtype(self) -> str:
-        """The element type's name, or `none`."""
+        """The name of the element type, or `none`."""
         buffer = self.result or self.source
         return buffer.dtype.name if buffer else "none"
 
 
 def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
-    """Check and sort the arguments of a collective.
+    """Return the checked arguments of a collective; allocates the output if the user passed none.
+
+    Args:
+        operation: the collective.
+        x: the input array, or None.
+        out: the output array, or None.
+        rank: this rank.
+        n: number of ranks.
+        root: rank of the root.
 
     Raises:
-        BufferError: an array is missing, too many, or does not fit the other one.
+        BufferError: an array is missing, not expected, or does not fit the other one.
     """
     if operation is Operation.BARRIER:
         return CheckedArguments(None, None, None, 0, given=False)
     if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
-        return _vector(operation, x, out, rank, root)
+        return _check_vector(operation, x, out, rank, root)
     if operation is Operation.SCATTER:
-        return _scatter(x, out, rank, n, root)
+        return _check_scatter(x, out, rank, n, root)
     if x is None:
-        raise BufferError(f"{operation.value}: rank {rank} passed no array; every rank brings x")
+        raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
     source = as_buffer(x, "x", writable=False)
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         if operation is Operation.GATHER and rank != root:
             return CheckedArguments(source, None, None, source.count, given=False)
-        return _into(operation, x, source, out, (n, *source.shape), source.count, source.count * n)
-    count = _block(operation, source, n)
+        return _with_result(operation, x, source, out, (n, *source.shape), source.count, source.count * n)
+    count = _block_count(operation, source, n)
     rows = source.shape[0]
     if operation is Operation.ALL_TO_ALL:
-        return _into(operation, x, source, out, source.shape, count, source.count)
+        return _with_result(operation, x, source, out, source.shape, count, source.count)
     block = source.shape[1:] if rows == n else (rows // n, *source.shape[1:])
-    return _into(operation, x, source, out, block, count, count)
+    return _with_result(operation, x, source, out, block, count, count)
 
 
-def _vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArguments:
+def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArguments:
+    """Return the arguments of an operation without blocks."""
     if x is None:
-        raise BufferError(f"{operation.value}: rank {rank} passed no array; every rank brings x")
+        raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
     everywhere = operation is not Operation.REDUCE or rank == root
     if operation is Operation.BROADCAST:
         if out is not None:
-            raise BufferError("broadcast works in place: pass one array, which holds the data at the root")
+            raise BufferError("broadcast works in place and takes no out; pass one array, with the data at the root")
         buffer = as_buffer(x, "x", writable=rank != root)
         return CheckedArguments(buffer if rank == root else None, buffer, x, buffer.count, given=True)
     source = as_buffer(x, "x", writable=out is None and everywhere)
@@ -83,43 +98,46 @@ def _vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> Che
         return CheckedArguments(source, None, x if out is None else out, source.count, given=False)
     if out is None:
         return CheckedArguments(source, source, x, source.count, given=True)
-    result = _matching(operation, as_buffer(out, "out", writable=True), source, source.count)
+    result = _require_match(operation, as_buffer(out, "out", writable=True), source, source.count)
     return CheckedArguments(source, result, out, source.count, given=True)
 
 
-def _scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
+def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
     if rank != root:
         if out is None:
             raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
         result = as_buffer(out, "out", writable=True)
         return CheckedArguments(None, result, out, result.count, given=False, rooted_input=True)
     if x is None:
-        raise BufferError(f"scatter: the root, rank {rank}, passed no x; it brings one block for each rank")
+        raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
     source = as_buffer(x, "x", writable=False)
-    count = _block(Operation.SCATTER, source, n)
+    count = _block_count(Operation.SCATTER, source, n)
     block = source.shape[1:] if source.shape[0] == n else (source.shape[0] // n, *source.shape[1:])
-    return replace(_into(Operation.SCATTER, x, source, out, block, count, count), rooted_input=True)
+    return replace(_with_result(Operation.SCATTER, x, source, out, block, count, count), rooted_input=True)
 
 
-def _block(operation: Operation, source: Buffer, n: int) -> int:
+def _block_count(operation: Operation, source: Buffer, n: int) -> int:
+    """Return the elements of one of the n blocks along the first dimension."""
     if not source.shape or source.shape[0] % n:
         raise BufferError(
             f"{operation.value}: x has shape {source.shape}, whose first dim is not divisible by {n} ranks; "
-            "pass one block a rank, stacked or joined along the first dim"
+            "pass one block per rank, stacked or concatenated along the first dim"
         )
     return source.count // n
 
 
-def _into(
+def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
 ) -> CheckedArguments:
+    """Return arguments with the output `out`, or a new array of shape `new`; either must have `total` elements."""
     given = out is not None
-    value = out if given else like(x, new)
-    result = _matching(operation, as_buffer(value, "out", writable=True), source, total)
+    value = out if given else empty_like(x, new)
+    result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)
     return CheckedArguments(source, result, value, count, given)
 
 
-def _matching(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
+def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
+    """Return `result`; raise BufferError unless it has `total` elements of the source's type and module."""
     if result.dtype is not source.dtype or result.module.name != source.module.name:
         raise BufferError(
             f"{operation.value}: x is {source.dtype.name} ({source.module.name}) and out is {result.dtype.name} "
@@ -133,8 +151,8 @@ def _matching(operation: Operation, result: Buffer, source: Buffer, total: int) 
     return result
 
 
-def like(x: Any, new: tuple[int, ...]) -> Any:
-    """Return an uninitialised array of the kind, dtype and device of `x`, of another shape."""
+def empty_like(x: Any, new: tuple[int, ...]) -> Any:
+    """Return an uninitialised array of shape `new` with the library, dtype and device of `x`."""
     if is_torch_tensor(x):
         return x.new_empty(new)
     return np.empty_like(x, shape=new, order="C", subok=False)

@@ -1,10 +1,10 @@
-"""One collective as a rank sees it, checked and made ready for its plan: in place or not, scaled, set aside."""
+"""One collective call of this rank after its checks, and the local work before and after its plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpccoll.algorithms.registry import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
@@ -12,10 +12,17 @@ from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType,
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective as this rank sees it.
+    """The checked arguments of one collective on this rank.
 
-    `count` is the elements of the vector, or of one block; `source` and `result` are None where the operation gives
-    this rank none; `algorithm` is None where it is to be chosen; `library` asks for the MPI library's own.
+    Args:
+        operation: the collective.
+        algorithm: None if it is still to be selected.
+        root: rank of the root, if the operation has one.
+        reduction: ignored unless the operation reduces.
+        source: this rank's input; None if the operation takes none from it.
+        result: this rank's output; None if the operation gives it none.
+        count: elements of the vector, or of one block.
+        library: whether the MPI library's own collective is asked for.
     """
 
     operation: Operation
@@ -29,7 +36,7 @@ class CollectiveCall:
 
     @property
     def dtype(self) -> DType:
-        """The element type; bytes where there is no buffer at all (barrier)."""
+        """The element type; uint8 if there is no buffer (barrier)."""
         buffer = self.result or self.source
         return buffer.dtype if buffer else get_dtype("uint8")
 
@@ -40,70 +47,75 @@ class CollectiveCall:
         return buffer.module if buffer else NUMPY
 
 
-def bind_prologue(job: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the job as its plan sees it, what must be done before, and whether it works in place."""
-    in_place = is_in_place(job, rank)
-    if job.reduction.name == "premul_sum" and job.source is not None:
-        return _scaled(job, job.source)
-    if job.operation is Operation.ALL_TO_ALL and in_place and job.source is not None:
-        return (*_snapshot(job, job.source), False)
-    return job, (), in_place
+def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
+    """Return the call to run by a plan, the bound calls to run before it, and whether it works in place.
+
+    The prologue scales the input of `premul_sum` and copies the input of an all-to-all in place; the returned call then
+    reads memory that is allocated here.
+    """
+    in_place = is_in_place(call, rank)
+    if call.source is None:
+        return call, (), in_place
+    if call.reduction.name == "premul_sum":
+        return _scale_input(call, call.source)
+    if call.operation is Operation.ALL_TO_ALL and in_place:
+        target = call.module.empty(call.source.count, call.dtype)
+        copy = call.module.bind_copy(target, call.source.flat)
+        return replace(call, source=_relocate(call.source, target)), (copy,), False
+    return call, (), in_place
 
 
-def bind_epilogue(job: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
-    """Return what must be done after the plan: `avg` divides."""
-    averages = job.reduction.name == "avg" and job.result is not None
-    return (job.module.bind_divide(job.result.flat, ranks),) if averages and job.result else ()
+def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
+    """Return the bound calls to run after the plan: `avg` divides the result by the number of ranks."""
+    if call.reduction.name != "avg" or call.result is None:
+        return ()
+    return (call.module.bind_divide(call.result.flat, ranks),)
 
 
-def _scaled(job: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """premul_sum: scale into the output where it holds the whole vector, else into memory of its own."""
-    whole = job.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and job.result is not None
-    target = job.result.flat if whole and job.result else job.module.empty(source.count, job.dtype)
-    step = job.module.bind_scale(target, source.flat, job.reduction.factor, source.shape)
-    return replace(job, source=_moved(source, target)), (step,), whole
+def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
+    """Bind the scaling of `premul_sum`: into the output if that holds the whole vector, else into new memory."""
+    in_result = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and call.result is not None
+    target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
+    scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
+    return replace(call, source=_relocate(source, target)), (scale,), in_result
 
 
-def _snapshot(job: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...]]:
-    target = job.module.empty(source.count, job.dtype)
-    return replace(job, source=_moved(source, target)), (job.module.bind_copy(target, source.flat),)
-
-
-def _moved(source: Buffer, target: FlatArray) -> Buffer:
+def _relocate(source: Buffer, target: FlatArray) -> Buffer:
+    """Return the buffer with its elements in other memory."""
     return replace(source, flat=target, address=source.module.get_address(target))
 
 
-def as_unowned(job: CollectiveCall) -> CollectiveCall:
-    """Return the job on the same memory without keeping it alive.
+def as_unowned(call: CollectiveCall) -> CollectiveCall:
+    """Return the call on the same memory, without keeping the memory alive.
 
-    What is cached must not hold on to buffers that their owner has let go of. It is run only for buffers that lie
-    where these lay, so the memory is there whenever it runs.
+    A cache must not keep buffers alive that their owner has freed. A cached call runs only for buffers at the same
+    addresses, so the memory exists whenever it runs.
     """
     source, result = (
-        buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (job.source, job.result)
+        buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
     )
-    return replace(job, source=source, result=result)
+    return replace(call, source=source, result=result)
 
 
-def is_in_place(job: CollectiveCall, rank: int) -> bool:
-    """Return whether input and output are the same memory where a chunk is both brought and wanted.
+def is_in_place(call: CollectiveCall, rank: int) -> bool:
+    """Whether input and output are the same memory for the chunks that are in both.
 
     Raises:
         BufferError: they overlap in any other way.
     """
-    source, result = job.source, job.result
+    source, result = call.source, call.result
     if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):
         return False
-    offset = rank * job.count * job.dtype.itemsize
+    offset = rank * call.count * call.dtype.itemsize
     shift = {
         Operation.ALL_GATHER: offset,
         Operation.GATHER: offset,
         Operation.REDUCE_SCATTER: -offset,
         Operation.SCATTER: -offset,
-    }.get(job.operation, 0)
+    }.get(call.operation, 0)
     if source.address != result.address + shift:
         raise BufferError(
-            f"{job.operation.value}: x and out overlap on rank {rank} but are not the same chunk; "
+            f"{call.operation.value}: x and out overlap on rank {rank} but are not the same chunk; "
             "pass separate memory, or for in place the rank's own block of the larger buffer"
         )
     return True

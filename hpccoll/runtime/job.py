@@ -1,7 +1,7 @@
-"""Small facts about this MPI job: its world, hosts, nodes, cores and versions. The only place that starts MPI.
+"""This MPI job: its world, hosts, nodes, cores and versions. The only module that initializes MPI.
 
-MPI is started here and not by importing mpi4py, so that a launcher which would make MPI_Init abort, or a missing
-library, becomes an error that says what to do.
+MPI is initialized here and not by importing mpi4py, so that a missing library, or a launcher that would make MPI_Init
+abort, becomes an error with a remedy.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Where the ranks run. Tuples are indexed by rank; nodes are numbered by their lowest rank.
+    """Where the ranks run. Tuples are indexed by rank; nodes are numbered in the order of their lowest ranks.
 
-    `cores` are those that the rank may run on; `oversubscribed` where some node has more ranks than such cores.
+    Args:
+        hosts: host name.
+        node: node number.
+        cores: number of cores that the rank may run on.
+        oversubscribed: whether a node has more ranks than cores that they may run on.
     """
 
     hosts: tuple[str, ...]
@@ -49,47 +53,47 @@ class RankLayout:
 
     @property
     def ranks(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return len(self.node)
 
     @property
     def nodes(self) -> int:
-        """Nodes: sets of ranks that can share memory."""
+        """Number of nodes, the sets of ranks that can share memory."""
         return len(set(self.node))
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node."""
         return tuple(
-            tuple(rank for rank, node in enumerate(self.node) if node == each) for each in sorted(set(self.node))
+            tuple(rank for rank, other in enumerate(self.node) if other == node) for node in sorted(set(self.node))
         )
 
     @property
     def ranks_per_node(self) -> tuple[int, ...]:
-        """How many ranks each node has."""
+        """Number of ranks of each node."""
         return tuple(self.node.count(node) for node in range(self.nodes))
 
 
 def load_mpi() -> ModuleType:
-    """Return mpi4py.MPI with MPI started (MPI_THREAD_MULTIPLE); it ends by itself at exit.
+    """Return mpi4py.MPI, with MPI initialized (MPI_THREAD_MULTIPLE). mpi4py finalizes it at exit.
 
     Raises:
-        UnavailableError: mpi4py or the MPI library is not here.
-        LauncherError: MPI_Init would abort, since the launcher belongs to another MPI.
+        UnavailableError: mpi4py or the MPI library is not installed.
+        LauncherError: MPI_Init would abort, because the launcher belongs to another MPI library.
     """
-    module = _loaded()
+    module = _import_mpi()
     if not module.Is_initialized():
         pmix = "pmix" in module.Get_library_version().lower()
         launcher.require_own_mpirun(os.environ, get_mpi_library(), pmix)
         with warnings.catch_warnings():
-            # mpi4py only warns of a foreign launcher; `world` knows how many ranks there should be, and refuses.
+            # mpi4py only warns of a launcher of another MPI; `get_world` raises an error.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             module.Init_thread()
     return module
 
 
-def _loaded() -> ModuleType:
-    """Import mpi4py.MPI without starting MPI; an mpi4py that was imported before is left as it is."""
+def _import_mpi() -> ModuleType:
+    """Return mpi4py.MPI, imported without initializing MPI; mpi4py's options are left unchanged."""
     try:
         import mpi4py
     except ImportError as error:
@@ -100,19 +104,19 @@ def _loaded() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        remedy = 'pip install "hpccoll[mpi]", or name the site\'s library in MPI4PY_LIBMPI=/path/to/libmpi.so'
-        raise UnavailableError(f"no MPI library is here ({reason}); {remedy}") from error
+        remedy = 'pip install "hpccoll[mpi]", or set MPI4PY_LIBMPI=/path/to/libmpi.so to the site\'s library'
+        raise UnavailableError(f"the MPI library cannot be loaded ({reason}); {remedy}") from error
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return MPI
 
 
 def get_world() -> MPI.Intracomm:
-    """Return MPI.COMM_WORLD, after MPI was started and the launcher found to belong to it.
+    """Return MPI.COMM_WORLD; initializes MPI and checks that the launcher belongs to the MPI library.
 
     Raises:
-        UnavailableError: mpi4py or the MPI library is not here.
-        LauncherError: the launcher started N processes and each is a job of its own.
+        UnavailableError: mpi4py or the MPI library is not installed.
+        LauncherError: the launcher started N processes, but each of them is a job of one rank.
     """
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
     launcher.require_one_job(os.environ, comm.size, get_mpi_library())
@@ -120,7 +124,7 @@ def get_world() -> MPI.Intracomm:
 
 
 def abort(status: int) -> None:
-    """End all ranks at once with `status`, the output so far written out. Where MPI does not run, just exit."""
+    """Flush stdout and stderr and end all ranks with `status` (MPI_Abort). Without MPI, exit this process only."""
     sys.stdout.flush()
     sys.stderr.flush()
     module = sys.modules.get("mpi4py.MPI")
@@ -131,21 +135,22 @@ def abort(status: int) -> None:
 
 def get_mpi_library() -> str:
     """Return the MPI library's name and version, such as `MPICH 5.0.2` or `Open MPI 5.0.11`."""
-    name, version = _loaded().get_vendor()
+    name, version = _import_mpi().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
 
 def collect_versions() -> dict[str, str | None]:
-    """Return the versions of Python, hpccoll, the MPI library and the packages that matter; None where not installed.
+    """Return the versions of Python, the MPI library and packages by name; None for a package that is not installed.
 
-    Nothing is imported for it: torch and cupy are read from their metadata.
+    Reads the packages' metadata and does not import them.
     """
     return {"python": platform.python_version(), "mpi": get_mpi_library()} | {
-        name: _installed(names) for name, names in _PACKAGES.items()
+        name: _find_version(names) for name, names in _PACKAGES.items()
     }
 
 
-def _installed(names: tuple[str, ...]) -> str | None:
+def _find_version(names: tuple[str, ...]) -> str | None:
+    """Return the version of the first installed package of `names`, with its name if there are several."""
     for name in names:
         try:
             version = metadata.version(name)
@@ -156,21 +161,21 @@ def _installed(names: tuple[str, ...]) -> str | None:
 
 
 def detect_layout(comm: MPI.Intracomm) -> RankLayout:
-    """Return where the ranks of `comm` run. Every rank calls it; every rank gets the same answer.
+    """Return where the ranks of `comm` run. Collective over `comm`, with the same result on every rank.
 
-    Cost: one split, and gathers of a few dozen bytes a rank.
+    Cost: one split, and gathers of a few dozen bytes per rank.
     """
     module = load_mpi()
     here = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
     try:
-        leader = _leader(here, comm.rank, os.environ)
-        mine = os.sched_getaffinity(0)
-        # Pinned ranks see a core each: the node has what its ranks see together.
-        together = set().union(*here.allgather(mine))
-        crowded = here.size > len(together)
+        leader = _find_leader(here, comm.rank, os.environ)
+        own_cores = os.sched_getaffinity(0)
+        # A pinned rank sees only its own cores: a node has those of all of its ranks together.
+        node_cores = set().union(*here.allgather(own_cores))
+        crowded = here.size > len(node_cores)
     finally:
         here.Free()
-    rows = comm.allgather((module.Get_processor_name(), leader, len(mine), crowded))
+    rows = comm.allgather((module.Get_processor_name(), leader, len(own_cores), crowded))
     leaders = sorted({row[1] for row in rows})
     return RankLayout(
         hosts=tuple(row[0] for row in rows),
@@ -180,33 +185,34 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     )
 
 
-def _leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
-    """Return the lowest rank of this rank's node; `here` are those of its host.
+def _find_leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
+    """Return the lowest rank of this rank's node; `here` holds the ranks of its host, and the call is collective.
 
-    HPCCOLL_RANKS_PER_NODE=k, a debugging aid, lets every k ranks of the world that follow each other pass for a node.
+    HPCCOLL_RANKS_PER_NODE=k, a debugging aid, treats every k consecutive ranks of the world as a node.
     """
-    told = environ.get(RANKS_PER_NODE, "")
-    if told and not (told.isdecimal() and int(told)):
-        raise UsageError(f"{RANKS_PER_NODE}={told!r} is no number of ranks; set it to 1 or more, or unset it")
-    node = load_mpi().COMM_WORLD.rank // int(told) if told else 0
-    together: list[tuple[int, int]] = here.allgather((rank, node))
-    return min(each for each, of in together if of == node)
+    setting = environ.get(RANKS_PER_NODE, "")
+    if setting and not (setting.isdecimal() and int(setting)):
+        raise UsageError(f"{RANKS_PER_NODE}={setting!r} is no number of ranks; set it to 1 or more, or unset it")
+    node = load_mpi().COMM_WORLD.rank // int(setting) if setting else 0
+    nodes: list[tuple[int, int]] = here.allgather((rank, node))
+    return min(other for other, other_node in nodes if other_node == node)
 
 
 def find_commit() -> str | None:
-    """Return the commit of the source that runs, `+` behind it where files differ; None outside a checkout."""
-    where = Path(__file__).parents[1]
+    """Return the git commit of the running source, followed by `+` if files are modified; None outside a checkout."""
+    package = Path(__file__).parents[1]
     try:
-        told = subprocess.run(
-            ["git", "-C", str(where), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
+        described = subprocess.run(
+            ["git", "-C", str(package), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
         )
-        inside = subprocess.run(
-            ["git", "-C", str(where), "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=False
+        tracked = subprocess.run(
+            ["git", "-C", str(package), "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip() if inside.returncode == 0 else None  # a checkout around the environment says nothing
+    # An installed package may lie in some other repository's directory: then git does not track it.
+    return described.stdout.strip() if tracked.returncode == 0 else None

@@ -177,7 +177,7 @@ def test_unloadable_mpi_library_is_a_finding(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     findings = [json.loads(line) for line in done.stdout.splitlines()][1:]
     (found,) = of(findings, "mpi", "problem")
-    assert "no MPI library is here" in found["evidence"]
+    assert "the MPI library cannot be loaded" in found["evidence"]
     assert {each["area"] for each in findings} >= AREAS - {"versions"}
 
 

@@ -127,7 +127,7 @@ def test_a_start_that_fails_on_one_rank_fails_on_all_and_names_it(comm, monkeypa
             raise RuntimeError("no route")
         return object()
 
-    monkeypatch.setattr(TorchEngine, "_group", fails)
+    monkeypatch.setattr(TorchEngine, "_make_group", fails)
     with pytest.raises(CommunicationError, match=rf"engine gloo: start.*rank {comm.size - 1}\): no route"):
         TorchEngine(comm, "gloo")
 

@@ -1,4 +1,4 @@
-"""CUDA memory through CuPy or torch: the same steps as on the host, queued on the current stream."""
+"""CuPy and torch as array modules for CUDA memory: bound calls queue work on the current stream."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class CupyModule:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
 
-    def carving(self, window: FlatArray) -> PreallocatedCupyModule:
-        """Return a module whose new arrays are parts of `window`, which holds bytes."""
-        return PreallocatedCupyModule(self._cupy, window)
+    def allocate_within(self, memory: FlatArray) -> PreallocatedCupyModule:
+        """Return a module whose new arrays are parts of `memory`, an array of bytes."""
+        return PreallocatedCupyModule(self._cupy, memory)
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._cupy.empty(count, dtype.numpy)
@@ -66,7 +66,7 @@ class CupyModule:
     def make_stream_timer(self) -> StreamTimer:
         cuda = self._cupy.cuda
         begin, end = cuda.Event(), cuda.Event()
-        return begin.record, end.record, partial(_between, begin, end, cuda.get_elapsed_time)
+        return begin.record, end.record, partial(_seconds_between, begin, end, cuda.get_elapsed_time)
 
     def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(np.uint8)
@@ -83,20 +83,20 @@ class CupyModule:
 
 
 class PreallocatedCupyModule(CupyModule):
-    """CUDA memory out of one buffer, given out from its beginning again for each workload."""
+    """CuPy arrays in preallocated memory, one after the other, until `rewind` starts again from the beginning."""
 
-    def __init__(self, cupy: Any, window: FlatArray) -> None:
+    def __init__(self, cupy: Any, memory: FlatArray) -> None:
         super().__init__(cupy)
-        self._window, self._used = window, 0
+        self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
-        """Forget what was given out."""
+        """Place new arrays from the beginning again, over the earlier ones."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        return self._window[begin : begin + nbytes].view(dtype.numpy)
+        return self._memory[begin : begin + nbytes].view(dtype.numpy)
 
 
 class TorchCudaModule:
@@ -120,7 +120,7 @@ class TorchCudaModule:
         return int(flat.data_ptr())
 
     def as_unowned(self, flat: FlatArray) -> FlatArray:
-        if not flat.numel():  # there is no memory to point to
+        if not flat.numel():  # there is no memory to share
             return flat
         memory = ExternalMemory("__cuda_array_interface__", flat.data_ptr(), flat.numel() * flat.element_size())
         return self._torch.as_tensor(memory, device=self._device).view(flat.dtype)
@@ -143,7 +143,7 @@ class TorchCudaModule:
     def make_stream_timer(self) -> StreamTimer:
         event = self._torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
-        return begin.record, end.record, partial(_between, begin, end, event.elapsed_time)
+        return begin.record, end.record, partial(_seconds_between, begin, end, event.elapsed_time)
 
     def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(self._torch.uint8)
@@ -158,14 +158,14 @@ class TorchCudaModule:
         return partial(flat.view(self._torch.uint8).copy_, self._torch.from_numpy(host), non_blocking=True)
 
 
-def _between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
-    """Return the seconds that the stream took between two events, once it has come to the second."""
+def _seconds_between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
+    """Wait for the event `end` and return the seconds between two events of a stream."""
     end.synchronize()
     return float(elapsed_ms(begin, end)) * 1e-3
 
 
 def find_cupy_module() -> ArrayModule | None:
-    """Return the module for new CUDA memory; None without CuPy or without a device."""
+    """Return the CuPy module; None without CuPy or without a CUDA device."""
     try:
         import cupy
     except ImportError:
@@ -177,11 +177,11 @@ def find_cupy_module() -> ArrayModule | None:
 
 
 def cupy_as_torch_tensor(array: Any) -> Any:
-    """Return a torch tensor on the memory of a CuPy array, of the same shape and element type; it keeps that alive."""
+    """Return a torch tensor over a CuPy array's memory, with its shape and element type; it keeps the memory alive."""
     import torch
 
     device = f"cuda:{array.device.id}"
-    if not array.size:  # there is no memory to point to
+    if not array.size:  # there is no memory to share
         return torch.empty(array.shape, dtype=getattr(torch, dtype_from_numpy(array.dtype).name), device=device)
     flat = torch.as_tensor(array.reshape(-1).view(np.uint8), device=device)
     return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""The element types that buffers may have, by the names that NumPy and torch share."""
+"""The element types of buffers, by the names that NumPy and torch have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpccoll.errors import UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: its shared name, NumPy's type for it, and its kind (b, i, f or c as in NumPy, u counts as i)."""
+    """An element type: name, NumPy type, and kind (b, i, f or c as in NumPy; unsigned integers are i)."""
 
     name: str
     numpy: np.dtype[Any]
@@ -21,7 +21,7 @@ class DType:
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
+        """Bytes per element."""
         return int(self.numpy.itemsize)
 
 
@@ -38,15 +38,15 @@ _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
 
 
 def get_dtype(name: str) -> DType:
-    """Return the element type of that name, or raise UnknownNameError with the valid ones."""
+    """Return an element type by name, or raise UnknownNameError with the valid names."""
     if name not in DTYPES:
         raise UnknownNameError("dtype", name, list(DTYPES))
     return DTYPES[name]
 
 
 def dtype_from_numpy(numpy: np.dtype[Any]) -> DType:
-    """Return the element type of a NumPy array, or raise UnknownNameError with the valid ones."""
-    found = _BY_NUMPY.get(numpy)
-    if found is None:
+    """Return the element type for a NumPy dtype, or raise UnknownNameError with the valid names."""
+    dtype = _BY_NUMPY.get(numpy)
+    if dtype is None:
         raise UnknownNameError("dtype", str(numpy), list(DTYPES))
-    return found
+    return dtype

@@ -1,4 +1,4 @@
-"""NumPy as an array module."""
+"""NumPy as the array module for host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 
 
 class NumPyModule:
-    """Host memory; `half` binds float16 and bfloat16."""
+    """Host memory as NumPy arrays.
+
+    Args:
+        half: binds functions of float16 and bfloat16 arrays.
+    """
 
     name, on_device = "numpy", False
 
@@ -27,12 +31,12 @@ class NumPyModule:
         return np.empty(count, dtype.numpy)
 
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-        if (half := self._halves(function, left, right, out)) is not None:
+        if (half := self._bind_half(function, left, right, out)) is not None:
             return half
-        if function in ("minimum", "maximum"):  # which take `out` by keyword only, a little slower
+        if function in ("minimum", "maximum"):  # they take `out` by keyword only, which is a little slower
             return _quiet(partial(getattr(np, function), left, right, out=out))
         if function == "multiply":
-            return self._multiply(out, left, right)
+            return self._bind_multiply(out, left, right)
         return _quiet(partial(getattr(np, function), left, right, out))
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
@@ -48,22 +52,23 @@ class NumPyModule:
         if is_torch_tensor(factor):
             factor = view_as_numpy(flatten_tensor(factor.cpu(), "factor", writable=False)).reshape(factor.shape)
         factor = np.asarray(factor)
-        factor = _flattened(_quiet(partial(factor.astype, out.dtype))(), shape)
-        return self._halves("multiply", source, factor, out) or self._multiply(out, source, factor)
+        factor = _broadcast_flat(_quiet(partial(factor.astype, out.dtype))(), shape)
+        return self._bind_half("multiply", source, factor, out) or self._bind_multiply(out, source, factor)
 
-    def _halves(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
-        step = self._half.bind(function, left, right, out) if out.dtype in HALVES else None
-        return step and _quiet(step)
+    def _bind_half(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
+        """Bind a function of float16 or bfloat16; None if NumPy's own function is better, or for other types."""
+        call = self._half.bind(function, left, right, out) if out.dtype in HALVES else None
+        return call and _quiet(call)
 
-    def _multiply(self, out: FlatArray, source: FlatArray, factor: FlatArray) -> BoundCall:
+    def _bind_multiply(self, out: FlatArray, source: FlatArray, factor: FlatArray) -> BoundCall:
         if out.dtype.kind == "c" and len(out) == 1:
-            # NumPy multiplies one complex number in place without fused operations: other bits than anywhere else.
-            return _quiet(partial(_multiply_apart, source, factor, out))
+            # NumPy multiplies a single complex number in place without fused operations, which gives other bits.
+            return _quiet(partial(_multiply_by_copy, source, factor, out))
         return _quiet(partial(np.multiply, source, factor, out))
 
     def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
         number = np.asarray(out.dtype.type(divisor), out.dtype)
-        return self._halves("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
+        return self._bind_half("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
 
     def synchronize(self) -> None:
         """Host memory has no stream."""
@@ -91,19 +96,21 @@ _QUIET = Context()
 _QUIET.run(np.seterr, all="ignore")
 
 
-def _quiet(step: BoundCall) -> BoundCall:
-    """Bind a step that neither warns nor raises where floats overflow: one rank would leave the others waiting.
+def _quiet(call: BoundCall) -> BoundCall:
+    """Return the call without warnings and errors for floats: an exception on one rank would leave the others waiting.
 
-    NumPy keeps its error state in the context (since 2.0); a context of its own costs a step 0.01 us, np.errstate 0.5.
+    NumPy 2 keeps its error state in the context. Running in a context costs a call 0.01 us, np.errstate 0.5 us.
     """
-    return partial(_QUIET.copy().run, step)
+    return partial(_QUIET.copy().run, call)
 
 
-def _flattened(factor: FlatArray, shape: tuple[int, ...]) -> FlatArray:
+def _broadcast_flat(factor: FlatArray, shape: tuple[int, ...]) -> FlatArray:
+    """Return an array factor broadcast to `shape` and flattened; a number as it is."""
     return np.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
 
 
-def _multiply_apart(left: FlatArray, right: FlatArray, out: FlatArray) -> None:
+def _multiply_by_copy(left: FlatArray, right: FlatArray, out: FlatArray) -> None:
+    """Multiply into new memory and copy the product to `out`."""
     np.copyto(out, np.multiply(left, right))
 
 

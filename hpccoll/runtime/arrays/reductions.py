@@ -1,7 +1,7 @@
-"""The reductions, by torch.distributed's names, and which element types each is defined for.
+"""Reductions by torch.distributed's names, and the element types that each is defined for.
 
-`avg` is a sum divided by the number of ranks in the end; `premul_sum` scales each rank's input by its own factor
-first. Everything in between is one binary function of equal arrays, which each array module provides by name.
+Each reduces by a binary function that every array module provides by name. `avg` divides the sum by the number of
+ranks; `premul_sum` first scales each rank's input by that rank's factor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from hpccoll.errors import ReductionError, UnknownNameError
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType
 
-# How each reduction combines two operands: NumPy's, CuPy's and torch's common function names.
+# The binary function of each reduction, by its common name in NumPy, CuPy and torch.
 FUNCTIONS = {
     "sum": "add",
     "prod": "multiply",
@@ -37,7 +37,7 @@ _KINDS = {
     "bor": "bi",
     "bxor": "bi",
 }
-_FITS = {"i": "bi", "f": "bif", "c": "bifc"}  # factors that each kind of elements can be scaled by
+_FITS = {"i": "bi", "f": "bif", "c": "bifc"}  # kinds of factors by which elements of each kind can be scaled
 _REMEDY = {
     "b": "use bor (any), band (all) or bxor, or cast to an integer dtype",
     "i": "sum and divide, or cast to a floating dtype",
@@ -46,16 +46,16 @@ _REMEDY = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to one truth value
+@dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to a single bool
 class Reduction:
-    """A reduction by name; `factor` is premul_sum's own factor (a number, or an array like the buffer)."""
+    """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer."""
 
     name: str
     factor: Any = None
 
     @classmethod
     def parse(cls, given: str | Reduction) -> Reduction:
-        """Return the reduction for a name, or raise UnknownNameError with the valid ones."""
+        """Return the reduction for a name, or raise UnknownNameError with the valid names."""
         if isinstance(given, Reduction):
             return given
         if given not in FUNCTIONS:
@@ -64,14 +64,14 @@ class Reduction:
 
     @property
     def function(self) -> str:
-        """The binary function that combines two operands."""
+        """The name of the binary function."""
         return FUNCTIONS[self.name]
 
     def require(self, dtype: DType, shape: tuple[int, ...] = ()) -> None:
-        """Raise ReductionError where this reduction is not defined for an array of this dtype and shape."""
+        """Raise ReductionError unless this reduction is defined for an array of this dtype and shape."""
         if dtype.kind not in _KINDS[self.name]:
-            why = _REMEDY[dtype.kind]
-            raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {why}")
+            remedy = _REMEDY[dtype.kind]
+            raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {remedy}")
         if self.name != "premul_sum":
             return
         if self.factor is None:
@@ -93,6 +93,7 @@ def _kind(name: str) -> str:
 
 
 def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array of shape `factor` broadcasts to `shape`."""
     try:
         return np.broadcast_shapes(factor, shape) == shape
     except ValueError:
@@ -103,6 +104,6 @@ def premul_sum(factor: Any) -> Reduction:
     """Return the reduction that scales this rank's input by `factor` before summing.
 
     Args:
-        factor: a number, or an array that broadcasts against the buffer; it may differ by rank.
+        factor: a number, or an array that broadcasts to the buffer; it may differ between ranks.
     """
     return Reduction("premul_sum", factor)

@@ -1,8 +1,8 @@
-"""ScratchPool memory of a communicator: one growing piece per array module and element type.
+"""Scratch memory of a communicator: one growing array per array module and element type.
 
-Blocking operations run one at a time, so all of them share one piece. It grows by doubling; what was bound to a
-smaller piece keeps that one alive until it is dropped, so nothing is ever moved under a persistent request, and all
-pieces together are at most twice the largest.
+Blocking operations run one at a time, so they share one array. It grows by doubling. A bound call keeps the array alive
+that it was bound to, so memory is never moved under a persistent request; all arrays together are at most twice the
+largest.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from hpccoll.runtime.arrays.interface import ArrayModule, FlatArray
 
 
 class ScratchPool:
-    """Memory that is used within an operation and worthless after it."""
+    """Memory whose contents are needed only during an operation."""
 
     def __init__(self) -> None:
-        self._pieces: dict[tuple[str, str], FlatArray] = {}
+        self._arrays: dict[tuple[str, str], FlatArray] = {}
 
     def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:
-        """Return `count` elements, shared with whoever takes next; uninitialised."""
+        """Return `count` uninitialised elements, which later calls return again."""
         key = (module.name, dtype.name)
-        piece = self._pieces.get(key)
-        if piece is None or len(piece) < count:
-            piece = self._pieces[key] = module.empty(max(count, 2 * (0 if piece is None else len(piece))), dtype)
-        return piece[:count]
+        array = self._arrays.get(key)
+        if array is None or len(array) < count:
+            array = self._arrays[key] = module.empty(max(count, 2 * (0 if array is None else len(array))), dtype)
+        return array[:count]

@@ -7,7 +7,7 @@ import pytest
 
 from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import check_arguments, like
+from hpccoll.runtime.arguments import check_arguments, empty_like
 
 N, RANK, ROOT = 4, 2, 1
 
@@ -119,5 +119,5 @@ def test_outputs_that_do_not_fit_are_refused():
 
 def test_new_arrays_are_plain_and_contiguous():
     x = np.asfortranarray(np.ones((3, 4)))
-    assert like(x, (4, 3, 4)).flags.c_contiguous
-    assert type(like(np.ma.masked_array([1.0]), (2,))) is np.ndarray
+    assert empty_like(x, (4, 3, 4)).flags.c_contiguous
+    assert type(empty_like(np.ma.masked_array([1.0]), (2,))) is np.ndarray

@@ -113,7 +113,7 @@ def test_under_the_other_mpi_s_mpirun_the_job_is_refused_with_status_4():
 
 
 @pytest.mark.parametrize(
-    ("hidden", "says"), [("mpi4py", "mpi4py is not installed"), ("libmpi", "no MPI library is here")]
+    ("hidden", "says"), [("mpi4py", "mpi4py is not installed"), ("libmpi", "the MPI library cannot be loaded")]
 )
 def test_without_mpi_the_error_says_what_to_install(hidden, says):
     hide = {
