@@ -52,12 +52,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(OutcomeExchange(MPI.COMM_WORLD, config), "outcome_exchange")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test in tests/mpi with `mpi`."""
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by marker
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test in tests/mpi with `mpi`, and with `full` where `full_except_on` says so."""
+    size = 1
+    if config.getoption("--with-mpi"):
+        from mpi4py import MPI
+
+        size = MPI.COMM_WORLD.size
     for item in items:
         if MPI_TESTS in item.path.parents:
             item.add_marker("mpi")
+        cheap = item.get_closest_marker("full_except_on")
+        if cheap is not None and size not in cheap.args:
+            item.add_marker("full")
 
 
 @pytest.fixture(scope="session", autouse=True)

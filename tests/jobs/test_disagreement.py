@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
 # Every rank makes the call, and says what it was told and how long that took; then a call that agrees must work.
@@ -77,7 +78,7 @@ DIFFERENT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
+@pytest.mark.parametrize("what", keep_every(3, DIFFERENT))
 def test_every_rank_is_told_who_differs_and_both_values(what):
     call, parts = DIFFERENT[what]
     for said in run(call):
@@ -106,7 +107,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", keep_every(3, REFUSED))
 def test_a_rank_whose_call_is_refused_does_not_leave_the_others_waiting(what):
     call, part = REFUSED[what]
     for said in run(call):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
 SCRIPT = """
@@ -38,7 +39,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", keep_every(2, ENDINGS))
 def test_a_job_ends_quietly(ending):
     script = SCRIPT.replace("ENDING", "RANK = comm.rank\n" + ENDINGS[ending])
     done = subprocess.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.cli.main import COMMANDS
+from tests.depth import keep, keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,12 @@ def status_of(command: str) -> int:
     return int(stated[1]) if stated else 0
 
 
-@pytest.mark.parametrize("command", commands(COURSE))
+def is_unlike_other_tests(command: str) -> bool:
+    """Whether a command of the course shows its output, or is not a plain demo, all of which test_demo.py runs."""
+    return " demo " not in command or bool(shown_after(COURSE, command))
+
+
+@pytest.mark.parametrize("command", keep(commands(COURSE), is_unlike_other_tests))
 def test_each_command_of_the_course_runs_and_prints_what_is_shown(tmp_path: Path, command: str) -> None:
     done = run(command, tmp_path)
     assert done.returncode == status_of(command), done.stderr
@@ -104,11 +110,14 @@ def test_the_guide_shows_each_use(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
-    [
-        ("(rank - 1) % n", "(rank + 1) % n", "round 0: rank 0 (and 2 more) sends to 1, which receives from 2"),
-        (", Op.OWN_FIRST", "", "in the end rank 0 chunk 0 is wrong: the contributions of ranks 0, 2 are missing"),
-        ("done = t", "done = later", "NameError: name 'later' is not defined"),
-    ],
+    keep_every(
+        3,
+        [
+            ("(rank - 1) % n", "(rank + 1) % n", "round 0: rank 0 (and 2 more) sends to 1, which receives from 2"),
+            (", Op.OWN_FIRST", "", "in the end rank 0 chunk 0 is wrong: the contributions of ranks 0, 2 are missing"),
+            ("done = t", "done = later", "NameError: name 'later' is not defined"),
+        ],
+    ),
 )
 def test_what_the_guide_breaks_is_refuted_everywhere(folder: Path, old: str, new: str, told: str) -> None:
     file = folder / "my_file.py"

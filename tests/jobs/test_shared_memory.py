@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import keep, keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
 MEMORY = Path("/dev/shm")
@@ -78,8 +79,10 @@ def swept() -> Iterator[set[Path]]:
                 path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("way", ["nameless", "file"])
-@pytest.mark.parametrize("ending", ENDINGS)
+CASES = [(ending, way) for ending in ENDINGS for way in ("nameless", "file")]
+
+
+@pytest.mark.parametrize(("ending", "way"), keep(CASES, {("normal", "file"), ("killed", "nameless")}.__contains__))
 def test_no_shared_memory_is_left_behind(ending, way, tmp_path):
     text, status = ENDINGS[ending]
     more = {"HPCCOLL_SHARED_DIR": str(tmp_path)} if way == "file" else {}
@@ -158,7 +161,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", keep_every(4, CALLS))
 def test_a_forked_child_is_told_whose_the_communicator_is(call):
     done = job(FORKED.replace("CALL", CALLS[call]).replace("FORM", "fork"))
     assert done.stdout.split() == ["child:7"] * 2, done.stdout + done.stderr
@@ -185,12 +188,15 @@ except HpccollError as error:
 
 @pytest.mark.parametrize(
     ("shape", "kind", "part", "status"),
-    [
-        ("100 + (comm.rank == 2)", "MismatchError", "(101,) of float32", 4),
-        ("(10, 10) if comm.rank else (100,)", "MismatchError", "(10, 10) of float32", 4),
-        ("8, 'int32' if comm.rank == 1 else 'float32'", "MismatchError", "(8,) of int32", 4),
-        ("2**50", "UnavailableError", "which has", 3),
-    ],
+    keep_every(
+        3,
+        [
+            ("100 + (comm.rank == 2)", "MismatchError", "(101,) of float32", 4),
+            ("(10, 10) if comm.rank else (100,)", "MismatchError", "(10, 10) of float32", 4),
+            ("8, 'int32' if comm.rank == 1 else 'float32'", "MismatchError", "(8,) of int32", 4),
+            ("2**50", "UnavailableError", "which has", 3),
+        ],
+    ),
 )
 def test_ranks_that_ask_for_what_cannot_be_all_hear_of_it(shape, kind, part, status):
     done = job(DIFFERENT.replace("SHAPE", shape), ranks=3)

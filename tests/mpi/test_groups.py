@@ -115,6 +115,7 @@ def test_closing_twice_does_no_harm_and_the_world_goes_on(hpc):
     assert y.tolist() == [hpc.size] * 3
 
 
+@pytest.mark.full_except_on(2)
 def test_hundreds_of_groups_come_and_go(hpc):
     """MPI has a few thousand message spaces: they must be given back."""
     for _ in range(800 if hpc.size < 4 else 50):

@@ -141,6 +141,7 @@ def test_without_a_gpu_nccl_is_unavailable(comm):
 
 
 @needs_torch
+@pytest.mark.full_except_on(2)
 @pytest.mark.parametrize("ending", ["peer.close()", "pass"])
 def test_the_process_ends_quietly_with_and_without_close(ending):
     script = (

@@ -191,6 +191,7 @@ def test_asynchronous_operations_go_on_while_ranks_wait_at_a_fence(hpc):
 
 
 @pytest.mark.slow
+@pytest.mark.full_except_on(3)
 @pytest.mark.parametrize("cycles", [1000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_buffers_that_come_and_go_leave_nothing(comm, cycles):
     """Half are freed, half simply dropped; each is used a few times, so that something is bound to it."""

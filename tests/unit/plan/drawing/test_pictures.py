@@ -45,7 +45,11 @@ DRAWN = [
     ("scatter/tree", 4, ".svg"),
     ("barrier/dissemination", 9, ".svg"),
 ]
-EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 5, 8, 16)]
+EVERY = [
+    pytest.param(each, n, id=f"{each.full_name}-{n}", marks=[pytest.mark.full] if n in (5, 16) else [])
+    for each in list_algorithms()
+    for n in (1, 3, 5, 8, 16)
+]
 
 
 def plan_of(name: str, ranks: int, chunks: int = 1):

@@ -18,6 +18,7 @@ from hpccoll.plan import Operation, Plan, check, replay
 from hpccoll.plan.interchange.goal import to_goal
 from hpccoll.plan.interchange.json_plans import from_json, to_json
 from hpccoll.plan.interchange.msccl import COLLECTIVES, to_msccl
+from tests.depth import mark_full
 from tests.unit.plan.interchange.outsiders import read_goal, read_msccl, run_goal, run_msccl
 
 ALL = pytest.mark.parametrize("algorithm", list_algorithms(), ids=lambda algorithm: algorithm.full_name)
@@ -49,7 +50,7 @@ def test_the_text_is_what_the_documentation_shows():
 
 
 @ALL
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, mark_full(8)])
 def test_json_there_and_back_is_the_same_plan(algorithm, ranks):
     for root in {0, ranks // 2} if "root" in algorithm.parameters else {0}:
         plan = algorithm.plan(ranks, root, 3)
@@ -181,7 +182,7 @@ def judge(text: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, mark_full(8)])
 @pytest.mark.parametrize("count", [0, 1, 7, 64])
 def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count):
     plan = algorithm.plan(ranks, 0, 3)

@@ -17,6 +17,7 @@ from hpccoll.runtime.lowering import Copy, MemoryKind, MemoryRange, Program, Rec
 from hpccoll.runtime.lowering import message_lowering as lowering
 from hpccoll.runtime.lowering.chunk_locations import align_ranges
 from hpccoll.runtime.lowering.message_lowering import split_message
+from tests.depth import mark_full
 from tests.unit.runtime.simulated import simulate
 
 ITEMSIZE = 8
@@ -120,7 +121,7 @@ def starts(program: Program) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", [2, 3, 5, mark_full(8)])
 def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, small_segments):
     plan = drawn(algorithm, n, n - 1, 4)
     for rank in range(n):
@@ -131,7 +132,7 @@ def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, sma
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", [2, 3, 5, mark_full(8)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_no_place_is_read_or_written_while_a_message_owns_it(algorithm, n, in_place, small_segments):
     plan = drawn(algorithm, n, 1, 4)

@@ -18,6 +18,7 @@ from hpccoll.runtime.arrays import BoundCall, FlatArray, NumPyModule, as_buffer,
 from hpccoll.runtime.lowering import lower_plan
 from hpccoll.runtime.shared_memory import bind, staged
 from hpccoll.runtime.shared_memory.task import Task
+from tests.depth import mark_full
 from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, by_name, drawn, wanted
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, shares, take_turns, users
@@ -77,7 +78,7 @@ def bound_rank(
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@pytest.mark.parametrize("tile", [1, 3, 1000])
+@pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_is_bound_in_blocks_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
     monkeypatch.setattr(bind, "TILE", tile * ITEMSIZE)
 
