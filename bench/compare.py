@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import psutil
 from mpi4py import MPI
@@ -192,7 +193,7 @@ def _found(case: Case, side: Side) -> dict[str, Any]:
     ]
     return {
         "iterations": len(side.samples_us),
-        "time_us": asdict(summarize(side.samples_us)),
+        "time_us": msgspec.structs.asdict(summarize(side.samples_us)),
         "baseline": case.sides[0].name,
         "ratio": None if side is case.sides[0] else asdict(case.ratio(side)),
         "musts": musts,
@@ -218,4 +219,4 @@ def all_reduce_check(comm: MPI.Intracomm, x: Floats) -> Callable[[Callable[[], o
 
 def summary_of(seconds: Sequence[float]) -> dict[str, float | None]:
     """Return the summary of timings given in seconds, in microseconds."""
-    return asdict(summarize([round(each * 1e6, 3) for each in seconds]))
+    return msgspec.structs.asdict(summarize([round(each * 1e6, 3) for each in seconds]))
