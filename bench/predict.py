@@ -39,12 +39,12 @@ def told(operation: str, found: MachineFit) -> str:
     """Return what is printed of an operation: the machine, the errors, and a line a size."""
     machine, near = found.machine, found.machine.within
     betas = ", ".join(f"{1e-9 / beta:.2f}" for beta in (near.beta_s_per_byte, *(beta for _, beta in near.bands)))
-    left_out = found.median_error(fitted=False)
+    left_out = found.compute_median_error(fitted=False)
     lines = [
         f"{operation}: {len(found.rows)} rows; call {machine.call_s * 1e6:.2f} us, alpha {near.alpha_s * 1e6:.2f} us, "
         f"GB/s by band {betas}, reduce {1e-9 / machine.gamma_s_per_byte:.2f} GB/s",
         f"  median error {left_out:.1%} on sizes left out ({'holds' if left_out <= MUST else 'MISSED'}: at most "
-        f"{MUST:.0%}), {found.median_error(fitted=True):.1%} on those fitted",
+        f"{MUST:.0%}), {found.compute_median_error(fitted=True):.1%} on those fitted",
     ]
     for nbytes in sorted({row.row.nbytes for row in found.rows}):
         here = [row for row in found.rows if row.row.nbytes == nbytes]
@@ -61,7 +61,7 @@ def records(operation: str, found: MachineFit, path: str) -> Iterator[dict[str, 
         what = {"algorithm": row.row.algorithm.name, "ranks": row.row.plan.ranks, "nbytes": row.row.nbytes}
         times = {"measured_us": row.row.seconds * 1e6, "predicted_us": row.seconds * 1e6}
         yield head | what | times | {"fitted": row.fitted, "error": row.error}
-    errors = {name: found.median_error(fitted=name == "fitted") for name in ("fitted", "left_out")}
+    errors = {name: found.compute_median_error(fitted=name == "fitted") for name in ("fitted", "left_out")}
     yield head | {"median_error": errors, "must": MUST, "machine": asdict(found.machine)}
 
 
@@ -78,7 +78,7 @@ def main() -> int:
         journal = RecordWriter(options.json) if options.json else None
         for operation, rows in measured.items():
             found = fit_machine(rows, options.record)
-            missed += found.median_error(fitted=False) > MUST
+            missed += found.compute_median_error(fitted=False) > MUST
             if journal is not None:
                 for record in records(operation, found, options.record):
                     journal.write(record)

@@ -1,8 +1,4 @@
-"""`hpccoll demo`: the classic examples, run on MPI ranks and printed rank by rank.
-
-The record of kind `demo`, one per example: `name`, `ranks`, `op` and `algorithm` (null for several different calls),
-`before` and `after`: for each column of the table its values in rank order (lists, numbers, or null).
-"""
+"""`hpccoll demo`: the classic examples, run on MPI ranks and printed rank by rank; writes one `DemoRecord`."""
 
 from __future__ import annotations
 
@@ -13,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, loader
-from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
+from hpccoll.records import DemoRecord
 
 if TYPE_CHECKING:
     from hpccoll.demo.run_example import RankValues
@@ -57,10 +54,10 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     if target != STDOUT and is_printing_rank():
         _print_introduction(example, chosen, draw)
     if force:
-        deadlock.force_deadlock(world, example.arguments(world.rank)[0], limit)
+        deadlock.force_deadlock(world, example.make_arguments(world.rank)[0], limit)
     with Communicator(world) as comm:
         values = world.gather(run_example(example, comm, chosen))
-    _output(world, example, chosen, values, target)
+    _output_values(world, example, chosen, values, target)
 
 
 def _print_examples() -> None:
@@ -122,7 +119,7 @@ def _print_introduction(example: Example, algorithm: Algorithm | None, draw: boo
         print(f"\n{format_text_grid(record_history(plan))}", end="")
 
 
-def _output(
+def _output_values(
     world: Any, example: Example, algorithm: Algorithm | None, values: Sequence[RankValues] | None, target: str | None
 ) -> None:
     """Print and record the values of all ranks, which rank 0 has. Collective over `world`."""
@@ -140,13 +137,12 @@ def _output(
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
-    columns = {
-        side: {title: [getattr(each, side)[at] for each in values] for at, title in enumerate(titles)}
+    before, after = (
+        {title: [getattr(each, side)[at] for each in values] for at, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
-    }
+    )
     op, name = (algorithm.operation.value, algorithm.name) if algorithm else (None, None)
-    facts = {"name": example.name, "ranks": example.ranks, "op": op, "algorithm": name}
-    return {"schema": SCHEMA, "kind": "demo", **facts, **columns}
+    return DemoRecord(example.name, example.ranks, op, name, before, after).as_dict()
 
 
 def _print_values(example: Example, values: Sequence[RankValues]) -> None:

@@ -128,7 +128,7 @@ def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, floa
     rows = read_measured_rows(path, "--machine fit:")
     named_rows = [row for row in rows if row.algorithm.full_name in names]
     fit = fit_machine(named_rows or rows, path)
-    return fit.machine, (fit.median_error(fitted=True), fit.median_error(fitted=False))
+    return fit.machine, (fit.compute_median_error(fitted=True), fit.compute_median_error(fitted=False))
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:

@@ -48,7 +48,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command when it is called, and no command to list them."""
+    """A click group that imports a command's module only when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)

@@ -1,11 +1,6 @@
 """`hpccoll simulate`: the predicted time, steps, bytes and critical path of algorithms on a machine.
 
-The record of kind `plan`, one per algorithm, rank count and size: `command` ("simulate"), `op`, `algorithm`, `ranks`,
-`nodes`, `machine`, `nbytes` (nccl-tests' S), `chunks`, `root` (null for operations without one), `simulated_ranks` (the
-ranks that were simulated for all), `rounds`, `steps`, `messages`, `time_us`, `latency_bound_us` and
-`bandwidth_bound_us` (lower bounds for plans of messages), `sent_mean` and `sent_most` (bytes that a rank sends, loads
-or stores), `within` and `between` (bytes moved inside nodes and between them, summed over ranks), `critical_path` and
-`fit` (null without `--machine fit:FILE`).
+It writes one `SimulatedPlanRecord` per algorithm, rank count and size.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
@@ -26,6 +21,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Simulation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
+from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
@@ -145,32 +141,30 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
     bound = compute_bounds(plan.operation, plan.ranks, machine, simulation.nbytes)
     ranks_per_simulated = plan.ranks / simulation.simulated_ranks
     sent = simulation.within + simulation.between
-    return {
-        "schema": SCHEMA,
-        "kind": "plan",
-        "command": "simulate",
-        "op": plan.operation.value,
-        "algorithm": case.algorithm.name,
-        "ranks": plan.ranks,
-        "nodes": machine.nodes(plan.ranks),
-        "machine": machine.name,
-        "nbytes": simulation.nbytes,
-        "chunks": case.chunks,
-        "root": plan.root if plan.operation.has_root else None,
-        "simulated_ranks": simulation.simulated_ranks,
-        "rounds": simulation.rounds,
-        "steps": simulation.steps,
-        "messages": simulation.messages,
-        "time_us": simulation.seconds * 1e6,
-        "latency_bound_us": bound.latency_s * 1e6,
-        "bandwidth_bound_us": bound.bandwidth_s * 1e6,
-        "sent_mean": float(sent.mean()),
-        "sent_most": float(sent.max()),
-        "within": float(simulation.within.sum() * ranks_per_simulated),
-        "between": float(simulation.between.sum() * ranks_per_simulated),
-        "critical_path": None if simulation.path is None else _path_as_record(simulation.path),
-        "fit": None if chosen.errors is None else dict(zip(("fitted", "left_out"), chosen.errors, strict=True)),
-    }
+    return SimulatedPlanRecord(
+        command="simulate",
+        op=plan.operation.value,
+        algorithm=case.algorithm.name,
+        ranks=plan.ranks,
+        nodes=machine.nodes(plan.ranks),
+        machine=machine.name,
+        nbytes=simulation.nbytes,
+        chunks=case.chunks,
+        root=plan.root if plan.operation.has_root else None,
+        simulated_ranks=simulation.simulated_ranks,
+        rounds=simulation.rounds,
+        steps=simulation.steps,
+        messages=simulation.messages,
+        time_us=simulation.seconds * 1e6,
+        latency_bound_us=bound.latency_s * 1e6,
+        bandwidth_bound_us=bound.bandwidth_s * 1e6,
+        sent_mean=float(sent.mean()),
+        sent_most=float(sent.max()),
+        within=float(simulation.within.sum() * ranks_per_simulated),
+        between=float(simulation.between.sum() * ranks_per_simulated),
+        critical_path=None if simulation.path is None else _make_path_entry(simulation.path),
+        fit=None if chosen.errors is None else FitErrors(*chosen.errors),
+    ).as_dict()
 
 
 def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
@@ -180,14 +174,13 @@ def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
     return [*(path.wait(at) for at in range(count)), None, *(path.wait(at) for at in range(-count, 0))]
 
 
-def _path_as_record(path: CriticalPath) -> dict[str, Any]:
-    keys = ("round", "rank", "source", "nbytes", "between", "entered_us")
-    waits = [
-        dict(zip(keys, (w.round, w.rank, w.source, w.nbytes, w.far, w.at_s * 1e6), strict=True))
+def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
+    waits = tuple(
+        WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.at_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
         if w is not None
-    ]
-    return {"last_rank": path.rank, "waits": len(path), "waits_between": int(path.far.sum()), "ends": waits}
+    )
+    return CriticalPathEntry(path.rank, len(path), int(path.far.sum()), waits)
 
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:

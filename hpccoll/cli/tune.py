@@ -130,6 +130,7 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
+    """Print the table in `path`, or write it as JSON."""
     from hpccoll.selection.tuning_files import read_table
 
     if not path.exists():

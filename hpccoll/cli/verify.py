@@ -1,10 +1,8 @@
 """`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
 Each algorithm is proven with every variant of root, chunk count and node layout that it takes (`list_variants`), and
-for 0, 1, n-1, 7 and 1,000,003 elements. The record of kind `plan`, one per algorithm and rank count: `command`
-("verify"), `op`, `algorithm`, `ranks`, `plans` (the number of variants), `proven` (true or false), `failures`
-(messages), `rounds`, `steps`, `messages`, `sent_mean` and `sent_most` (what a rank sends, in multiples of nccl-tests'
-S, mean and maximum over ranks), these five of the last variant that was proven and null if none was, and `seconds`.
+for 0, 1, n-1, 7 and 1,000,003 elements. It writes one `ProvenPlanRecord` per algorithm and rank count, whose costs are
+those of the last variant that was proven.
 """
 
 from __future__ import annotations
@@ -13,47 +11,24 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
-from typing import Any
 
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
-from hpccoll.cli.output import SCHEMA, STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan import Nodes, Operation, Proof
+from hpccoll.records import ProvenPlanRecord
 from hpccoll.units import parse_range
 
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
 TASKS_PER_PORTION = 16  # tasks that a worker process takes at once
 MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes cost more time than they save
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """The proof result of one algorithm on one rank count; the fields are those of the record."""
-
-    op: str
-    algorithm: str
-    ranks: int
-    plans: int
-    proven: bool
-    failures: tuple[str, ...]
-    rounds: int | None
-    steps: int | None
-    messages: int | None
-    sent_mean: float | None
-    sent_most: float | None
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """Return the record of kind `plan`."""
-        return {"schema": SCHEMA, "kind": "plan", "command": "verify", **asdict(self)}
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
@@ -75,7 +50,7 @@ def list_node_layouts(ranks: int) -> list[Nodes]:
     return list(dict.fromkeys(layouts))
 
 
-def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
+def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
     """Prove all variants of `algorithm` on `ranks` ranks and return the result; failures are in it, not raised."""
     start, failures, plans = time.perf_counter(), [], 0
     proof: Proof | None = None
@@ -89,7 +64,8 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> VerifyResult:
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven
             message = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
             failures.append(f"{variant}: {message}")
-    return VerifyResult(
+    return ProvenPlanRecord(
+        command="verify",
         op=algorithm.operation.value,
         algorithm=algorithm.name,
         ranks=ranks,
@@ -137,12 +113,12 @@ def _resolve_registered(name: str) -> list[Algorithm]:
     return [each for each in list_algorithms() if each.operation is operation]
 
 
-def _prove_portion(tasks: list[tuple[str, int]]) -> list[VerifyResult]:
+def _prove_portion(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
     """Prove tasks in a worker process; algorithms are passed by name because their functions may not be picklable."""
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
-def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[VerifyResult], None]) -> None:
+def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
     """Prove every algorithm on every rank count, in worker processes on all cores; call `done` with each result.
 
     Few tasks, and algorithms from files, are proven in this process.
@@ -168,7 +144,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
             raise
 
 
-def _print_results(algorithms: Sequence[Algorithm], results: Sequence[VerifyResult]) -> None:
+def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlanRecord]) -> None:
     """Print one row per algorithm; steps and bytes are those of its largest rank count."""
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
@@ -201,14 +177,14 @@ def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
     algorithms, counts = resolve_algorithms(names), parse_range(ranks)
     if not is_printing_rank():
         return
-    results: list[VerifyResult] = []
+    results: list[ProvenPlanRecord] = []
     with open_json_lines(target) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
         if target is not None:
             lines.write(make_serial_run_record())
 
-        def done(result: VerifyResult) -> None:
+        def done(result: ProvenPlanRecord) -> None:
             results.append(result)
-            lines.write(result.record())
+            lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")
 
         prove_all(algorithms, counts, done)

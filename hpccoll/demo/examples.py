@@ -49,18 +49,20 @@ class Example:
     algorithm: str = ""
     accepts_algorithm: bool = True
 
-    def arguments(self, rank: int) -> tuple[Array | float | None, ...]:
+    def make_arguments(self, rank: int) -> tuple[Array | float | None, ...]:
         """Return the arguments of `rank`: new float32 arrays, numbers, or None."""
-        return tuple(_argument(each[rank]) for each in self.inputs)
+        return tuple(_make_argument(each[rank]) for each in self.inputs)
 
 
-def _argument(value: Values) -> Array | float | None:
+def _make_argument(value: Values) -> Array | float | None:
+    """Return a new float32 array for a list; None and numbers as they are."""
     return value if value is None or isinstance(value, float) else np.array(value, np.float32)
 
 
 def _make_vector_example(
     name: str, operation: Operation, algorithm: str, inputs: Sequence[Values], description: tuple[str, str]
 ) -> Example:
+    """Return an example with one call, one argument and one result, named like its operation's method."""
     titles = (("before",), ("after",))
     return Example(name, len(inputs), (operation.value,), (inputs,), titles, description, operation, algorithm)
 

@@ -34,11 +34,11 @@ def run_example(example: Example, comm: Communicator, algorithm: Algorithm | Non
         comm: the ranks to run on.
         algorithm: the algorithm of the example's operation; None leaves the choice to `comm`.
     """
-    before = tuple(_as_list(value) for value in example.arguments(comm.rank))
+    before = tuple(_as_list(value) for value in example.make_arguments(comm.rank))
     chosen_comm = comm if algorithm is None else _CommunicatorWithAlgorithm(comm, algorithm)
     after: list[Any] = []
     for call in example.calls:
-        arguments = example.arguments(comm.rank)
+        arguments = example.make_arguments(comm.rank)
         comm.barrier()  # so that all ranks start the clock at the same moment
         start = time.perf_counter()
         result = getattr(in_hpccoll, call)(chosen_comm, *arguments)

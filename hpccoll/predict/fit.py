@@ -70,7 +70,7 @@ class MachineFit:
     machine: Machine
     rows: tuple[PredictedRow, ...]
 
-    def median_error(self, *, fitted: bool) -> float:
+    def compute_median_error(self, *, fitted: bool) -> float:
         """Return the median error of the fitted rows, or of the rows that were left out."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 

@@ -155,6 +155,7 @@ def _find_run(inside: NDArray[np.bool_], at: int) -> tuple[int, int]:
 
 
 def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
+    """Set title, axis labels, ticks and limits, and draw the marks."""
     q = grid.machine.ranks_per_node
     inside = grid.ranks[0] < q < grid.ranks[-1]
     operations = sorted({each.operation.value for each in grid.algorithms})

@@ -97,7 +97,7 @@ def fit_machines(
             continue
         finally:
             advance(description)
-        median_error = fitted.median_error(fitted=False)
+        median_error = fitted.compute_median_error(fitted=False)
         if median_error > _MAX_FIT_ERROR:
             missing.append(
                 f"{description}: the fitted machine misses sizes that were not fitted by {median_error:.0%}, "

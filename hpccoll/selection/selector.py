@@ -84,6 +84,7 @@ class Selector:
         return selection
 
     def _select_new(self, query: SelectionQuery, nbytes: int) -> Selection:
+        """Select by table, rules or cost model for a message of `nbytes`, in place of the query's size."""
         operation, allowed = query.operation, self._list_allowed(query)
         if self._table is not None:
             winner = self._table.find_winner(operation, query.itemsize, query.buffer, nbytes, allowed)

@@ -49,7 +49,7 @@ def main() -> None:
         for library, run in libraries.items():
             after = []
             for call in example.calls:
-                result = run(call, example.arguments(world.rank))
+                result = run(call, example.make_arguments(world.rank))
                 after += [plain(value) for value in (result if isinstance(result, tuple) else (result,))]
             held = world.gather(after)
             if world.rank == 0:
