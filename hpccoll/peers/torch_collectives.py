@@ -18,12 +18,11 @@ class TorchCollectives:
     Args:
         group: a ProcessGroupGloo or ProcessGroupNCCL.
         options: the module with torch's option classes, such as AllreduceOptions.
-        rank: this rank.
         n: number of ranks.
     """
 
-    def __init__(self, group: Any, options: Any, rank: int, n: int) -> None:
-        self._group, self._options, self._rank, self._n = group, options, rank, n
+    def __init__(self, group: Any, options: Any, n: int) -> None:
+        self._group, self._options, self._n = group, options, n
 
     def bind_barrier(self) -> LaunchCall:
         """Return a call that starts a barrier."""

@@ -71,7 +71,7 @@ class TorchEngine:
         self._store = self._open_store(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         group = _run_on_all(comm, CommunicationError, f"engine {backend}: start of the process group", self._make_group)
-        self._collectives = TorchCollectives(group, c10d, comm.rank, comm.size)
+        self._collectives = TorchCollectives(group, c10d, comm.size)
 
     def _open_store(self, host: str) -> Any:
         """Open a store on rank 0 at a free port and connect the other ranks to it; collective."""

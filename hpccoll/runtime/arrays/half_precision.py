@@ -104,15 +104,15 @@ def _import_torch() -> Any:
 def _is_supported(out: FlatArray, *operands: FlatArray) -> bool:
     """Whether all are aligned, and each operand starts where `out` does or is disjoint from it."""
     start = out.__array_interface__["data"][0]
-    for each in operands:
-        other = each.__array_interface__["data"][0]
-        if other != start and other < start + out.nbytes and start < other + each.nbytes:
+    for operand in operands:
+        other = operand.__array_interface__["data"][0]
+        if other != start and other < start + out.nbytes and start < other + operand.nbytes:
             return False
-    return all(each.flags.aligned for each in (out, *operands))
+    return all(array.flags.aligned for array in (out, *operands))
 
 
 def _bind_torch(torch: Any, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-    """Bind torch's kernel, piece by piece, on views that keep only the given arrays alive."""
+    """Bind torch's kernel, piece by piece, on views of the arrays."""
     dtype = getattr(torch, NAMES[out.dtype])
     one, other, result = (torch.from_numpy(_writable(each).view(np.int16)).view(dtype) for each in (left, right, out))
     kernel = getattr(torch, KERNELS[function])

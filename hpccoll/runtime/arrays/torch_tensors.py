@@ -1,4 +1,4 @@
-"""torch tensors as the runtime takes them: checked, flattened, and seen as NumPy arrays where they are on the host."""
+"""Checks and flattens torch tensors, and views CPU tensors as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     Args:
         tensor: on CPU or CUDA.
         role: the argument's name in error messages.
-        writable: whether it will be written. A tensor that is only read is copied where it is not contiguous.
+        writable: whether it will be written. A read-only argument that is not contiguous is copied.
 
     Raises:
         BufferError: the tensor is sparse, on another device, or `writable` and not a plain contiguous tensor.

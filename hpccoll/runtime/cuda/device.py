@@ -14,7 +14,7 @@ the call, rank A calls its waits of fence k before it enters barrier k + 1, and 
 again only for fence k + 2, after it has left barrier k + 1. With a single event a fast rank could record for fence
 k + 1 before A waits for fence k. The result would still be right, but A's next work would wait for the other rank's
 share of that phase, and the ranks would work one after another. Barriers without events (of collectives in host memory)
-may lie between; they count too, on all ranks alike.
+may lie between; they count too, on all ranks.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 

@@ -62,11 +62,11 @@ class ChunkLocations:
         return self.merge_ranges(chunks, self._current[chunks])
 
     def home_ranges(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return the homes of the chunks, merged likewise."""
+        """Return the homes of the chunks. Adjacent ranges are merged and empty ones left out."""
         return self.merge_ranges(chunks, self._home[chunks])
 
     def ranges_in(self, memory: MemoryKind, chunks: IntArray) -> list[MemoryRange]:
-        """Return where the chunks are in one of the memories, merged likewise."""
+        """Return the ranges of the chunks in one memory. Adjacent ranges are merged and empty ones left out."""
         return self.merge_ranges(chunks, np.full(len(chunks), memory))
 
     def get_home_memories(self, chunks: IntArray) -> IntArray:

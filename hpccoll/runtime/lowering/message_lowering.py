@@ -10,8 +10,8 @@ line of that memory, so writing to it need not wait for lines to be invalidated 
 bench/README.md).
 
 Messages above SEGMENT bytes are cut into segments. A reduction receives into WINDOW segments of scratch, used in turn,
-so that scratch stays in the cache and is bounded for messages of any size. Sender and receiver cut alike, because the
-cuts depend only on the number of elements.
+so that scratch stays in the cache and is bounded for messages of any size. Sender and receiver make the same cuts,
+because these depend only on the number of elements.
 """
 
 from __future__ import annotations
