@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpccoll.report.bound_models import BoundModels
     from hpccoll.report.curves import CurveGroup
     from hpccoll.report.findings import BenchRequest
-    from hpccoll.report.load import Results, Run
+    from hpccoll.report.load import RecordedRun, Results
 
 _WIDTH = 110
 _MAX_TEXT = 300
@@ -53,12 +53,12 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     from hpccoll.measure.output_file import require_writable
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
-    from hpccoll.report.load import load
+    from hpccoll.report.load import load_results
     from hpccoll.report.node_pair_sections import build_node_pair_sections
     from hpccoll.report.page import render_page
 
     _refuse_overwriting(files, output)
-    results = load(files)
+    results = load_results(files)
     require_writable(output, "-o")
     groups = group_curves(results.rows)
     models = _choose_models(results, groups, machine, no_bound)
@@ -96,7 +96,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
         return fit_machines(jobs, rows, advance)
 
 
-def _read_bench_request(run: Run) -> BenchRequest | None:
+def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
     """Return the rows that a run's command asked for; None if it is not a valid `hpccoll bench` command."""
     from hpccoll.cli.bench import PLACES, bench
     from hpccoll.report.findings import BenchRequest
@@ -139,6 +139,6 @@ def _print_findings(results: Results, findings: Sequence[Finding], output: str) 
                 print(fill(f"{name}: {short}", initial_indent=indent, subsequent_indent=indent + "  "))
     for reason in results.foreign:
         click.echo(f"# skipped: {reason}", err=True)
-    rows, pairs = len(results.rows), results.pairs
+    rows, pairs = len(results.rows), results.pair_count
     size = Path(output).stat().st_size
     print(f"{output}: {len(findings)} findings on {rows} measurements and {pairs} pairs of nodes, {size / 1e3:.0f} kB")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpccoll.report.load import Run
+from hpccoll.report.load import RecordedRun
 
 _MAX_HOSTS = 12
 MISSING = "-"
@@ -27,7 +27,7 @@ class EnvironmentFact:
         return len(set(self.values)) > 1
 
 
-def collect_environment_facts(runs: Sequence[Run]) -> list[EnvironmentFact]:
+def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
     """Return the facts that at least one run record contains."""
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
@@ -54,7 +54,7 @@ def collect_environment_facts(runs: Sequence[Run]) -> list[EnvironmentFact]:
     return [fact for fact in facts if any(value != MISSING for value in fact.values)]
 
 
-def _get_slurm_job(run: Run) -> Mapping[str, Any]:
+def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:
     job = run.record.get("slurm")
     return job if isinstance(job, Mapping) else {}
 
@@ -64,19 +64,19 @@ def _format_field(record: Mapping[str, Any], key: str) -> str:
     return MISSING if value is None else str(value)
 
 
-def _format_flag(run: Run, key: str) -> str:
+def _format_flag(run: RecordedRun, key: str) -> str:
     value = run.record.get(key)
     return MISSING if value is None else "yes" if value else "no"
 
 
-def _format_hosts(run: Run) -> str:
+def _format_hosts(run: RecordedRun) -> str:
     """Return the hosts with their numbers of ranks: `node1 (2), node2 (2)`."""
     hosts = [f"{host} ({ranks})" for host, ranks in Counter(run.hosts).items()]
     more = len(hosts) - _MAX_HOSTS
     return ", ".join(hosts[:_MAX_HOSTS]) + (f" and {more} more" if more > 0 else "") or MISSING
 
 
-def _format_cores(run: Run) -> str:
+def _format_cores(run: RecordedRun) -> str:
     """Return the cores per rank: `2`, or `1 on 3 ranks, 2 on 1 rank` if ranks differ."""
     counts = Counter(run.cores)
     if len(counts) == 1:
@@ -85,7 +85,7 @@ def _format_cores(run: Run) -> str:
     return ", ".join(parts) or MISSING
 
 
-def _format_devices(run: Run) -> str:
+def _format_devices(run: RecordedRun) -> str:
     """Return the device names with their counts: `2 x NVIDIA H100`."""
     devices = run.record.get("devices")
     names = Counter(str(name) for name in devices) if isinstance(devices, list) else Counter()

@@ -24,7 +24,7 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """A `run` record and its file; `number` counts from 1 over all files. The record is empty if the file has none."""
 
     number: int
@@ -58,7 +58,7 @@ class Run:
         return str(self.record.get("command") or "")
 
     @property
-    def measures(self) -> bool:
+    def is_measuring_command(self) -> bool:
         """Whether its command writes records that a report shows, so that their absence is a finding."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
@@ -73,7 +73,7 @@ class RunMeasurement:
     """A measurement and its run."""
 
     record: CollectiveRecord
-    run: Run
+    run: RecordedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +92,29 @@ class Results:
     """
 
     files: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     rows: tuple[RunMeasurement, ...]
-    preflight: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
-    doctor_findings: tuple[tuple[Run, Mapping[str, Any]], ...] = ()
+    preflight: tuple[tuple[RecordedRun, Mapping[str, Any]], ...] = ()
+    doctor_findings: tuple[tuple[RecordedRun, Mapping[str, Any]], ...] = ()
     torn: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def pairs(self) -> int:
+    def pair_count(self) -> int:
         """The number of pairs of nodes in preflight records, both directions counted once."""
         ends = (
-            (run.number, pair.get("source"), pair.get("destination")) for run, pair in self.of_kind("preflight_pair")
+            (run.number, pair.get("source"), pair.get("destination"))
+            for run, pair in self.preflight_records("preflight_pair")
         )
         return len({(number, frozenset((str(one), str(other)))) for number, one, other in ends})
 
-    def of_kind(self, kind: str) -> list[tuple[Run, Mapping[str, Any]]]:
+    def preflight_records(self, kind: str) -> list[tuple[RecordedRun, Mapping[str, Any]]]:
         """Return the preflight records of a kind."""
         return [(run, record) for run, record in self.preflight if record["kind"] == kind]
 
 
-def load(paths: Sequence[str | Path]) -> Results:
+def load_results(paths: Sequence[str | Path]) -> Results:
     """Return the contents of files and directories.
 
     Raises:
@@ -146,10 +147,10 @@ class _ResultsBuilder:
 
     def __init__(self) -> None:
         self.files: list[str] = []
-        self.runs: list[Run] = []
+        self.runs: list[RecordedRun] = []
         self.rows: list[RunMeasurement] = []
-        self.preflight: list[tuple[Run, Mapping[str, Any]]] = []
-        self.doctor_findings: list[tuple[Run, Mapping[str, Any]]] = []
+        self.preflight: list[tuple[RecordedRun, Mapping[str, Any]]] = []
+        self.doctor_findings: list[tuple[RecordedRun, Mapping[str, Any]]] = []
         self.torn: list[str] = []
         self.foreign: list[str] = []
         self.others: Counter[str] = Counter()
@@ -167,7 +168,7 @@ class _ResultsBuilder:
         self.files.append(str(path))
         if contents.torn:
             self.torn.append(str(path))
-        run: Run | None = None
+        run: RecordedRun | None = None
         for index, record in enumerate(contents.records):
             if record["kind"] == "run":
                 run = self._run(path, record)
@@ -175,11 +176,11 @@ class _ResultsBuilder:
                 run = run or self._run(path, {})
                 self._record(run, record, contents.locate(index))
 
-    def _run(self, path: Path, record: Mapping[str, Any]) -> Run:
-        self.runs.append(Run(len(self.runs) + 1, str(path), record))
+    def _run(self, path: Path, record: Mapping[str, Any]) -> RecordedRun:
+        self.runs.append(RecordedRun(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
-    def _record(self, run: Run, record: Mapping[str, Any], where: str) -> None:
+    def _record(self, run: RecordedRun, record: Mapping[str, Any], where: str) -> None:
         kind = record["kind"]
         if kind == "collective":
             self.rows.append(RunMeasurement(read_collective_record(record, where), run))
@@ -196,7 +197,7 @@ class _ResultsBuilder:
         }
         return Results(
             tuple(self.files),
-            tuple(run for run in self.runs if run.number in shown or run.measures),
+            tuple(run for run in self.runs if run.number in shown or run.is_measuring_command),
             tuple(self.rows),
             tuple(self.preflight),
             tuple(self.doctor_findings),

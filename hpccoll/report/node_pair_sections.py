@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpccoll.report.heat_map import MAX_LABELED_NODES, HeatMap, HeatMapCell, render_heat_map
-from hpccoll.report.load import Results, Run, get_list
+from hpccoll.report.load import RecordedRun, Results, get_list
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable
 from hpccoll.units import format_size
@@ -33,15 +33,15 @@ class LinkDirection:
 
 def build_node_pair_sections(results: Results) -> list[PageSection]:
     """Return a section for each run that measured pairs of nodes."""
-    runs = {run.number: run for run, _ in results.of_kind("preflight_pair")}
+    runs = {run.number: run for run, _ in results.preflight_records("preflight_pair")}
     return [_build_section(results, run) for run in runs.values()]
 
 
-def _build_section(results: Results, run: Run) -> PageSection:
+def _build_section(results: Results, run: RecordedRun) -> PageSection:
     """Return the section of one run's preflight records."""
 
     def read(kind: str) -> list[Mapping[str, Any]]:
-        return [record for owner, record in results.of_kind(kind) if owner.number == run.number]
+        return [record for owner, record in results.preflight_records(kind) if owner.number == run.number]
 
     directions = [_read_direction(record) for record in read("preflight_pair")]
     node_records = read("preflight_node")

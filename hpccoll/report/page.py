@@ -66,7 +66,7 @@ def _summarize_results(results: Results) -> str:
     """Return the page's title: the numbers of measurements, node pairs, runs and files."""
     rows = len(results.rows)
     operations = sorted({row.record.op for row in results.rows})
-    pairs = results.pairs
+    pairs = results.pair_count
     parts = [
         f"{rows:,} measurement{'s' * (rows != 1)} of {', '.join(operations)}" if rows else "",
         f"{pairs:,} pair{'s' * (pairs != 1)} of nodes" if pairs else "",

@@ -21,14 +21,14 @@ from hpccoll.report.findings.runs import (
     find_device_memory_problems,
     find_incomplete_runs,
 )
-from hpccoll.report.load import Results, Run
+from hpccoll.report.load import RecordedRun, Results
 
 
 def collect_findings(
     results: Results,
     groups: Sequence[CurveGroup],
     models: BoundModels,
-    read_request: Callable[[Run], BenchRequest | None] = lambda _: None,
+    read_request: Callable[[RecordedRun], BenchRequest | None] = lambda _: None,
 ) -> list[Finding]:
     """Return all findings, most severe first.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.report.load import Results, Run, get_list
+from hpccoll.report.load import RecordedRun, Results, get_list
 
 _AREAS = {"slow_node": "node", "lost_node": "node"}
 _PROBLEMS = ("lost_node", "broken_link")
@@ -14,7 +14,7 @@ _PROBLEMS = ("lost_node", "broken_link")
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
     """Yield a finding per fault of each preflight, or one that there are none, or that the preflight was cut short."""
-    summaries = results.of_kind("preflight_summary")
+    summaries = results.preflight_records("preflight_summary")
     for run, summary in summaries:
         yield from _relay_summary(run, summary)
     finished = {run.number for run, _ in summaries}
@@ -25,7 +25,7 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
         yield Finding("run", Severity.WARNING, found, evidence, "run hpccoll preflight again on the same nodes")
 
 
-def _relay_summary(run: Run, summary: Mapping[str, Any]) -> Iterator[Finding]:
+def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding per fault in a preflight's summary, or one that there are none."""
     nodes = [str(node) for node in get_list(summary, "nodes")]
     threshold = summary.get("threshold")

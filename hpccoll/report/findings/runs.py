@@ -10,7 +10,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find_timed_operation
 from hpccoll.measure.table import PLACES
 from hpccoll.report.findings.noise import describe_row
-from hpccoll.report.load import Results, Run, RunMeasurement, get_list
+from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
 from hpccoll.units import format_size
 
 _RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
@@ -38,7 +38,9 @@ class BenchRequest:
         return expected
 
 
-def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRequest | None]) -> Iterator[Finding]:
+def find_incomplete_runs(
+    results: Results, read_request: Callable[[RecordedRun], BenchRequest | None]
+) -> Iterator[Finding]:
     """Yield a finding per file with an incomplete last line, without measurements, or with missing sizes."""
     for file in results.torn:
         evidence = f"{file}: the last line is incomplete and was skipped"
@@ -51,14 +53,14 @@ def find_incomplete_runs(results: Results, read_request: Callable[[Run], BenchRe
     for file, run in last_runs.items():
         rows = rows_by_file.get(file, [])
         request = read_request(run)
-        if not rows and file not in files_with_other_records and run.measures:
+        if not rows and file not in files_with_other_records and run.is_measuring_command:
             evidence = f"{file}: a run record without measurements; command: {run.command}"
             yield Finding("run", Severity.WARNING, f"{run.title} ended before it measured anything", evidence, _RESUME)
         elif rows and request is not None:
             yield from _find_missing_sizes(run, request, rows)
 
 
-def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
+def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Yield a warning that names the requested sizes that a run did not measure."""
     ranks = rows[-1].record.ranks
     present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record).ranks == ranks}
@@ -78,9 +80,9 @@ def _find_missing_sizes(run: Run, request: BenchRequest, rows: Sequence[RunMeasu
     yield Finding("run", Severity.WARNING, found, evidence, _RESUME)
 
 
-def find_binding_problems(runs: Iterable[Run]) -> Iterator[Finding]:
+def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
     """Yield a finding for each distinct binding problem, naming all runs that have it."""
-    runs_by_problem: dict[tuple[Severity, str, str, str], list[Run]] = {}
+    runs_by_problem: dict[tuple[Severity, str, str, str], list[RecordedRun]] = {}
     for run in runs:
         for problem in _check_binding(run):
             runs_by_problem.setdefault(problem, []).append(run)
@@ -89,7 +91,7 @@ def find_binding_problems(runs: Iterable[Run]) -> Iterator[Finding]:
         yield Finding("binding", severity, found, f"{titles}: {evidence}", remedy)
 
 
-def _check_binding(run: Run) -> Iterator[tuple[Severity, str, str, str]]:
+def _check_binding(run: RecordedRun) -> Iterator[tuple[Severity, str, str, str]]:
     """Yield severity, problem, evidence and remedy of each binding problem of a run."""
     cores = run.cores
     if not cores or len(cores) != len(run.hosts):

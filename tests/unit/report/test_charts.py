@@ -209,10 +209,10 @@ def test_colors_darken_on_both_sides_of_the_reference():
 
 
 def test_styles_within_an_operation_differ_unless_muted():
-    from hpccoll.report.load import load
+    from hpccoll.report.load import load_results
     from tests.unit.report.test_load import FOUR, TWO
 
-    drawn = group_curves(load([TWO, FOUR]).rows)
+    drawn = group_curves(load_results([TWO, FOUR]).rows)
     found = assign_line_styles(drawn)
     for picture in drawn:
         loud = [found[curve.implementation] for curve in picture.curves if not found[curve.implementation].is_muted]

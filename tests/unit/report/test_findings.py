@@ -10,7 +10,7 @@ from hpccoll.doctor.finding import Severity
 from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
 from hpccoll.report.curves import group_curves
 from hpccoll.report.findings import BenchRequest, collect_findings
-from hpccoll.report.load import load
+from hpccoll.report.load import load_results
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
 
 LADDER = [1.0 + at / 1000 for at in range(40)]  # samples that are close together
@@ -42,7 +42,7 @@ def steady(found):
 
 
 def found(*files, wants=lambda _: None, models=None):
-    results = load(files)
+    results = load_results(files)
     drawn = group_curves(results.rows)
     return collect_findings(results, drawn, models or BoundModels(), wants)
 
@@ -216,7 +216,7 @@ def test_times_far_above_the_bound_are_reported(write):
 
     rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
     file = write(rows)
-    models = use_named_machine(list_job_sizes(group_curves(load([file]).rows)), load_machine("summit"))
+    models = use_named_machine(list_job_sizes(group_curves(load_results([file]).rows)), load_machine("summit"))
     bound = [each for each in found(file, models=models) if each.area == "bound"]
     assert bound
     assert "256 KiB" in bound[0].evidence
@@ -255,7 +255,7 @@ def test_the_doctors_warnings_are_repeated(write):
 def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
     from hpccoll.cli.machine_options import read_measured_rows
 
-    results = load([TWO, FOUR])
+    results = load_results([TWO, FOUR])
     drawn = group_curves(results.rows)
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
     models = fit_machines([*list_job_sizes(drawn), (3, 1)], rows)
