@@ -116,6 +116,7 @@ def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
 
 @cache
 def _font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans at `size` pixels, loaded once."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)
 

@@ -34,6 +34,7 @@ def linear(rank: IntArray, n: int) -> Rounds:
     """Every rank signals rank 0, one per round; then rank 0 signals every rank."""
 
     def report(t: int) -> list[Move]:
+        """Return round t of the reports: rank t + 1 signals rank 0."""
         dest, source = np.where(rank == t + 1, 0, NO_PEER), np.where(rank == 0, t + 1, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
@@ -46,11 +47,11 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
     """Rank t mod n signals the next rank in round t, twice around."""
     above, below = (rank + 1) % n, (rank - 1) % n
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         dest, source = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
-    return Rounds(2 * (n - 1), 0, at)
+    return Rounds(2 * (n - 1), 0, make_round)
 
 
 def dissemination_cost(n: int) -> Cost:

@@ -34,15 +34,16 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
+    """Return the all-reduce among a power of two of ranks."""
     steps = n.bit_length() - 1
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         left = steps - t - 1
         peer, count = find_partner(rank, left, n), 1 << left
         sent, kept = (Span(find_first_reachable(ranks, left), count, n) for ranks in (peer, rank))
         return [Move(peer, peer, sent, kept, Op.OWN_FIRST)]
 
-    halving = Rounds(steps, n, at)
+    halving = Rounds(steps, n, make_round)
     return halving + halving.reversed()
 
 

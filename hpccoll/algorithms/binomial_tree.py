@@ -37,7 +37,7 @@ def _climb(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: in
     """Send `region` from every rank to its parent, leaves first."""
     place = (rank - root) % n  # counted from the root
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -46,7 +46,7 @@ def _climb(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: in
         source = np.where(receives, place + distance, NO_PEER)
         return [Move(dest, source, region, region, op)]
 
-    return relabel_ranks(Rounds(ceil_log2(n), chunks, at), lambda peer: (peer + root) % n)
+    return relabel_ranks(Rounds(ceil_log2(n), chunks, make_round), lambda peer: (peer + root) % n)
 
 
 def reduce_cost(n: int) -> Cost:
@@ -103,7 +103,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
     place = (rank - root) % n  # counted from the root
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -114,7 +114,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
         source = np.where(receives, (rank + distance) % n, NO_PEER)
         return [Move(dest, source, sent, received)]
 
-    return Rounds(ceil_log2(n), n, at)
+    return Rounds(ceil_log2(n), n, make_round)
 
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)

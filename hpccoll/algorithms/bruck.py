@@ -35,13 +35,13 @@ def all_gather_cost(n: int) -> Cost:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         distance = 1 << t
         count = min(distance, n - distance)
         below, above = (rank - distance) % n, (rank + distance) % n
         return [Move(below, above, Span(rank, count, n), Span(rank + distance, count, n))]
 
-    return Rounds(ceil_log2(n), n, at)
+    return Rounds(ceil_log2(n), n, make_round)
 
 
 @algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
@@ -68,6 +68,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def hop(t: int) -> Move:
+        """Return round t of the blocks: all whose distance has bit t set move 2**t ranks up."""
         bit, count = 1 << t, _count_distances(n, t)
 
         def distances() -> IntArray:

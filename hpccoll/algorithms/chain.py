@@ -32,14 +32,14 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     place = (rank - root) % n
     above, below = (rank + 1) % n, (rank - 1) % n
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)
         dest, source = np.where(sends, above, NO_PEER), np.where(receives, below, NO_PEER)
         return [Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks))]
 
-    return Rounds(chunks + n - 2, chunks, at)
+    return Rounds(chunks + n - 2, chunks, make_round)
 
 
 @algorithm(Operation.REDUCE, "chain", broadcast_cost)
@@ -60,6 +60,7 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
         return empty_rounds(chunks)
 
     def flip(region: Region) -> Region:
+        """Return the region with the order of chunks reversed."""
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
     # The reduce is the broadcast backwards, so its last chunk comes first; after the flip, both start with chunk 0.

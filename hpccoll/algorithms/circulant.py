@@ -48,12 +48,12 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Send the far half of the chunks left to sum, at distances ceil(n/2), ceil(n/4), ..., 1."""
     skips = list_skips(n)
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         last, skip = skips[-1 - t], skips[-2 - t]
         above, below = (rank + skip) % n, (rank - skip) % n
         return [Move(above, below, Span(rank + skip, last - skip, n), Span(rank, last - skip, n), Op.OWN_FIRST)]
 
-    return Rounds(len(skips) - 1, n, at)
+    return Rounds(len(skips) - 1, n, make_round)
 
 
 @algorithm(Operation.ALL_GATHER, "circulant", reduce_scatter_cost, period=1)
@@ -121,7 +121,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     cycle, last = len(peers), chunks - 1
     skipped = -last % cycle  # rounds left out of the first cycle, so that the last cycle is complete
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         k = (t + skipped) % cycle
         ahead = t - k  # chunks by which the schedule has moved on
         sent, received = sends[:, k] + ahead, receives[:, k] + ahead
@@ -130,7 +130,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
             Move(dest, source, Span(np.minimum(sent, last), 1, chunks), Span(np.minimum(received, last), 1, chunks))
         ]
 
-    return Rounds(last + cycle, chunks, at)
+    return Rounds(last + cycle, chunks, make_round)
 
 
 @algorithm(Operation.REDUCE, "circulant", reduce_cost)

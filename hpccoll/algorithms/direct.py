@@ -43,7 +43,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
         return Move(dest, np.where((source < 0) == wraps, source % n, NO_PEER), whole, whole, op)
 
-    def at(_: int) -> list[Move]:
+    def make_round(_: int) -> list[Move]:
         # Arrivals are reduced in the order of the moves: from the ranks below in ascending order (rank 0's replaces the
         # rank's own data), then the rank's own data as before the round, then from the ranks above.
         below = [exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
@@ -51,14 +51,14 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
         above = [exchange(t, wraps=True) for t in range(n - 1, 0, -1)]
         return [*below, Move(own, own, whole, whole, Op.OWN_FIRST), *above]
 
-    return Rounds(min(n - 1, 1), 1, at)
+    return Rounds(min(n - 1, 1), 1, make_round)
 
 
 @algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1)
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Every rank sends each chunk to its owner, then each owner its result to every rank."""
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         moves = []
         for distance in range(1, n):
             dest, source = (rank + distance) % n, (rank - distance) % n
@@ -67,4 +67,4 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
             moves.append(gather if t else Move(dest, source, Span(dest, 1, n), own, Op.OWN_FIRST))
         return moves
 
-    return Rounds(2 * min(n - 1, 1), n, at)
+    return Rounds(2 * min(n - 1, 1), n, make_round)

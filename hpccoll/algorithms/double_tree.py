@@ -71,7 +71,7 @@ def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
     is_left = children_of(np.maximum(parent, 0), n)[0] == rank
     child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         sent, moves = t - height, []
         sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
         for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):
@@ -81,13 +81,14 @@ def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
             moves.append(Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks), Op.OWN_FIRST))
         return moves
 
-    return Rounds(chunks + ceil_log2(n) - 1, chunks, at)
+    return Rounds(chunks + ceil_log2(n) - 1, chunks, make_round)
 
 
 def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Broadcast down the first tree from rank 0, chunk by chunk: as many rounds as `climb`."""
 
     def flip(region: Region) -> Region:
+        """Return the region with the order of chunks reversed."""
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
     # Reversed rounds start with the last chunk; after the flip, chunks come down in the order in which they went up.
@@ -95,6 +96,7 @@ def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def _climb_and_descend(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Reduce up the first tree and broadcast down it, pipelined: chunks turn around at the root."""
     return overlay(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
 
 

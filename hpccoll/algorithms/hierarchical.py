@@ -43,9 +43,11 @@ from hpccoll.plan import (
 
 
 def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:
+    """Return the all-reduce made of `intra` within groups and `inter` across them."""
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
+        """Return the rounds of one node that leave each owner with its slice of the node's sum."""
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
         guests = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
         return guests + keep_ranks(scatter, slot < owners)
@@ -61,10 +63,12 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
 
 
 def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Return the rounds of one level among n ranks."""
     return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
 
 def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
+    """Return the stated cost of one level, or raise UsageError if there is none."""
     cost = level.plan(n, chunks=chunks).cost
     if cost is None:
         raise UsageError(f"{level.full_name} states no cost, which a composed algorithm needs; give it a cost function")
@@ -72,6 +76,7 @@ def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
 
 
 def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Cost:
+    """Return the cost of the composed all-reduce, from the stated costs of its levels."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within, between = _level_cost(intra, owners, chunks), _level_cost(inter, nodes, chunks)
     layers = -(-max(groups.sizes) // owners) - 1
@@ -150,6 +155,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
 
 def _default_levels() -> tuple[Algorithm, Algorithm]:
+    """Return the algorithms of the registered all-reduce: a ring within nodes, a double tree across."""
     return get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_REDUCE, "double_tree")
 
 

@@ -51,12 +51,14 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     every_group, every_slot = np.arange(count), np.arange(size)
 
     def within(t: int) -> Move:
+        """Return round t within nodes: all blocks for the slot t above, on any node."""
         to_slot, from_slot = (slot + t) % size, (slot - t) % size
         sent = Picks(count, lambda: rank_at(every_group * size + to_slot[:, None]))
         received = Span(from_slot * count, count, n, base=2 * n)
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def between(t: int) -> Move:
+        """Return round t between nodes: all blocks for the node t above, to the rank of equal slot."""
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

@@ -58,9 +58,11 @@ class _Columns:
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def fence(self) -> Rounds:
+        """Return one round in which the ranks of each group wait for each other."""
         return make_group_fence(self.groups, self.rank, self.n)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
+        """Return one round of loads or stores; none where every group has one rank."""
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
@@ -80,6 +82,7 @@ class _Columns:
 
 
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
+    """Return the cost of a reduce-scatter or all-gather with algorithm `inter` across nodes."""
     groups = split_into_even_groups(n, nodes)
     size, between = groups.sizes[0], get_algorithm(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
@@ -87,6 +90,7 @@ def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cos
 
 
 def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
+    """Return the reduce-scatter with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
     own = columns.blocks(columns.slot)
     loads = columns.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer, _ in columns.peers()])
@@ -116,6 +120,7 @@ def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) ->
 
 
 def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
+    """Return the all-gather with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
 
     def loads() -> list[Step]:
@@ -218,7 +223,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, landing(peer, peer_slot)) for peer, peer_slot in columns.peers())]
 
-    def at(t: int) -> list[Step]:
+    def make_round(t: int) -> list[Step]:
         to_group, from_group = (columns.group + t + 1) % columns.count, (columns.group - t - 1) % columns.count
         dest, source = columns.rank_at(to_group, columns.slot), columns.rank_at(from_group, columns.slot)
         in_transit = transit + to_group[:, None] * size + every_slot
@@ -227,5 +232,5 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return [Move(dest, source, sent, received)]
 
     fence = make_group_fence(columns.groups, rank, 3 * n)
-    between = Rounds(columns.count - 1, 3 * n, at)
+    between = Rounds(columns.count - 1, 3 * n, make_round)
     return fence + make_transfer_round(3 * n, columns.groups, loads) + between + fence

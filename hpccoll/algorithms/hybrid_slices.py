@@ -75,9 +75,11 @@ class _SlicedNodes:
         self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
 
     def fence(self) -> Rounds:
+        """Return one round in which the ranks of each node wait for each other."""
         return make_group_fence(self.groups, self.rank, self.chunks)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
+        """Return one round of loads or stores; none where every node has one rank."""
         return make_transfer_round(self.chunks, self.groups, make_steps)
 
     def reduce(self) -> Rounds:
@@ -124,6 +126,7 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
 
 
 def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
+    """Return the cost of the all-reduce with algorithm `inter` across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
     shares = _node_shares(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
@@ -132,6 +135,7 @@ def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
+    """Return the all-reduce with algorithm `inter` across nodes."""
     slices = _SlicedNodes(rank, groups, get_algorithm(Operation.ALL_REDUCE, inter).make_rounds)
     return slices.fence() + slices.reduce() + slices.between_nodes + slices.store() + slices.fence()
 
@@ -165,6 +169,7 @@ def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> 
 
 
 def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
+    """Return the cost of the broadcast with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.BROADCAST, inter, groups, home)
     loads = owners - (slot < owners)
@@ -175,6 +180,7 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
+    """Return the broadcast with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_algorithm(Operation.BROADCAST, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
@@ -210,6 +216,7 @@ def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = Non
 
 
 def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
+    """Return the cost of the reduce with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
     stores = owners - (slot < owners)
@@ -220,6 +227,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
+    """Return the reduce with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_algorithm(Operation.REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))

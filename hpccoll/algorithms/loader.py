@@ -118,6 +118,7 @@ class _UncachedLoader(SourceFileLoader):
 
 
 def _import_file(path: str) -> ModuleType:
+    """Execute a Python file as a module of its own and return it, or raise an error that names file and line."""
     name = _PREFIX + path
     spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, path))
     if spec is None or spec.loader is None:
@@ -169,6 +170,7 @@ def prove_algorithm(
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
+    """Raise PlanError if a user's function does not return Rounds of lists of steps."""
     rounds: object = plan.rounds()
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{candidate.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")
@@ -219,6 +221,7 @@ def _steps_of(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
 
 
 def _value_at(value: Ints, at: int, ranks: int) -> int:
+    """Return the value of the rank at place `at` of a column."""
     return int(np.broadcast_to(np.asarray(value), (ranks,))[at])
 
 

@@ -21,6 +21,7 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rou
 
 
 def _steps(n: int) -> int:
+    """Return n/2, and two more for odd n."""
     return n // 2 + 2 * (n % 2) if n > 1 else 0
 
 

@@ -21,8 +21,8 @@ def cost(n: int) -> Cost:
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Each block goes directly to its receiver, the rank 0, 1, 2, ... above."""
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 
-    return Rounds(n, 2 * n, at)
+    return Rounds(n, 2 * n, make_round)

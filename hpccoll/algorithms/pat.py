@@ -60,7 +60,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         distance = child & -child
         return distance, child - distance, below
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         distance, parent, spacing = edge(t)
         count = _count_blocks(n, distance, parent, spacing)
 
@@ -71,7 +71,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         dest, source = (rank + distance) % n, (rank - distance) % n
         return [Move(dest, source, blocks(rank), blocks(source))]
 
-    return Rounds(far + min(below, n) - 1, n, at)
+    return Rounds(far + min(below, n) - 1, n, make_round)
 
 
 @algorithm(Operation.REDUCE_SCATTER, "pat", cost, period=1)

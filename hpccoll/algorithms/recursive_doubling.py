@@ -58,11 +58,11 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
     """Return the all-reduce among a power of two of ranks."""
     whole = Span(0, 1, 1)
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         peer = rank ^ (1 << t)
         return [Move(peer, peer, whole, whole, np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST))]
 
-    return Rounds(n.bit_length() - 1, 1, at)
+    return Rounds(n.bit_length() - 1, 1, make_round)
 
 
 @algorithm(Operation.ALL_REDUCE, "rabenseifner", rabenseifner_cost)
@@ -73,6 +73,7 @@ def rabenseifner(rank: IntArray, n: int) -> Rounds:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
+    """Return Rabenseifner's all-reduce among a power of two of ranks."""
     halving = recursive_halving(rank, n)
     return halving + halving.reversed()
 
@@ -80,15 +81,16 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 def recursive_halving(rank: IntArray, n: int) -> Rounds:
     """Return a reduce-scatter for a power of two of ranks: send the partner its half, keep and reduce one's own."""
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         half = n >> (t + 1)
         peer = rank ^ half
         return [Move(peer, peer, Span(peer & -half, half, n), Span(rank & -half, half, n), Op.OWN_FIRST)]
 
-    return Rounds(n.bit_length() - 1, n, at)
+    return Rounds(n.bit_length() - 1, n, make_round)
 
 
 def _block_steps(n: int) -> int:
+    """Return the steps of the algorithms for blocks: log2 c, and two more with guests."""
     return n.bit_length() - 1 + 2 * (n > floor_power_of_two(n))
 
 

@@ -42,7 +42,7 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
     place = (rank - root) % n
     own = scattered(place)
 
-    def at(t: int) -> list[Move]:
+    def make_round(t: int) -> list[Move]:
         distance, reach = 1 << t, min(2 << t, n)
         held, held_below = np.maximum(own, distance), np.maximum(scattered((place - distance) % n), distance)
         missing, missing_below = np.maximum(reach - held, 0), np.maximum(reach - held_below, 0)
@@ -51,7 +51,7 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
         sent, received = Span(rank - distance + held_below, missing_below, n), Span(rank + held, missing, n)
         return [Move(dest, source, sent, received)]
 
-    return Rounds(ceil_log2(n), n, at)
+    return Rounds(ceil_log2(n), n, make_round)
 
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)

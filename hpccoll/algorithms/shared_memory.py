@@ -45,6 +45,7 @@ def _reduce_own_chunk(rank: IntArray, n: int) -> list[Step]:
 
 
 def _steps_unless_alone(n: int, steps: int) -> int:
+    """Return `steps`, or 0 for a single rank."""
     return steps if n > 1 else 0
 
 

@@ -39,13 +39,15 @@ def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    def at(t: int) -> list[Move]:
+    """Return the all-reduce among a power of two of ranks."""
+
+    def make_round(t: int) -> list[Move]:
         peer, count = find_partner(rank, t, n), n >> (t + 1)
         sent = Picks(count, lambda: find_reachable(peer, t + 1, n))
         kept = Picks(count, lambda: find_reachable(rank, t + 1, n))
         return [Move(peer, peer, sent, kept, Op.OWN_FIRST)]
 
-    halving = Rounds(n.bit_length() - 1, n, at)
+    halving = Rounds(n.bit_length() - 1, n, make_round)
     return halving + halving.reversed()
 
 

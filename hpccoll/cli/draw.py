@@ -219,6 +219,7 @@ def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: 
 
 
 def _load_machine(output: str, name: str | None) -> Machine | None:
+    """Return the machine of --machine, or None; raise UsageError if the output is not a trace."""
     if name is None:
         return None
     if Path(output).suffix.lower() != ".json":

@@ -43,6 +43,7 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
 
 
 def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
+    """Yield the entries for the signs that the picture uses."""
     history = layout.history
     messages = [message for frame in history.frames for message in frame.messages]
     yield _cell_entry(layout, _cell_meaning(history), owners=range(history.ranks))
@@ -62,6 +63,7 @@ def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
 
 
 def _cell_meaning(history: PlanHistory) -> str:
+    """Return what a cell shows, in words."""
     if history.operation is Operation.BARRIER:
         return "the ranks known to have arrived"
     if history.accumulates:
@@ -77,6 +79,7 @@ def _cell_meaning(history: PlanHistory) -> str:
 def _cell_entry(
     layout: GridLayout, words: str, owners: range = range(0), *, changed: bool = False, done: bool = False
 ) -> LegendEntry:
+    """Return the entry of a cell that holds `owners` and is changed or done."""
     history = layout.history
     if history.accumulates and owners:
         piece = numbered_piece_size(history.ranks)
@@ -99,6 +102,8 @@ def _cell_entry(
 
 
 def _arrow_entry(words: str, *, plus: bool) -> LegendEntry:
+    """Return the entry of an arrow that ends in a plus or a tip."""
+
     def sample(at: XY) -> list[SceneShape]:
         end = at[0] + 26 - HEAD, at[1]
         return [LineSegment(at, end, INK, 1.3), *draw_arrow_end(at, end, plus=plus)]

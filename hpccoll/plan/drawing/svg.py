@@ -51,6 +51,7 @@ def _style(shape: SceneShape) -> str:
 
 
 def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
+    """Yield the SVG lines of shapes of one style: a group, or a single element."""
     if len(shapes) == 1:
         yield _element(shapes[0], f" {style}")
         return
@@ -60,6 +61,7 @@ def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
 
 
 def _element(shape: SceneShape, style: str) -> str:
+    """Return the SVG element of a shape."""
     match shape:
         case TextLabel((x, y), words):
             return f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words)}</text>'

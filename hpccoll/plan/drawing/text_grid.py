@@ -27,6 +27,7 @@ def format_text_grid(history: PlanHistory) -> str:
 
 
 def _legend_lines(history: PlanHistory) -> Iterator[str]:
+    """Yield the lines that explain the cells and their marks."""
     if history.operation is Operation.BARRIER:
         yield "A cell names the ranks known to have arrived."
     elif history.accumulates:
@@ -65,6 +66,7 @@ def _format_row(name: str, cells: Sequence[str], margin: int, width: int) -> str
 
 
 def _format_message(history: PlanHistory, message: PlanMessage) -> str:
+    """Return a message as text: source -> dest, its chunks, and load or store."""
     plus = "+" * message.reduces
     chunks = f"{plus}c{format_ranges(message.send)}" if message.send and history.chunks > 1 else plus
     via = "" if message.via is TransferKind.MESSAGE else f"({message.via.value})"
@@ -80,6 +82,7 @@ def _arrange_in_columns(items: Sequence[str]) -> Iterator[str]:
 
 
 def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> str:
+    """Return a cell's text: mark of change, content, mark of completion."""
     owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
     if frame.origin[rank, chunk] == NO_CHUNK:
         content = "-"

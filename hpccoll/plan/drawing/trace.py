@@ -34,11 +34,13 @@ def format_trace_json(timeline: Timeline) -> str:
 
 
 def _metadata_event(name: str, rank: int, value: str | int) -> dict[str, Any]:
+    """Return the event that names the process or a rank's track, or sorts the tracks."""
     key = "sort_index" if name.endswith("index") else "name"
     return {"name": name, "ph": "M", "pid": 0, "tid": rank, "args": {key: value}}
 
 
 def _slice_event(piece: Slice) -> dict[str, Any]:
+    """Return the complete event of one slice of a rank's track."""
     start, stop = round(piece.start_us, _DIGITS), round(piece.start_us + piece.duration_us, _DIGITS)
     span = {"ts": start, "dur": round(stop - start, _DIGITS)}
     return {"name": piece.name, "ph": "X", "pid": 0, "tid": piece.rank, **span, "args": dict(piece.args)}

@@ -67,6 +67,7 @@ def to_json(plan: Plan) -> str:
 
 
 def _message_record(message: PlanMessage) -> dict[str, Any]:
+    """Return the JSON record of a message, load or store."""
     op = message.op.name.lower()
     record = {"from": message.source, "to": message.dest, "send": message.send, "recv": message.recv, "op": op}
     return record if message.via is TransferKind.MESSAGE else {**record, "via": message.via.value}
@@ -141,27 +142,32 @@ class _JsonReader:
         return [value[key] for key in keys]
 
     def integer(self, value: Any, where: str, low: int, high: int) -> int:
+        """Return `value` if it is an integer from `low` to `high`; raise otherwise."""
         if type(value) is not int or not low <= value <= high:  # a bool is an int in Python
             raise self.wrong(where, value, f"a whole number from {low} to {high}")
         return value
 
     def string(self, value: Any, where: str, pattern: str) -> str:
+        """Return `value` if it is a string that matches `pattern`; raise otherwise."""
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
             raise self.wrong(where, value, f"a string of the form {pattern}")
         return value
 
     def operation(self, value: Any) -> Operation:
+        """Return the operation of that name; raise if there is none."""
         known = {operation.value: operation for operation in Operation}
         if not isinstance(value, str) or value not in known:
             raise self.wrong("operation", value, f"one of {', '.join(known)}")
         return known[value]
 
     def items(self, value: Any, where: str) -> list[Any]:
+        """Return `value` if it is a list; raise otherwise."""
         if not isinstance(value, list):
             raise self.wrong(where, value, "a list")
         return value
 
     def cost(self, value: Any) -> Cost | None:
+        """Return the stated cost, or None for null; raise if it is malformed."""
         if value is None:
             return None
         steps, *shares = self.fields(value, ("steps", "mean", "most"), "cost")
@@ -184,6 +190,7 @@ class _JsonReader:
         return messages, fences
 
     def fence(self, value: Any, where: str, n: int) -> FenceGroups:
+        """Return the groups of a fence; raise if a group is empty or a rank occurs twice."""
         listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
         groups = [
             [self.integer(rank, f"{where}.fence[{i}][{j}]", 0, n - 1) for j, rank in enumerate(ranks)]
@@ -195,6 +202,7 @@ class _JsonReader:
         return groups
 
     def message(self, value: Any, where: str, n: int, chunks: int) -> PlanMessage:
+        """Return a message; raise if a value is wrong or its ends differ in the number of chunks."""
         keys = (*_MESSAGE_KEYS, "via") if isinstance(value, dict) and "via" in value else _MESSAGE_KEYS
         source, dest, send, recv, op, *via = self.fields(value, keys, where)
         ends = self.integer(source, f"{where}.from", 0, n - 1), self.integer(dest, f"{where}.to", 0, n - 1)
@@ -211,6 +219,7 @@ class _JsonReader:
         return PlanMessage(*ends, sent, received, _OPS[op], TransferKind(via[0]) if via else TransferKind.MESSAGE)
 
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
+        """Return a list of chunk numbers below `chunks`; raise otherwise."""
         listed = self.items(value, where)
         return tuple(self.integer(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))
 
@@ -265,6 +274,7 @@ def _rows(table: IntArray, rank: IntArray) -> IntArray:
 
 
 def _make_fence(groups: FenceGroups, rank: IntArray, n: int) -> Fence:
+    """Return the fence of the ranks `rank`; the leader of a group is its lowest rank."""
     leader = np.full(n, NO_PEER, np.int64)
     for group in groups:
         leader[group] = min(group)

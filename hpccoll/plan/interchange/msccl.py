@@ -234,6 +234,7 @@ class _MscclGpu:
         return gpu
 
     def check_limits(self) -> None:
+        """Raise UsageError if a threadblock is too long or a direction has too many peers."""
         longest = max((len(block.steps) for block in self.threadblocks), default=0)
         where = f"{self.plan.name} on {self.plan.ranks} ranks: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"
@@ -247,6 +248,7 @@ class _MscclGpu:
 
 
 def _attributes(step: _MscclStep) -> dict[str, str]:
+    """Return the XML attributes of a step."""
     source = (step.peer_index if step.kind == "r" else step.source) or ("i", -1)
     target = (step.peer_index if step.kind == "s" else step.target) or ("o", -1)
     wait = step.waits[0] if step.waits else None
