@@ -4,7 +4,7 @@ Start with `ring`, then `registry`. `get_algorithm` and `list_algorithms` find r
 registers one, and `loader` loads a user's own from a file. The loader and `pipelining` are imported separately.
 """
 
-from hpccoll.algorithms import (
+from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms
     barriers,
     bine,
     binomial_tree,
@@ -39,29 +39,8 @@ from hpccoll.algorithms.registry import (
 __all__ = [
     "Algorithm",
     "algorithm",
-    "barriers",
-    "bine",
-    "binomial_tree",
-    "bruck",
-    "chain",
-    "circulant",
-    "direct",
-    "double_tree",
-    "dual_root",
     "get_algorithm",
-    "hierarchical",
-    "hierarchical_all_to_all",
-    "hybrid_blocks",
-    "hybrid_slices",
     "list_algorithm_names",
     "list_algorithms",
     "make_algorithm",
-    "neighbor_exchange",
-    "pairwise",
-    "pat",
-    "recursive_doubling",
-    "ring",
-    "scatter_all_gather",
-    "shared_memory",
-    "swing",
 ]

@@ -36,14 +36,13 @@ class TreePlaces:
     right: IntArray
     depth: IntArray
     lead: IntArray  # rounds by which a rank meets its parent before the roots meet: 1 per left edge, 2 per right edge
-    root: IntArray  # the root of the rank's own tree
 
 
 def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
     """Return the place of each rank (n >= 2), by descending from both roots at once and halving the intervals."""
     lower = -(-n // 2)
     low, high = np.where(rank < lower, 0, lower), np.where(rank < lower, lower - 1, n - 1)
-    root, parent = high, lower - 1 + n - 1 - high
+    parent = lower - 1 + n - 1 - high
     depth, lead = np.zeros_like(rank), np.zeros_like(rank)
     for _ in range(ceil_log2(lower + 1)):
         below, middle = rank < high, low + (high - low + 1) // 2
@@ -55,7 +54,7 @@ def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
     descendants = rank - low
     left_child = np.where(descendants >= 1, low + (descendants + 1) // 2 - 1, NO_PEER)
     right_child = np.where(descendants >= 2, rank - 1, NO_PEER)
-    return TreePlaces(parent, left_child, right_child, depth, lead, root)
+    return TreePlaces(parent, left_child, right_child, depth, lead)
 
 
 @cache

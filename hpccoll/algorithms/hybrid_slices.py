@@ -84,23 +84,18 @@ class _SlicedNodes:
 
     def reduce(self) -> Rounds:
         """Every owner reduces its slice from the memory of its node."""
-        own, peers = self.own_slice, iterate_group_peers
-        return self.transfer(
-            lambda: [
-                Load(np.where(self.is_owner, peer, NO_PEER), own, own, Op.OWN_FIRST)
-                for peer in peers(self.groups, self.rank)
-            ]
-        )
+        own = self.own_slice
+        return self.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer in self._owners_peers()])
 
     def store(self, skip: int = NO_PEER) -> Rounds:
         """Every owner stores its slice to all ranks of its node except rank `skip`."""
-        own, peers = self.own_slice, iterate_group_peers
-        return self.transfer(
-            lambda: [
-                Store(np.where(self.is_owner & (peer != skip), peer, NO_PEER), own, own)
-                for peer in peers(self.groups, self.rank)
-            ]
-        )
+        own = self.own_slice
+        return self.transfer(lambda: [Store(peer, own, own) for peer in self._owners_peers(skip)])
+
+    def _owners_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
+        """Yield the other ranks of each owner's node except rank `skip`; -1 for ranks that own no slice."""
+        for peer in iterate_group_peers(self.groups, self.rank):
+            yield np.where(self.is_owner & (peer != skip), peer, NO_PEER)
 
 
 @cache

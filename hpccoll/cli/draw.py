@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from hpccoll.units import parse_size
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
     from hpccoll.plan import Machine, Plan
-    from hpccoll.plan.drawing.history import PlanHistory
 
 MOST_CHUNKS = 64
 DEFAULT_RANKS = 5
@@ -32,51 +30,44 @@ class DrawingRequest:
     machine: Machine | None
     nbytes: int
 
-    def history(self) -> PlanHistory:
-        """Return the history of the plan."""
-        from hpccoll.plan.drawing.history import record_history
-
-        return record_history(self.plan, self.nodes)
-
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A file format: its name in messages, the most ranks that it shows legibly, and the function that draws it."""
+    """A file format: its name in messages, and the most ranks that it shows legibly."""
 
     name: str
     most_ranks: int
-    draw: Callable[[DrawingRequest], bytes]
 
 
-def _draw_text(request: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.text_grid import format_text_grid
-
-    return format_text_grid(request.history()).encode()
-
-
-def _draw_svg(request: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.pages import lay_out_page
-    from hpccoll.plan.drawing.svg import render_svg
-
-    return render_svg(lay_out_page(request.history())).encode()
+FORMATS = {
+    ".txt": DrawingFormat("a text grid", 64),
+    ".svg": DrawingFormat("a picture", 16),
+    ".png": DrawingFormat("a picture", 16),
+    ".gif": DrawingFormat("an animation", 16),
+    ".json": DrawingFormat("a trace", 1024),
+}
 
 
-def _draw_png(request: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.pages import lay_out_page
-    from hpccoll.raster import render_png
+def _draw(request: DrawingRequest, suffix: str) -> bytes:
+    """Return the content of a file with this suffix."""
+    from hpccoll.plan import drawing
 
-    return render_png(lay_out_page(request.history()))
+    if suffix == ".json":
+        return _draw_trace(request)
+    history = drawing.record_history(request.plan, request.nodes)
+    if suffix == ".txt":
+        return drawing.format_text_grid(history).encode()
+    if suffix == ".svg":
+        return drawing.render_svg(drawing.lay_out_page(history)).encode()
+    from hpccoll import raster
 
-
-def _draw_gif(request: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.pages import lay_out_animation
-    from hpccoll.raster import render_gif
-
-    return render_gif(lay_out_animation(request.history()))
+    if suffix == ".png":
+        return raster.render_png(drawing.lay_out_page(history))
+    return raster.render_gif(drawing.lay_out_animation(history))
 
 
 def _draw_trace(request: DrawingRequest) -> bytes:
-    from hpccoll.plan.drawing.trace import format_trace_json
+    from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
     plan, machine = request.plan, request.machine
@@ -86,15 +77,6 @@ def _draw_trace(request: DrawingRequest) -> bytes:
 
     count = count_elements(plan.operation, request.nbytes, plan.ranks)
     return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
-
-
-FORMATS = {
-    ".txt": DrawingFormat("a text grid", 64, _draw_text),
-    ".svg": DrawingFormat("a picture", 16, _draw_svg),
-    ".png": DrawingFormat("a picture", 16, _draw_png),
-    ".gif": DrawingFormat("an animation", 16, _draw_gif),
-    ".json": DrawingFormat("a trace", 1024, _draw_trace),
-}
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
@@ -144,7 +126,8 @@ def draw(
     if not is_printing_rank():
         return
     require_writable(output, "-o")
-    _write(output, drawing_format.draw(request), f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
+    drawn = _draw(request, Path(output).suffix.lower())
+    _write(output, drawn, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
 
 
 def _write(output: str, drawn: bytes, description: str) -> None:
@@ -159,7 +142,7 @@ def _write(output: str, drawn: bytes, description: str) -> None:
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Run the algorithm on all ranks of the job (collective); rank 0 writes the trace of the run."""
     from hpccoll.measure.step_timeline import measure_steps
-    from hpccoll.plan.drawing.trace import format_trace_json
+    from hpccoll.plan.drawing import format_trace_json
     from hpccoll.predict.forecast import count_elements
     from hpccoll.runtime import job
 

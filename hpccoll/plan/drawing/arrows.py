@@ -10,18 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpccoll.plan.drawing import palette
 from hpccoll.plan.drawing.grid import COLUMNS, GridLayout, get_column_name
 from hpccoll.plan.drawing.history import Frame, PlanHistory
-from hpccoll.plan.drawing.palette import (
-    INK,
-    PALE,
-    PAPER,
-    QUIET,
-    has_cut_corner,
-    rank_colour,
-    rank_line_colour,
-    text_colour_on,
-)
 from hpccoll.plan.drawing.scene import (
     XY,
     Disc,
@@ -50,12 +41,14 @@ def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> floa
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
     """Return the disc of a rank; an idle rank's disc is not filled."""
-    fill, words = (PAPER, str(rank)) if idle else (rank_colour(rank), str(rank))
+    fill, words = (palette.PAPER, str(rank)) if idle else (palette.rank_colour(rank), str(rank))
     x, y = centre
-    shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, PALE if idle else None, 1.25)]
-    if has_cut_corner(rank) and not idle:
-        shapes.append(FilledPolygons(PAPER, (((x + 3, y - RADIUS), (x + RADIUS, y - RADIUS), (x + RADIUS, y - 3)),)))
-    ink = QUIET if idle else text_colour_on(fill)
+    shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
+    if palette.has_cut_corner(rank) and not idle:
+        shapes.append(
+            FilledPolygons(palette.PAPER, (((x + 3, y - RADIUS), (x + RADIUS, y - RADIUS), (x + RADIUS, y - 3)),))
+        )
+    ink = palette.QUIET if idle else palette.text_colour_on(fill)
     return [*shapes, TextLabel((x, y + 3.8), words, 10.5, ink, bold=not idle)]
 
 
@@ -79,7 +72,7 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
     for message, start_x, end_x in zip(frame.messages, starts, ends, strict=True):
         foot = left + start_x, start + (LABEL_HEIGHT if message.send and labelled else 0)
         tip = left + end_x, end
-        lines.append(LineSegment(foot, tip, rank_line_colour(message.source), width))
+        lines.append(LineSegment(foot, tip, palette.rank_line_colour(message.source), width))
         shared = tip in heads
         if not shared or message.reduces:
             heads[tip] = draw_arrow_end((tip[0], start) if shared else foot, tip, plus=message.reduces)
@@ -116,8 +109,8 @@ class _MessageLabel:
         """Return the box and its text; `at` is the left edge of the grid and the top of the labels."""
         x, y = at[0] + self.middle, at[1]
         size = min(LABEL_SIZE, LABEL_SIZE * (self.width - 3) / estimate_text_width(self.words, LABEL_SIZE))
-        box = OutlinedBox((x - self.width / 2, y, self.width, LABEL_HEIGHT), PAPER, INK, 0.9, 3)
-        return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), self.words, size, INK)]
+        box = OutlinedBox((x - self.width / 2, y, self.width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
+        return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), self.words, size, palette.INK)]
 
 
 def _message_labels(
@@ -157,11 +150,14 @@ def draw_arrow_end(start: XY, end: XY, *, plus: bool) -> list[SceneShape]:
     """Return the end of an arrow from `start` to `end`: a circled plus, or a tip."""
     (x, y), arm = end, HEAD - 1.5
     if plus:
-        cross = [LineSegment((x - arm, y), (x + arm, y), INK, 1.2), LineSegment((x, y - arm), (x, y + arm), INK, 1.2)]
-        return [Disc(end, HEAD, PAPER, INK, 1.2), *cross]
+        cross = [
+            LineSegment((x - arm, y), (x + arm, y), palette.INK, 1.2),
+            LineSegment((x, y - arm), (x, y + arm), palette.INK, 1.2),
+        ]
+        return [Disc(end, HEAD, palette.PAPER, palette.INK, 1.2), *cross]
     length = math.hypot(x - start[0], y - start[1]) or 1.0
     along, across = ((x - start[0]) / length, (y - start[1]) / length), 0.5 * HEAD
     tip = (x + 0.8 * HEAD * along[0], y + 0.8 * HEAD * along[1])
     back = (x - 1.2 * HEAD * along[0], y - 1.2 * HEAD * along[1])
     sides = [(back[0] - s * across * 1.4 * along[1], back[1] + s * across * 1.4 * along[0]) for s in (1, -1)]
-    return [FilledPolygons(INK, ((tip, sides[0], sides[1]),))]
+    return [FilledPolygons(palette.INK, ((tip, sides[0], sides[1]),))]

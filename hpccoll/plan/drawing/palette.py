@@ -9,7 +9,6 @@ from __future__ import annotations
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#f0e442", "#cc79a7", "#000000")
 INK, QUIET, PALE, EMPTY, PAPER, GLOW = "#1a1a1a", "#6b6b6b", "#c9c9c9", "#ececec", "#ffffff", "#9a9a9a"
-MOST_RANKS = 2 * len(COLOURS)
 
 
 def rank_colour(rank: int) -> str:

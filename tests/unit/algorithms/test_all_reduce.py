@@ -287,7 +287,7 @@ def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
     def hasty(rank, n):
         places = right(rank, n)
         return dual_root.TreePlaces(
-            places.parent, places.left, places.right, np.maximum(places.depth - 1, 0), places.lead, places.root
+            places.parent, places.left, places.right, np.maximum(places.depth - 1, 0), places.lead
         )
 
     monkeypatch.setattr(dual_root, "find_tree_places", hasty)
