@@ -61,6 +61,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
 
 
 def _print_examples() -> None:
+    """Print a table of all examples with the commands that run them."""
     rows = [
         (each.name, str(each.ranks), f"mpirun -n {each.ranks} hpccoll demo {each.name}", each.description[0])
         for each in EXAMPLES

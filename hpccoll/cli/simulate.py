@@ -49,6 +49,7 @@ class SimulatedCase:
 
 
 def _parse_rank_counts(text: str) -> list[int]:
+    """Return the rank counts of `--ranks`; raise UsageError if one is out of range."""
     counts = [part.strip() for part in text.split(",")]
     if not all(count.isdecimal() and 1 <= int(count) <= MAX_RANKS for count in counts):
         limits = f"from 1 to {MAX_RANKS} (memory grows with them)"
@@ -175,6 +176,7 @@ def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
 
 
 def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
+    """Return the part of the record about the critical path, with the waits at its ends."""
     waits = tuple(
         WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.at_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
@@ -197,6 +199,7 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
 
 
 def _make_row(case: SimulatedCase) -> tuple[str, ...]:
+    """Return the cells of a case in the order of `COLUMNS`."""
     simulation = case.simulation
     n, sent = simulation.plan.ranks, simulation.within + simulation.between
     bound = compute_bounds(simulation.plan.operation, n, simulation.machine, simulation.nbytes)

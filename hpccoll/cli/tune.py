@@ -108,6 +108,7 @@ def _run(options: TuneOptions) -> int:
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
+    """Return the operations, sizes, element types and buffers to measure."""
     from hpccoll.measure.tuning import TuningSweep
     from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind

@@ -56,6 +56,7 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
 
 
 def _format_state(rank: int, step: int) -> str:
+    """Return a rank's progress in words; step -1 means that it did not answer."""
     if 0 <= step < len(STEPS):
         return f"rank {rank} is still at step {step} ({STEPS[step].format(1 - rank)})"
     return f"rank {rank} has ended" if step == len(STEPS) else f"rank {rank} does not answer"

@@ -164,6 +164,7 @@ def _compute_slopes(parameters: _ParameterLayout, row: MeasuredRow, values: Floa
 
 
 def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:
+    """Return the simulated time of a row's plan on `machine`."""
     if row.algorithm.is_hybrid:
         return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

@@ -77,6 +77,7 @@ def _get_colour(name: str, number: int) -> str:
 
 
 def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
+    """Colour each fine point by its fastest algorithm, given in `best` as indices."""
     from matplotlib.colors import ListedColormap
 
     present = np.unique(best)

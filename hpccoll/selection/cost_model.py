@@ -56,6 +56,7 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
 
 
 def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
+    """Return the number of chunks that the plan divides a message into."""
     return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
 
 
@@ -77,6 +78,7 @@ def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int
 
 @lru_cache(maxsize=4096)
 def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> int:
+    """Return the chunk count with the lowest predicted time, 1 unless the algorithm is pipelined."""
     if "chunks" not in algorithm.parameters:
         return 1
     limit = min(MAX_CHUNKS, max(nbytes // MIN_CHUNK_BYTES, 1))

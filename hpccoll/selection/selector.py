@@ -108,6 +108,7 @@ class Selector:
         return allowed | {MPI_LIBRARY} if query.library else allowed
 
     def _make_selection(self, operation: Operation, name: str, nbytes: int, why: str) -> Selection:
+        """Return the selection of the candidate `name`, with its chunk count."""
         if name == MPI_LIBRARY:
             return Selection(None, 1, why)
         algorithm = get_algorithm(operation, name)

@@ -182,4 +182,5 @@ def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
 
 @cache  # once per message: every new communicator looks for the table
 def _warn(message: str) -> None:
+    """Print a warning on standard error."""
     sys.stderr.write(f"hpccoll: warning: {message}\n")
