@@ -147,7 +147,7 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
         op=plan.operation.value,
         algorithm=case.algorithm.name,
         ranks=plan.ranks,
-        nodes=machine.nodes(plan.ranks),
+        nodes=machine.count_nodes(plan.ranks),
         machine=machine.name,
         nbytes=simulation.nbytes,
         chunks=case.chunks,
@@ -208,7 +208,7 @@ def _make_row(case: SimulatedCase) -> tuple[str, ...]:
     return (
         case.algorithm.full_name,
         f"{n}",
-        f"{simulation.machine.nodes(n)}",
+        f"{simulation.machine.count_nodes(n)}",
         format_size(simulation.nbytes),
         f"{case.chunks}" if "chunks" in case.algorithm.parameters else "-",
         f"{simulation.steps}",

@@ -150,5 +150,5 @@ def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
 
 def _describe_link(name: str, link: Link) -> list[tuple[str, str]]:
     """Return names and formatted values of a link's latency and peak bandwidth."""
-    peak = format_bytes_per_s(1 / link.least_beta) if link.least_beta else "no limit"
+    peak = format_bytes_per_s(1 / link.min_beta) if link.min_beta else "no limit"
     return [(f"alpha {name}", format_seconds(link.alpha_s)), (f"peak bandwidth {name}", peak)]

@@ -1,13 +1,12 @@
-"""What no plan of messages can be faster than on a machine: the latency bound and the bandwidth bound of an operation.
+"""Lower bounds on the time of any plan of messages on a machine: the latency bound and the bandwidth bound.
 
-Latency: news of one rank must reach all others (or all others' news one rank, which is the same backwards). Who knows
-tells one more every `overhead`, and a message takes alpha: the best broadcast of Karp, Sahay, Santos and Schauser
-(SPAA 1993), ceil(log2 n) alpha where overhead = alpha. Across nodes the same holds for whole nodes, each of which
-tells as many at once as it has ranks.
+Latency: data of one rank must reach all others, or the reverse. An informed rank informs one more every `overhead`, and
+a message takes alpha: the optimal broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993), ceil(log2 n) alpha where
+overhead = alpha. The same holds for whole nodes, each of which informs as many nodes at once as it has ranks.
 
-Bandwidth: what the busiest rank must send or receive at least, over its fastest link; and what the busiest node must
-send or receive at least, over all its NICs. The two bounds cannot be added up; a plan takes at least the larger. They
-are those of messages: ranks that load and store in shared memory pay no alpha for it, and may be faster.
+Bandwidth: the bytes that the busiest rank must send or receive, over its fastest link; and those that the busiest node
+must send or receive, over all its NICs. A plan takes at least the larger of the two bounds; they do not add up. Ranks
+that load and store in shared memory pay no alpha and may be faster than these bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ALL = (Operation.BROADCAST, Operation.REDUCE)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Seconds that any plan takes at least: by its number of messages in a row, and by its bytes."""
+    """Lower bounds in seconds: by the longest chain of messages, and by the bytes."""
 
     latency_s: float
     bandwidth_s: float
@@ -35,36 +34,36 @@ class Bounds:
 
 
 def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
-    """Return the bounds of an operation over n ranks for a message of `nbytes` (nccl-tests' S)."""
+    """Return the bounds of an operation over n ranks for a message of `nbytes` (S, as nccl-tests defines it)."""
     if n == 1 or (nbytes == 0 and operation is not Operation.BARRIER):
         return Bounds(0.0, 0.0)
     near, wide = machine.within, machine.between
-    nodes, q = machine.nodes(n), min(machine.ranks_per_node, n)
+    nodes, q = machine.count_nodes(n), min(machine.ranks_per_node, n)
     links = [near] * (q > 1) + [wide] * (nodes > 1)
     alpha, overhead = min(link.alpha_s for link in links), min(link.overhead_s for link in links)
     latency = compute_broadcast_bound(n, alpha, overhead)
-    bandwidth = _share(operation, n, 1) * nbytes * min(link.least_beta for link in links)
+    bandwidth = _required_share(operation, n, 1) * nbytes * min(link.min_beta for link in links)
     if nodes > 1:
         latency = max(latency, compute_broadcast_bound(nodes, wide.alpha_s, wide.overhead_s, q))
-        through = _share(operation, n, q) * nbytes * wide.least_beta / machine.nics_per_node
-        bandwidth = max(bandwidth, through)
+        bandwidth_of_node = _required_share(operation, n, q) * nbytes * wide.min_beta / machine.nics_per_node
+        bandwidth = max(bandwidth, bandwidth_of_node)
     return Bounds(latency, bandwidth)
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the least time until all of n know, where who knows tells `at_once` more every `overhead_s`."""
+    """Return the shortest time to inform n ranks, each of which informs `at_once` more every `overhead_s`."""
     coming, known, now = [(alpha_s, at_once)], 1, 0.0
     while known < n:
-        now, told = heappop(coming)
-        # Those that were told now tell on, and those who told them tell others.
-        heappush(coming, (now + alpha_s, told * at_once))
-        heappush(coming, (now + overhead_s, told))
-        known += told
+        now, informed = heappop(coming)
+        # Newly informed ranks begin to send, and their senders continue with other ranks.
+        heappush(coming, (now + alpha_s, informed * at_once))
+        heappush(coming, (now + overhead_s, informed))
+        known += informed
     return now
 
 
-def _share(operation: Operation, n: int, q: int) -> float:
-    """Return what some group of q ranks must send or receive at least, in multiples of S."""
+def _required_share(operation: Operation, n: int, q: int) -> float:
+    """Return the bytes that some group of q ranks must send or receive, as a multiple of S."""
     if operation is Operation.BARRIER:
         return 0.0
     if operation in _ALL:

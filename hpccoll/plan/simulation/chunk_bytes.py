@@ -1,7 +1,7 @@
-"""How many bytes a region of chunks holds on each rank, for chunks of unequal sizes too.
+"""The bytes of regions of chunks on each rank, also where chunks differ in size.
 
-Where all chunks are alike a region's bytes follow from its size; otherwise they are looked up in sums over the chunks,
-so that no region has to be written out.
+If all chunks have one size, the bytes follow from the number of chunks; otherwise prefix sums over the chunks give them
+without listing the chunks of a region.
 """
 
 from __future__ import annotations
@@ -14,63 +14,66 @@ from numpy.typing import NDArray
 from hpccoll.plan.step import IntArray, Region, Span
 
 Floats: TypeAlias = NDArray[np.float64]
-Bytes: TypeAlias = int | Floats  # whole numbers all the same: floats hold them exactly, and multiply faster
+Bytes: TypeAlias = int | Floats  # integral values: floats hold them exactly and multiply faster
 
-_TABLES = 64  # kept at once; each is as long as there are chunks
+_TABLES = 64  # cached at once; each has one entry per chunk
 
 
 class ChunkBytes:
-    """The bytes of each chunk, shape (C,), and of regions of them."""
+    """The bytes of each chunk, shape (C,), and of regions; `common_size` is None where chunks differ."""
 
     def __init__(self, sizes: IntArray) -> None:
         self.sizes = sizes
-        self.alike: int | None = int(sizes[0]) if len(sizes) else 0
-        if (sizes != self.alike).any():
-            self.alike = None
+        self.common_size: int | None = int(sizes[0]) if len(sizes) else 0
+        if (sizes != self.common_size).any():
+            self.common_size = None
         self._before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._tables: dict[tuple[int, int, int, int], Floats] = {}
 
     @property
     def period(self) -> int:
-        """The shortest rotation of the chunks that leaves their sizes as they are."""
-        if self.alike is not None:
+        """The shortest rotation of the chunks that leaves their sizes unchanged."""
+        if self.common_size is not None:
             return 1
         length = len(self.sizes)
         shorter = (d for d in range(1, length) if length % d == 0)
         return next((d for d in shorter if np.array_equal(self.sizes[d:], self.sizes[:-d])), length)
 
-    def of(self, region: Region) -> Bytes:
-        """Return the bytes of a region, by rank or alike for all."""
-        if self.alike is not None:
+    def region_bytes(self, region: Region) -> Bytes:
+        """Return the bytes of a region: one number for all ranks, or one per rank."""
+        if self.common_size is not None:
             size = region.size
-            return size * self.alike if isinstance(size, int) else np.asarray(size * self.alike, np.float64)
+            return size * self.common_size if isinstance(size, int) else np.asarray(size * self.common_size, np.float64)
         if not isinstance(region, Span):
             return np.asarray(self.sizes[region.table()].sum(axis=-1), np.float64)
         if isinstance(region.base, int) and isinstance(region.count, int):
-            table = self._table(region.base, region.count, region.mod, region.unit)
+            table = self._start_table(region.base, region.count, region.mod, region.unit)
             first, near = np.asarray(region.first), 4 * region.mod
-            # Stepping back into the table costs less than a division over all ranks, unless it is far away.
+            # mode="wrap" costs less than a division over all ranks, unless indices are far out of range.
             if first.max(initial=0) > near or first.min(initial=0) < -near:
                 first = first % region.mod
             return table.take(first, mode="wrap")
-        return self._general(region)
+        return self._span_bytes(region)
 
-    def _table(self, base: int, count: int, mod: int, unit: int) -> Floats:
-        """Return the bytes of every interval of `count` units, by where it begins."""
+    def _start_table(self, base: int, count: int, mod: int, unit: int) -> Floats:
+        """Return the bytes of every interval of `count` units, indexed by its first unit; results are cached."""
         key = (base, count, mod, unit)
         if key not in self._tables:
             if len(self._tables) >= _TABLES:
                 self._tables.clear()
-            self._tables[key] = self._general(Span(np.arange(mod), count, mod, unit, base))
+            self._tables[key] = self._span_bytes(Span(np.arange(mod), count, mod, unit, base))
         return self._tables[key]
 
-    def _general(self, region: Span) -> Floats:
+    def _span_bytes(self, region: Span) -> Floats:
+        """Return the bytes of any span, from prefix sums."""
         first = np.asarray(region.first) % max(region.mod, 1)
         last = first + np.maximum(region.count, 0)
-        straight = self._until(region, np.minimum(last, region.mod)) - self._until(region, first)
-        wrapped = self._until(region, np.maximum(last - region.mod, 0)) - self._until(region, np.zeros_like(first))
+        straight = self._bytes_before(region, np.minimum(last, region.mod)) - self._bytes_before(region, first)
+        wrapped = self._bytes_before(region, np.maximum(last - region.mod, 0)) - self._bytes_before(
+            region, np.zeros_like(first)
+        )
         return np.asarray(straight + wrapped, np.float64)
 
-    def _until(self, region: Span, unit: IntArray) -> IntArray:
-        # Ranks that take no part may name chunks that do not exist.
+    def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
+        # Ranks without a peer may name chunks that do not exist.
         return self._before.take(region.base + region.unit * unit, mode="clip")

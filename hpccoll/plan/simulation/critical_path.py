@@ -1,6 +1,6 @@
-"""The critical path of a simulation: which rank waited for whose message in which round, back from the last one done.
+"""The critical path of a simulation: the chain of waits for messages that leads to the rank that finishes last.
 
-Shapes: H waits along the path.
+Shapes: H waits along the path, P simulated ranks.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """A round that was run: when ranks entered it, and the number of the move whose message each waited for (0: none).
+    """A simulated round: when ranks entered it, and the number of the move whose message each waited for (0: none).
 
-    Of each move it keeps from whom messages came, and how many bytes were sent; all arrays have shape (P,).
+    `messages` holds, per move, the sources and the bytes sent; all arrays have shape (P,).
     """
 
     round: int
     messages: list[tuple[IntArray, Floats]]
     entered: Floats
-    came: MoveNumbers
+    waited_for: MoveNumbers
 
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """`rank` could not leave `round` before the message of `source` was there, who entered that round at `at_s`."""
+    """A wait of `rank` in `round` for the message of `source`, which entered that round at `at_s`."""
 
     round: int
     rank: int
@@ -46,10 +46,10 @@ class MessageWait:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """What the last rank done was held up by, in the order of time: waits for messages, and its own doings between.
+    """The waits that delayed `rank`, the last rank to finish, in the order of time.
 
-    All of it in arrays of shape (H,): the round, who waited, for whom, for how many bytes, whether the message
-    crossed nodes, and when the sender entered that round.
+    Arrays of shape (H,): the round, the waiting rank, the sender, the bytes, whether the message crossed nodes (`far`),
+    and when the sender entered that round.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class CriticalPath:
         return len(self.rounds)
 
     def wait(self, number: int) -> MessageWait:
-        """Return the wait of that number, the first one 0, the last one -1."""
+        """Return wait `number`, counted from 0; -1 is the last."""
         return MessageWait(
             round=int(self.rounds[number]),
             rank=int(self.ranks[number]),
@@ -75,31 +75,31 @@ class CriticalPath:
         )
 
 
-def find_critical_path(spells: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
-    """Return the path to the rank that is done last.
+def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
+    """Return the path to the rank that finishes last.
 
     Args:
-        spells: the traced rounds, the last spell first, each in the order of rounds.
-        clocks: when the simulated ranks are done, shape (P,).
-        n: how many ranks they stand for; the path is told in real ranks.
-        machine: tells which ranks share a node.
+        segments: the traced rounds in segments, the last segment first, each in the order of rounds.
+        clocks: when the simulated ranks finish, shape (P,).
+        n: number of ranks that they represent; the path names these.
+        machine: states which ranks share a node.
     """
     size = len(clocks)
     last = rank = int(np.argmax(clocks)) if size else 0
-    found: list[tuple[int, int, int, int, float]] = []
-    for spell in spells:
-        for traced in reversed(spell):
-            here = rank % size
-            number = traced.came[here]
+    waits: list[tuple[int, int, int, int, float]] = []
+    for segment in segments:
+        for traced in reversed(segment):
+            index = rank % size
+            number = traced.waited_for[index]
             if not number:
                 continue
-            frm, nbytes = traced.messages[number - 1]
-            source = (int(frm[here]) + rank - here) % n
-            there = source % size
-            found.append((traced.round, rank, source, int(nbytes[there]), float(traced.entered[there])))
+            sources, nbytes = traced.messages[number - 1]
+            source = (int(sources[index]) + rank - index) % n
+            sender = source % size
+            waits.append((traced.round, rank, source, int(nbytes[sender]), float(traced.entered[sender])))
             rank = source
-    found.reverse()
-    rounds, ranks, sources, sent = (np.array([each[at] for each in found], np.int64) for at in range(4))
+    waits.reverse()
+    rounds, ranks, senders, sent = (np.array([wait[column] for wait in waits], np.int64) for column in range(4))
     q = machine.ranks_per_node
-    entered = np.array([each[4] for each in found], np.float64)
-    return CriticalPath(last, rounds, ranks, sources, sent, ranks // q != sources // q, entered)
+    entered = np.array([wait[4] for wait in waits], np.float64)
+    return CriticalPath(last, rounds, ranks, senders, sent, ranks // q != senders // q, entered)

@@ -1,6 +1,6 @@
-"""What holds for a pair of peers' arrays whatever the messages hold: links, and who shares a NIC with whom.
+"""The links and NICs that moves use, computed once per pair of peer arrays, whatever the messages contain.
 
-Shapes: P ranks that stand for all n (all of them, or one period: rank r is then represented by r mod P).
+Shapes: P ranks that represent all n (all of them, or one period: rank r is then represented by r mod P).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hpccoll.plan.step import NO_PEER, IntArray, Move
 
 Mask: TypeAlias = NDArray[np.bool_]
 NEVER = -np.inf
-_KEPT = 32  # pairs of arrays
+_MOST_CACHED = 32  # pairs of arrays
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """Who sends to whom and by which link, each shape (P,).
+    """The peers of a move and the links between them, arrays of shape (P,).
 
     `dest` and `source` are the plan's own arrays; `dest_index` and `source_index` are their representatives (the rank
     itself where there is no peer), which index arrays of shape (P,).
-    `far` is None where no message leaves its node, `local` where no rank copies to itself. `bends` are (bytes, by how
-    much beta changes from there on). `flight` is how long a message is under way while it keeps no port busy, NEVER
-    where none comes.
+    `far` marks messages that leave their node (None: no message), `local` ranks that copy to themselves (None: no
+    such rank). `bends` are pairs of bytes and the change of beta from there on. `flight` is the time of a message that
+    keeps no port busy, NEVER where no message arrives.
     """
 
     dest: IntArray
@@ -48,11 +48,11 @@ class PeerLinks:
     flight: Floats
 
     def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
-        """Return how long the bytes that each rank sends keep its port busy, shape (P,).
+        """Return for how many seconds the bytes that each rank sends keep its port busy, shape (P,).
 
         Args:
-            nbytes: shape (P,).
-            share: among how many messages each NIC is divided.
+            nbytes: bytes sent, shape (P,).
+            share: the number of messages that share each message's NIC; None where none is shared.
         """
         seconds = nbytes * self.beta
         for start, change in self.bends:
@@ -63,33 +63,33 @@ class PeerLinks:
 
 
 class LinkTable:
-    """Finds out what holds for peers on a machine, and keeps it by the identity of their arrays."""
+    """The PeerLinks of a plan's moves on a machine, cached by the identity of the peer arrays."""
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
         self.rank = np.arange(represented, dtype=np.int64)
         self.node = np.arange(n, dtype=np.int64) // machine.ranks_per_node
-        self.here = self.node[self.rank]
+        self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
-        self.nic = self.here * machine.nics_per_node + place * machine.nics_per_node // machine.ranks_per_node
-        self._known: dict[tuple[int, int], PeerLinks] = {}
-        self._apart: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
+        self.nic = self.own_node * machine.nics_per_node + place * machine.nics_per_node // machine.ranks_per_node
+        self._cache: dict[tuple[int, int], PeerLinks] = {}
+        self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
-    def of(self, move: Move) -> PeerLinks:
-        """Return what holds for the peers of a move."""
+    def peer_links(self, move: Move) -> PeerLinks:
+        """Return the links of a move, from the cache if possible."""
         key = (id(move.dest), id(move.source))
-        found = self._known.get(key)
+        found = self._cache.get(key)
         if found is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            found = self._known[key] = self._fix(move.dest, move.source)
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            found = self._cache[key] = self._find_links(move.dest, move.source)
         return found
 
-    def _fix(self, dest: IntArray, source: IntArray) -> PeerLinks:
+    def _find_links(self, dest: IntArray, source: IntArray) -> PeerLinks:
         local = dest == self.rank
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
-        far, from_far = self.node[dest_or_self] != self.here, self.node[source_or_self] != self.here
+        far, from_far = self.node[dest_or_self] != self.own_node, self.node[source_or_self] != self.own_node
         near, wide = self.machine.within, self.machine.between
         return PeerLinks(
             dest=dest,
@@ -114,41 +114,43 @@ class LinkTable:
     def _index(self, ranks: IntArray) -> IntArray:
         return ranks if self.n == self.size else ranks % self.size
 
-    def shares(self, peers: Sequence[PeerLinks], going: Sequence[Mask]) -> Sequence[IntArray | None]:
-        """Return among how many messages each one's NIC is divided, its own included, at the busier end.
+    def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
+        """Return, per move, how many messages share each message's NIC at the busier end; None where none is shared.
 
-        Ranks count, not messages: what a rank sends in a round goes one after the other anyway. None: each has its own.
+        Ranks are counted, not messages, because a rank sends its messages of a round one after the other.
 
         Args:
-            peers: of the moves of a round.
-            going: whose messages are sent, for each move, shape (P,).
+            peers: the links of the moves of a round.
+            sent: which ranks send a message, for each move, shape (P,).
         """
-        alone: list[IntArray | None] = [None] * len(peers)
-        if self._never_meet(peers):
-            return alone
-        counts = self._counts(peers, going)
+        unshared: list[IntArray | None] = [None] * len(peers)
+        if self._never_shares_nic(peers):
+            return unshared
+        counts = self._count_ranks_per_nic(peers, sent)
         if counts is None:
-            return alone
+            return unshared
         leaving, entering = counts
         return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
-    def _never_meet(self, peers: Sequence[PeerLinks]) -> bool:
+    def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no NIC is shared even when every message of the round is sent."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
             return True
         key = tuple(id(each) for each in peers)
-        if key not in self._apart:
-            if len(self._apart) >= _KEPT:
-                self._apart.clear()
-            self._apart[key] = (peers, self._counts(peers, [each.sends for each in peers]) is None)
-        return self._apart[key][1]
+        if key not in self._no_sharing:
+            if len(self._no_sharing) >= _MOST_CACHED:
+                self._no_sharing.clear()
+            self._no_sharing[key] = (peers, self._count_ranks_per_nic(peers, [each.sends for each in peers]) is None)
+        return self._no_sharing[key][1]
 
-    def _counts(self, peers: Sequence[PeerLinks], going: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
-        """Return how many ranks send and receive by each NIC; None where none serves two."""
+    def _count_ranks_per_nic(
+        self, peers: Sequence[PeerLinks], sent: Sequence[Mask]
+    ) -> tuple[IntArray, IntArray] | None:
+        """Return how many ranks send and receive through each NIC; None if no NIC serves two."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
-        for each, goes in zip(peers, going, strict=True):
+        for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:
-                crosses = each.far & goes
+                crosses = each.far & is_sent
                 out |= crosses
                 into[each.dest_index[crosses]] = True
         nics = int(self.nic[-1]) + 1
@@ -156,8 +158,9 @@ class LinkTable:
         return (leaving, entering) if max(leaving.max(), entering.max()) > 1 else None
 
 
-def _by_link(there: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    return np.where(there, np.where(far, wide_s, near_s), otherwise)
+def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
+    """Return the value of each active rank's link, within the node or between nodes, and `otherwise` for the rest."""
+    return np.where(active, np.where(far, wide_s, near_s), otherwise)
 
 
 def _flight(link: Link) -> float:

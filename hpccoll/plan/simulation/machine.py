@@ -1,12 +1,12 @@
-"""The machine that a plan is simulated on: nodes of so many ranks, a link within them, and one across by way of NICs.
+"""The machine model of simulations: nodes of ranks, a link within nodes, and links between nodes through NICs.
 
-A message of B bytes takes alpha + B * beta on its link. For the first `overhead` of the alpha, and for B * beta, it
-keeps the sender's and the receiver's port busy, which carry one message at a time and both directions at once; the
-rest of the alpha is flight, and the next message may start. With overhead = alpha, which is what a link has unless it
-says otherwise, this is the one-port model that textbooks state costs in (Hockney); with less it is LogP's.
+A message of B bytes takes alpha + B * beta on its link. It keeps the ports of sender and receiver busy for overhead +
+B * beta; a port carries one message at a time in each direction. The rest of alpha is time of flight, during which the
+next message may start. With overhead = alpha, the default, this is the one-port model of textbooks (Hockney); with a
+smaller overhead it is LogP.
 
-Ranks fill nodes in order. Those of a node share its NICs in equal runs: rank i of q goes by NIC i * nics // q, in both
-directions. To reduce or to copy a byte in memory takes gamma. Sources: Hockney, Parallel Computing 1994; Culler et
+Ranks fill nodes in order and share the NICs of their node: rank i of q uses NIC i * nics // q in both directions.
+Reducing or copying a byte in memory takes gamma. Sources: Hockney, Parallel Computing 1994; Culler et
 al., LogP, PPoPP 1993.
 """
 
@@ -25,20 +25,20 @@ from hpccoll.errors import UsageError
 Floats: TypeAlias = NDArray[np.float64]
 
 _US, _GB = 1e-6, 1e9
-_SHORTEST, _LONGEST = 1e-15, 1e6  # seconds a message, or a byte; beyond it is a mistake, or soon no number any more
-_MOST = 2**20  # ranks or NICs a node
+_SHORTEST, _LONGEST = 1e-15, 1e6  # seconds per message or byte; values outside are mistakes or overflow
+_MOST = 2**20  # ranks or NICs per node
 
 
 class MachineError(UsageError):
-    """A description of a machine that cannot be meant: a key that is missing, unknown or of the wrong kind."""
+    """An invalid description of a machine: a key is missing, unknown, of the wrong type or out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a message costs: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
+    """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are (bytes, beta): from so many bytes of a message on, each further one takes that beta. They are what a fit
-    finds where buffers, protocols and caches make larger messages slower or faster.
+    `bands` are pairs (bytes, beta): beyond that many bytes of a message, each further byte takes that beta. A fit finds
+    them where buffers, protocols and caches make larger messages slower or faster.
     """
 
     alpha_s: float
@@ -48,42 +48,42 @@ class Link:
 
     @classmethod
     def one_port(cls, alpha_s: float, beta_s_per_byte: float) -> Link:
-        """Return the textbook's link, whose ports are busy all the time that a message takes."""
+        """Return a link of the one-port model, whose ports are busy during the whole message."""
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
-        """Return how long so many bytes of one message keep its ports busy, for each of an array."""
+        """Return for how many seconds messages of `nbytes` keep their ports busy, without overhead; same shape."""
         seconds = nbytes * self.beta_s_per_byte
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
         return seconds
 
     @property
-    def least_beta(self) -> float:
-        """The beta of the cheapest byte."""
+    def min_beta(self) -> float:
+        """The smallest beta of any byte of a message."""
         return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
 
     @property
     def bends(self) -> tuple[tuple[float, float], ...]:
-        """(bytes, by how much beta changes there), for every band."""
+        """Pairs (bytes, change of beta from there on), one per band."""
         betas = [self.beta_s_per_byte, *(beta for _, beta in self.bands)]
         return tuple((start, beta - before) for (start, beta), before in zip(self.bands, betas, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes of `ranks_per_node` ranks (the last may have fewer), and what their links cost.
+    """Nodes of `ranks_per_node` ranks (the last may have fewer), and the costs of their links.
 
     Args:
-        name: how it is shown.
+        name: the name in output.
         ranks_per_node: ranks r and s are on one node where r // ranks_per_node == s // ranks_per_node.
         within: the link between two ranks of a node.
         between: the link between two nodes; its beta is that of one NIC.
-        nics_per_node: how many messages leave or enter a node at full speed.
-        gamma_s_per_byte: to reduce (or to copy) a byte of a chunk in memory.
-        sources: where the figures are from.
-        call_s: what a call takes before its first round begins, on every rank.
-        fence_s: from when the last rank of a node has come to a fence until all go on; None: an alpha of `within`.
+        nics_per_node: the number of messages that leave or enter a node at full speed.
+        gamma_s_per_byte: the time to reduce or copy a byte in memory.
+        sources: citations of the figures.
+        call_s: the overhead of a call before its first round, on every rank.
+        fence_s: the time from the last rank's arrival at a fence until all leave; None: alpha of `within`.
     """
 
     name: str
@@ -98,16 +98,16 @@ class Machine:
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
-        """Return a machine whose links are all alike: every rank is a node of its own."""
+        """Return a machine with one kind of link: every rank is a node of its own."""
         link = Link.one_port(alpha_s, beta_s_per_byte)
         return cls("flat", 1, link, link, 1, gamma_s_per_byte)
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
-        """Return the same machine with other nodes; no more NICs than ranks are in use."""
+        """Return the machine with `ranks` ranks per node, and at most as many NICs."""
         return replace(self, ranks_per_node=ranks, nics_per_node=min(self.nics_per_node, ranks))
 
-    def nodes(self, ranks: int) -> int:
-        """Return how many nodes `ranks` ranks fill."""
+    def count_nodes(self, ranks: int) -> int:
+        """Return the number of nodes that `ranks` ranks occupy."""
         return -(-ranks // self.ranks_per_node)
 
 
@@ -116,8 +116,8 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
 
     Args:
         found: `name`, `ranks_per_node`, `[within]` and `[between]` with `alpha_us`, `bandwidth_GBps` and maybe
-            `overhead_us`; maybe `nics_per_node` (1), `call_us` (0), `reduce_GBps` (no cost), `sources` (texts).
-        where: what to call it in messages, such as the path.
+            `overhead_us`; maybe `nics_per_node` (1), `call_us` (0), `reduce_GBps` (no cost), `sources` (strings).
+        where: the source of the description for error messages, such as a path.
 
     Raises:
         MachineError: a key is missing, unknown, of the wrong kind or out of range; the message names it.
@@ -174,7 +174,7 @@ def _number(found: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def _per_byte(found: Mapping[str, Any], key: str, where: str) -> float:
-    """Return the seconds a byte that a bandwidth in GB/s means."""
+    """Return the seconds per byte of the bandwidth found[key], in GB/s."""
     value = _number(found, key, where)
     if not value * _GB > 1 / _LONGEST:
         raise MachineError(f"{where}: {key} must be above 0 GB/s; found {value:g}")
@@ -190,13 +190,13 @@ def _whole(found: Mapping[str, Any], key: str, where: str) -> int:
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise MachineError(f"{where} must be a list of texts; found {_shown(value)}")
+        raise MachineError(f"{where} must be a list of strings; found {_shown(value)}")
     return tuple(_text(each, where) for each in value)
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise MachineError(f"{where} must be a text that is not empty; found {_shown(value)}")
+        raise MachineError(f"{where} must be a string that is not empty; found {_shown(value)}")
     return value
 
 

@@ -1,9 +1,9 @@
-"""What a round costs: for each move of it, how long its messages keep ports busy, fly, and are reduced.
+"""The costs of a round: for each move, how long its messages occupy ports, are in flight, and are reduced.
 
-Shapes: P ranks that stand for all n (see peers.py).
+Shapes: P ranks that represent all n (see links.py).
 
-Rounds repeat. What does not depend on bytes is kept by the identity of the peers' arrays; whole rounds are kept by
-their bytes, where P is small enough that comparing them costs less than working them out again.
+Rounds repeat, so costs are cached: links by the identity of the peer arrays, and whole rounds by their bytes where P
+is so small that comparing bytes is cheaper than computing the costs again.
 """
 
 from __future__ import annotations
@@ -21,126 +21,127 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.shared_memory_costs import FenceCosts, SharedMemoryPricer
 from hpccoll.plan.step import Fence, IntArray, Move, Op, Step
 
-_FEW = 512  # ranks whose bytes are worth comparing
-_KEPT = 2**18  # ranks times rounds
+_MOST_COMPARED = 512  # ranks whose bytes are worth comparing
+_MOST_CACHED = 2**18  # ranks times rounds
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
     """The messages of one move, arrays of shape (P,): what each rank sends, and what it receives from `source_index`.
 
-    `busy` is how long its message keeps the sender's port, `taking` how long the incoming one keeps its own after
-    `flight` (NEVER where nothing comes), `joining` what reducing it takes. `nbytes` is what is sent, `source` whose
-    message comes, before it is represented.
+    All times are in seconds: `busy` occupies the sender's port, `receiving` the receiver's port after `flight` (NEVER
+    where no message arrives), `reducing` the receiver afterwards. `nbytes` are sent; `source` is the sender itself,
+    `source_index` its representative.
     """
 
     source_index: IntArray
     source: IntArray
     busy: Floats
     flight: Floats
-    taking: Floats
-    joining: Floats | None
+    receiving: Floats
+    reducing: Floats | None
     nbytes: Floats
 
 
 @dataclass(slots=True)
 class RoundCosts:
-    """The legs of a round, what copies within a rank take, and the bytes sent, shape (P,) each; `uses` counts.
+    """The costs of the moves of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
 
-    A round of loads and stores has no legs but `acting`, what they take each rank, and one of fences has a `meeting`.
+    A round of loads and stores has `accessing` instead, the seconds of each rank, and a round of fences has `fences`.
+    `uses` counts how often the round was priced.
     """
 
-    legs: tuple[MoveCosts, ...]
+    moves: tuple[MoveCosts, ...]
     copying: Floats | None
     within: Floats
     between: Floats
     messages: int
     uses: int = 0
-    acting: Floats | None = None
-    meeting: FenceCosts | None = None
+    accessing: Floats | None = None
+    fences: FenceCosts | None = None
 
 
 class RoundPricer:
-    """Prices rounds of one plan on one machine, for the ranks 0 to P - 1."""
+    """Computes the costs of rounds of one plan on one machine, for the ranks 0 to P - 1, and adds up the bytes."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int) -> None:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented
         self.signals = plan.operation is Operation.BARRIER
-        self.directory = LinkTable(machine, plan.ranks, represented)
-        self._shared = SharedMemoryPricer(plan, machine, chunk_bytes, self.directory)
+        self.links = LinkTable(machine, plan.ranks, represented)
+        self._shared = SharedMemoryPricer(plan, machine, chunk_bytes, self.links)
         self.messages = 0
         self._sums = (np.zeros(represented), np.zeros(represented))
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
     def price(self, steps: Sequence[Step]) -> RoundCosts:
-        """Return what a round costs, and count that it was run."""
+        """Return the costs of a round and count it as executed."""
         moves = [step for step in steps if isinstance(step, Move)]
         if len(moves) < len(steps):
-            return self._shared_round(steps)
-        sent = [self.chunks.of(move.send) for move in moves]
-        key = self._key(moves, sent)
+            return self._price_shared_memory(steps)
+        sent = [self.chunks.region_bytes(move.send) for move in moves]
+        key = self._cache_key(moves, sent)
         if key is None:
-            costs = self._worked_out(moves, sent)
+            costs = self._compute_costs(moves, sent)
             costs.uses = 1
-            self._count(costs)
+            self._add_bytes(costs)
             return costs
         found = self._rounds.get(key)
         if found is None:
-            if len(self._rounds) * self.size >= _KEPT:
-                self._settle()
-            # The moves are kept too: an array that is gone could leave its identity to another.
-            found = self._rounds[key] = (moves, self._worked_out(moves, sent))
+            if len(self._rounds) * self.size >= _MOST_CACHED:
+                self._add_up_cached()
+            # The cache keeps the moves alive: the identity of a freed array could be reused.
+            found = self._rounds[key] = (moves, self._compute_costs(moves, sent))
         found[1].uses += 1
         return found[1]
 
-    def _shared_round(self, steps: Sequence[Step]) -> RoundCosts:
+    def _price_shared_memory(self, steps: Sequence[Step]) -> RoundCosts:
         none = np.zeros(self.size)
         fences = [step for step in steps if isinstance(step, Fence)]
         if fences:
-            return RoundCosts((), None, none, none, 0, meeting=self._shared.meeting(fences))
-        acting = self._shared.acting(steps)
-        costs = RoundCosts((), None, acting.nbytes, none, acting.transfers, uses=1, acting=acting.seconds)
-        self._count(costs)
+            return RoundCosts((), None, none, none, 0, fences=self._shared.price_fences(fences))
+        accesses = self._shared.price_accesses(steps)
+        costs = RoundCosts((), None, accesses.nbytes, none, accesses.transfers, uses=1, accessing=accesses.seconds)
+        self._add_bytes(costs)
         return costs
 
     def sent(self) -> tuple[Floats, Floats]:
-        """Return the bytes that each rank has moved within its node and to others, shape (P,) each."""
-        self._settle()
+        """Return the bytes that each rank has moved within its node and to other nodes, shape (P,) each."""
+        self._add_up_cached()
         return self._sums
 
-    def _settle(self) -> None:
+    def _add_up_cached(self) -> None:
         for _, costs in self._rounds.values():
-            self._count(costs)
+            self._add_bytes(costs)
         self._rounds.clear()
 
-    def _count(self, costs: RoundCosts) -> None:
+    def _add_bytes(self, costs: RoundCosts) -> None:
         within, between = self._sums
         within += costs.within if costs.uses == 1 else costs.within * costs.uses
         between += costs.between if costs.uses == 1 else costs.between * costs.uses
         self.messages += costs.messages * costs.uses
 
-    def _key(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> tuple[object, ...] | None:
+    def _cache_key(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> tuple[object, ...] | None:
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
             if isinstance(nbytes, int):
                 held: object = nbytes
-            elif self.size > _FEW:
+            elif self.size > _MOST_COMPARED:
                 return None
             else:
                 held = nbytes.tobytes()
             parts += (id(move.dest), id(move.source), held, int(move.op) if isinstance(move.op, int) else id(move.op))
         return tuple(parts)
 
-    def _worked_out(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> RoundCosts:
-        peers = [self.directory.of(move) for move in moves]
+    def _compute_costs(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> RoundCosts:
+        peers = [self.links.peer_links(move) for move in moves]
         nbytes = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
-        going = [self._going(each, b) for each, b in zip(peers, nbytes, strict=True)]
-        shares = self.directory.shares(peers, going)
-        legs: list[MoveCosts] = []
+        sent_masks = [self._sent_mask(each, b) for each, b in zip(peers, nbytes, strict=True)]
+        shares = self.links.count_sharers(peers, sent_masks)
+        move_costs: list[MoveCosts] = []
         copying: Floats | None = None
         within, between = np.zeros(self.size), np.zeros(self.size)
-        for move, each, b, goes, share in zip(moves, peers, nbytes, going, shares, strict=True):
-            legs.append(self._leg(move, each, b, goes, share))
+        for move, each, b, goes, share in zip(moves, peers, nbytes, sent_masks, shares, strict=True):
+            move_costs.append(self._price_move(move, each, b, goes, share))
             if each.local is not None:
                 copies = np.where(each.local, b * self.machine.gamma_s_per_byte, 0.0)
                 copying = copies if copying is None else copying + copies
@@ -149,14 +150,16 @@ class RoundPricer:
             if each.far is not None:
                 between += crossing * each.far
         within -= between
-        messages = sum(int(np.count_nonzero(goes)) for goes in going)
-        return RoundCosts(tuple(legs), copying, within, between, messages)
+        messages = sum(int(np.count_nonzero(goes)) for goes in sent_masks)
+        return RoundCosts(tuple(move_costs), copying, within, between, messages)
 
-    def _going(self, peers: PeerLinks, nbytes: Floats) -> Mask:
-        """Return whose messages are sent: without a byte, only a barrier's are."""
+    def _sent_mask(self, peers: PeerLinks, nbytes: Floats) -> Mask:
+        """Return which ranks send a message; empty messages are sent only in barriers."""
         return peers.sends if self.signals or nbytes.min(initial=1) > 0 else peers.sends & (nbytes > 0)
 
-    def _leg(self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: IntArray | None) -> MoveCosts:
+    def _price_move(
+        self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: IntArray | None
+    ) -> MoveCosts:
         busy = peers.transfer_s(nbytes, share)
         busy += peers.overhead
         flight, comes = peers.flight, peers.receives
@@ -164,19 +167,25 @@ class RoundPricer:
             busy *= goes
             comes = comes & goes[peers.source_index]
             flight = np.where(comes, flight, NEVER)
-        taking = busy[peers.source_index]
+        receiving = busy[peers.source_index]
         if not peers.all_receive:
-            taking *= peers.receives
+            receiving *= peers.receives
         return MoveCosts(
-            peers.source_index, peers.source, busy, flight, taking, self._joining(move, peers, nbytes, comes), nbytes
+            peers.source_index,
+            peers.source,
+            busy,
+            flight,
+            receiving,
+            self._reducing(move, peers, nbytes, comes),
+            nbytes,
         )
 
-    def _joining(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
+    def _reducing(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None
-        joining = nbytes[peers.source_index]
-        joining *= gamma
+        reducing = nbytes[peers.source_index]
+        reducing *= gamma
         if isinstance(move.op, np.ndarray):
-            joining *= move.op != Op.COPY
-        return joining if peers.all_receive and comes is peers.receives else joining * comes
+            reducing *= move.op != Op.COPY
+        return reducing if peers.all_receive and comes is peers.receives else reducing * comes

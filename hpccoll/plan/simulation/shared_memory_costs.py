@@ -1,11 +1,10 @@
-"""What loads, stores and fences cost: bytes for whoever acts, and for those who meet at a fence the latest clock.
+"""The costs of loads, stores and fences.
 
-Shapes: P ranks that stand for all n (see peers.py).
+Shapes: P ranks that represent all n (see links.py).
 
-A load or a store takes its actor the bytes of the link within the node, and no alpha: nobody is sent to, and the port
-of the other side stays free. A reduction takes gamma a byte more; what a rank loads from itself takes gamma only. A
-fence lets all of its ranks go on one alpha of that link after the last of them has come. Memory is shared within a node
-and not beyond, so a plan that reaches further is refused.
+A load or a store takes its actor the time of the bytes on the link within the node, without alpha; the port of the
+other rank stays free. A reduction adds gamma per byte; a load from the rank itself takes gamma only. Ranks leave a
+fence one alpha of that link after the last of them has entered. Plans that access memory of another node are refused.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Op, Step, Store
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The fences of a round: each rank's leader as a representative (-1: it takes no part), and what a fence takes."""
+    """The fences of a round: the representative of each rank's leader (-1: no fence), and the time of a fence."""
 
     leader: IntArray
     alpha_s: float
 
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
-        """Return when each rank goes on, and for whom it waited (the rank itself where for nobody), shape (P,) each."""
-        there = np.nonzero(self.leader != NO_PEER)[0]
-        group = self.leader[there]
+        """Return when each rank leaves, and the last rank that it waited for (itself if none), shape (P,) each."""
+        members = np.nonzero(self.leader != NO_PEER)[0]
+        group = self.leader[members]
         latest, last = np.full(len(clocks), -np.inf), np.arange(len(clocks))
-        np.maximum.at(latest, group, clocks[there])
-        comes_last = there[clocks[there] == latest[group]][::-1]
-        of = np.zeros(len(clocks), np.int64)
-        of[self.leader[comes_last]] = comes_last  # the lowest of those that come at the same time
+        np.maximum.at(latest, group, clocks[members])
+        comes_last = members[clocks[members] == latest[group]][::-1]
+        last_of = np.zeros(len(clocks), np.int64)
+        last_of[self.leader[comes_last]] = comes_last  # the lowest rank of those that come at the same time
         after = clocks.copy()
-        after[there] = latest[group] + self.alpha_s
-        waits = there[clocks[there] < latest[group]]
-        last[waits] = of[self.leader[waits]]
+        after[members] = latest[group] + self.alpha_s
+        waits = members[clocks[members] < latest[group]]
+        last[waits] = last_of[self.leader[waits]]
         return after, last
 
 
 @dataclass(frozen=True, slots=True)
 class AccessCosts:
-    """What the loads and stores of a round take each rank, and how many bytes it moves, shape (P,) each."""
+    """The seconds and bytes of a round's loads and stores, shape (P,) each, and the number of transfers."""
 
     seconds: Floats
     nbytes: Floats
@@ -56,32 +55,32 @@ class AccessCosts:
 
 
 class SharedMemoryPricer:
-    """Prices rounds of loads and stores, and rounds of fences."""
+    """Computes the costs of rounds of loads and stores, and of rounds of fences."""
 
-    def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, directory: LinkTable) -> None:
-        self.plan, self.machine, self.chunks, self.directory = plan, machine, chunk_bytes, directory
+    def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, links: LinkTable) -> None:
+        self.plan, self.machine, self.chunks, self.links = plan, machine, chunk_bytes, links
 
-    def meeting(self, fences: Sequence[Fence]) -> FenceCosts:
-        """Return the fences of a round as one; a rank takes part in one of them at most."""
-        leader = np.full(self.directory.size, NO_PEER)
+    def price_fences(self, fences: Sequence[Fence]) -> FenceCosts:
+        """Return the costs of the fences of a round; a rank takes part in at most one."""
+        leader = np.full(self.links.size, NO_PEER)
         for fence in fences:
-            self._refuse_far(fence.leader, "waits for")
-            leader = np.where(fence.leader != NO_PEER, fence.leader % self.directory.size, leader)
+            self._check_same_node(fence.leader, "waits for")
+            leader = np.where(fence.leader != NO_PEER, fence.leader % self.links.size, leader)
         fence_s = self.machine.fence_s
         return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
-    def acting(self, steps: Sequence[Step]) -> AccessCosts:
-        """Return what the loads and stores of a round take."""
-        size, gamma, link = self.directory.size, self.machine.gamma_s_per_byte, self.machine.within
+    def price_accesses(self, steps: Sequence[Step]) -> AccessCosts:
+        """Return the costs of the loads and stores of a round."""
+        size, gamma, link = self.links.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
         for step in steps:
             if not isinstance(step, Load | Store):
                 continue
             loads = isinstance(step, Load)
             peers, region = (step.source, step.local) if isinstance(step, Load) else (step.dest, step.local)
-            self._refuse_far(peers, "loads from" if loads else "stores to")
-            moved = np.where(peers != NO_PEER, self.chunks.of(region), 0.0)
-            local = peers == self.directory.rank
+            self._check_same_node(peers, "loads from" if loads else "stores to")
+            moved = np.where(peers != NO_PEER, self.chunks.region_bytes(region), 0.0)
+            local = peers == self.links.rank
             crossing = np.where(local, 0.0, moved)
             seconds += link.transfer_s(crossing)
             reduces = np.asarray(step.op if isinstance(step, Load) else Op.COPY) != Op.COPY
@@ -90,12 +89,13 @@ class SharedMemoryPricer:
             transfers += int(np.count_nonzero(crossing))
         return AccessCosts(seconds, nbytes, transfers)
 
-    def _refuse_far(self, peers: IntArray, does: str) -> None:
-        directory, q = self.directory, self.machine.ranks_per_node
-        far = np.nonzero((peers != NO_PEER) & (directory.node[peers] != directory.here))[0]
+    def _check_same_node(self, peers: IntArray, does: str) -> None:
+        """Raise UsageError if a peer is on another node, whose memory is not shared."""
+        links, q = self.links, self.machine.ranks_per_node
+        far = np.nonzero((peers != NO_PEER) & (links.node[peers] != links.own_node))[0]
         if len(far):
             pair = f"rank {far[0]} {does} rank {peers[far[0]]}, which is on another node of {self.machine.name}"
             raise UsageError(
-                f"{self.plan.name} on {self.plan.ranks} ranks: {pair} ({q} {'rank' if q == 1 else 'ranks'} a node) and "
-                f"shares no memory with it; ask for --ranks {q} at most, or for --nodes 1"
+                f"{self.plan.name} on {self.plan.ranks} ranks: {pair} ({q} {'rank' if q == 1 else 'ranks'} "
+                f"per node) and shares no memory with it; ask for --ranks {q} at most, or for --nodes 1"
             )

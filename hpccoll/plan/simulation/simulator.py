@@ -1,17 +1,15 @@
-"""Predicts how long a plan takes on a machine: a clock for each rank, moved on round by round.
+"""The prediction of a plan's time on a machine: one clock per rank, advanced round by round.
 
-Shapes: P ranks that stand for all n, T rounds.
+Shapes: P ranks that represent all n, T rounds.
 
-A rank enters a round when it has left the one before, and leaves it when its own sends and receives of the round have
-ended; nobody waits for ranks that it exchanges nothing with. In a round a rank sends its messages one after the other
-and takes in others' one after the other, in the order of the moves, both at once; a message that comes before its
-receiver is ready waits for it there. What is reduced is reduced in that order too. Messages that share a NIC in a
-round share its bandwidth. Loads and stores concern their actor alone, and fences those that meet there (see
-shared_costs.py). Chunks have the sizes that a run would give them, and messages without a byte are not sent
-(a barrier's are: the message is the news).
+A rank enters a round when it has left the previous one, and leaves it when its own sends and receives of the round have
+completed. In a round, a rank sends its messages one after the other and receives one after the other, both at the same
+time and in the order of the moves; early messages wait for their receiver. Reductions follow the same order. Messages
+that share a NIC in a round share its bandwidth. Loads and stores delay only their actor, fences only their members (see
+shared_memory_costs.py). Chunks have the sizes of a real run, and empty messages are not sent, except in barriers.
 
-Where a plan looks alike from every p-th rank, p ranks stand for all (symmetry.py); the result is exactly that of the
-full simulation. Cost: O(T P) time; memory O(P) and what tracing needs, never more than a hundred MB.
+If every p-th rank of a plan does the same, p ranks represent all (symmetry.py), and the result equals that of the full
+simulation. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 
-_TRACED = 2**22  # clocks that are kept at once (32 MiB), and as many marks
+_TRACED = 2**22  # clocks kept at once (32 MiB), and as many move numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a plan takes on a machine; arrays are over the P ranks that were simulated, which stand for all.
+    """The predicted execution of a plan; arrays are over the P simulated ranks, which represent all.
 
-    `clocks_s` is when each rank is done (what the call itself takes is not counted), `within` and `between` are the
-    bytes that it sends, loads or stores inside its node and sends to others; `steps` counts rounds in which something
-    moves, `messages` loads and stores, too; `nbytes` is nccl-tests' S.
+    `clocks_s` is when each rank finishes, without the overhead of the call. `within` are the bytes that it sends, loads
+    or stores inside its node, `between` those that it sends to other nodes. `steps` counts rounds in which data moves;
+    `messages` includes loads and stores; `nbytes` is S, as nccl-tests defines it.
     """
 
     plan: Plan
@@ -54,31 +52,31 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """When the last rank is done, and what the call takes before it begins."""
+        """The predicted time: the overhead of the call, and the rounds until the last rank finishes."""
         return self.machine.call_s + float(self.clocks_s.max(initial=0.0))
 
     @property
     def simulated_ranks(self) -> int:
-        """How many ranks stood for all."""
+        """The number of ranks simulated, which represent all."""
         return len(self.clocks_s)
 
 
 def simulate(
     plan: Plan, machine: Machine, count: int, itemsize: int = 4, *, full: bool = False, trace: bool = True
 ) -> Simulation:
-    """Return what `plan` takes on `machine`.
+    """Return the predicted execution of `plan` on `machine`.
 
     Args:
-        plan: any plan.
+        plan: the plan.
         machine: the topology and the cost of its links.
-        count: elements a rank: of its vector, or of one block where the message is n blocks.
-        itemsize: bytes an element.
-        full: simulate every rank, also where a period would do.
-        trace: find the critical path; where ranks times rounds are many, the rounds are run twice for it.
+        count: elements per rank: of its vector, or of one block where the operation has blocks.
+        itemsize: bytes per element.
+        full: simulate every rank, even if a period of ranks represents all.
+        trace: find the critical path; for many ranks times rounds, this simulates the rounds twice.
 
     Raises:
-        UsageError: a negative count, an item size below 1, or ranks that share memory across nodes.
-        PlanError: the period that the algorithm states is none.
+        UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
+        PlanError: the algorithm states a period that its plan does not have.
     """
     if count < 0 or itemsize < 1:
         raise UsageError(f"cannot simulate {count} elements of {itemsize} bytes: need a count >= 0 and whole bytes")
@@ -105,7 +103,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """Where the ranks are between two rounds, each shape (P,): their clocks, and until when their ports take in."""
+    """The ranks between two rounds, shape (P,) each: their clocks, and when their receiving ports become free."""
 
     clocks: Floats
     port: Floats
@@ -117,92 +115,94 @@ class ClockState:
 
 
 class _Run:
-    """One simulation; the rounds are cut into spells that can be traced one at a time."""
+    """One simulation; the rounds are divided into segments that can be traced one at a time."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int, trace: bool) -> None:
         self.plan, self.trace = plan, trace
         self.pricer = RoundPricer(plan, machine, chunk_bytes, represented)
-        self.rounds: Rounds = plan.make(self.pricer.directory.rank)
-        self.spell = max(_TRACED // represented, 1)
-        self.starts: list[ClockState] = []
-        self.last: list[TracedRound] = []
+        self.rounds: Rounds = plan.make(self.pricer.links.rank)
+        self.segment = max(_TRACED // represented, 1)
+        self.segment_starts: list[ClockState] = []
+        self.last_traced: list[TracedRound] = []
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Run all rounds; keep the state at the start of every spell, and the trace of the last."""
+        """Return the clocks after all rounds; keep each segment's initial state and the last one's trace."""
         state = ClockState.at_rest(self.pricer.size)
-        for first in range(0, len(self.rounds), self.spell):
-            self.starts.append(state)
-            stop = min(first + self.spell, len(self.rounds))
+        for first in range(0, len(self.rounds), self.segment):
+            self.segment_starts.append(state)
+            stop = min(first + self.segment, len(self.rounds))
             traced = self.trace and stop == len(self.rounds)
             for t in range(first, stop):
                 costs = self.pricer.price(self.rounds.at(t))
                 self.steps += costs.messages > 0
-                state = self.traced(t, costs, state) if traced else advance_clocks(state, costs)
+                state = self.advance_traced(t, costs, state) if traced else advance_clocks(state, costs)
         return state.clocks
 
-    def traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
-        """Move the clocks on, and keep what they were and which message each rank waited for."""
-        came = np.zeros(len(state.clocks), np.int8)
-        after = advance_clocks(state, costs, came)
-        messages = [(leg.source, leg.nbytes) for leg in costs.legs]
-        if costs.meeting is not None:
-            messages = [(costs.meeting.leave(state.clocks)[1], np.zeros(len(came)))]
-        self.last.append(TracedRound(t, messages, state.clocks, came))
+    def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
+        """Return the state after round t; keep the previous clocks and the message that each rank waited for."""
+        waited_for = np.zeros(len(state.clocks), np.int8)
+        after = advance_clocks(state, costs, waited_for)
+        messages = [(move.source, move.nbytes) for move in costs.moves]
+        if costs.fences is not None:
+            messages = [(costs.fences.leave(state.clocks)[1], np.zeros(len(waited_for)))]
+        self.last_traced.append(TracedRound(t, messages, state.clocks, waited_for))
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
-        """Follow the waits back from the rank that is done last; earlier spells are run again for their trace."""
+        """Return the critical path; earlier segments are simulated again for their trace."""
         pricer = self.pricer
-        again = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)  # so that nothing is counted twice
+        second_pricer = RoundPricer(
+            self.plan, pricer.machine, pricer.chunks, pricer.size
+        )  # so that nothing is counted twice
 
-        def spell(number: int) -> list[TracedRound]:
-            if number < len(self.starts) - 1:
-                state = self.starts[number]
-                for t in range(number * self.spell, (number + 1) * self.spell):
-                    state = self.traced(t, again.price(self.rounds.at(t)), state)
-            found, self.last = self.last, []
+        def trace_segment(number: int) -> list[TracedRound]:
+            if number < len(self.segment_starts) - 1:
+                state = self.segment_starts[number]
+                for t in range(number * self.segment, (number + 1) * self.segment):
+                    state = self.advance_traced(t, second_pricer.price(self.rounds.at(t)), state)
+            found, self.last_traced = self.last_traced, []
             return found
 
-        spells = (spell(number) for number in range(len(self.starts) - 1, -1, -1))
-        return find_critical_path(spells, clocks, self.plan.ranks, pricer.machine)
+        segments = (trace_segment(number) for number in range(len(self.segment_starts) - 1, -1, -1))
+        return find_critical_path(segments, clocks, self.plan.ranks, pricer.machine)
 
 
-def advance_clocks(state: ClockState, costs: RoundCosts, came: MoveNumbers | None = None) -> ClockState:
+def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers | None = None) -> ClockState:
     """Return the state after a round.
 
     Args:
-        state: when each rank enters the round.
-        costs: of the round.
-        came: filled in, where given: the number (from 1) of the move whose message a rank waited for, 0 for none; at
-            a fence 1 where it waited for another rank.
+        state: the state before the round.
+        costs: the costs of the round.
+        waited_for: if given, receives per rank the number (from 1) of the move whose message it waited for, 0 for none;
+            at a fence 1 if it waited for another rank.
     """
-    if costs.acting is not None:
-        return ClockState(state.clocks + costs.acting, state.port)
-    if costs.meeting is not None:
-        clocks, last = costs.meeting.leave(state.clocks)
-        if came is not None:
-            came[last != np.arange(len(last))] = 1
+    if costs.accessing is not None:
+        return ClockState(state.clocks + costs.accessing, state.port)
+    if costs.fences is not None:
+        clocks, last = costs.fences.leave(state.clocks)
+        if waited_for is not None:
+            waited_for[last != np.arange(len(last))] = 1
         return ClockState(clocks, state.port)
-    if not costs.legs:
+    if not costs.moves:
         return state
     out = done = state.clocks
     port = state.port
-    for number, leg in enumerate(costs.legs, 1):
-        begin = out[leg.source_index]
-        begin += leg.flight
-        free = None if came is None else begin >= port  # else it waits for messages that came before
+    for number, move in enumerate(costs.moves, 1):
+        begin = out[move.source_index]
+        begin += move.flight
+        free = None if waited_for is None else begin >= port  # otherwise the port is busy with an earlier message
         np.maximum(begin, port, out=begin)
-        begin += leg.taking
+        begin += move.receiving
         port = begin
-        if came is not None and free is not None:
-            came[free & (port > done)] = number
+        if waited_for is not None and free is not None:
+            waited_for[free & (port > done)] = number
         done = np.maximum(done, port)
-        if leg.joining is not None:
-            done += leg.joining
-        out = out + leg.busy
+        if move.reducing is not None:
+            done += move.reducing
+        out = out + move.busy
     if costs.copying is not None:
         done = done + costs.copying
-    if came is not None:
-        came[out > done] = 0
+    if waited_for is not None:
+        waited_for[out > done] = 0
     return ClockState(np.maximum(done, out), port)

@@ -1,4 +1,4 @@
-"""When each rank does what: the slices of a run, be it simulated, measured, or told in rounds of equal length.
+"""Timelines: what each rank does when, in a simulated or measured run or in rounds of equal length.
 
 Shapes: n ranks.
 """
@@ -25,7 +25,7 @@ Value = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What `rank` did from `start_us` on, for `duration_us`."""
+    """An activity of `rank` that starts at `start_us` and takes `duration_us`."""
 
     rank: int
     name: str
@@ -36,7 +36,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A message: left `frm` no earlier than `sent_us`, and was all there at `to` by `taken_us`."""
+    """A message that leaves `source` no earlier than `sent_us` and has arrived at `dest` by `taken_us`."""
 
     source: int
     dest: int
@@ -46,7 +46,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A run: its slices and messages in the order of rounds, and what clock they were read from."""
+    """The slices and messages of a run in the order of rounds; `clock` says where the times are from."""
 
     name: str
     ranks: int
@@ -56,40 +56,40 @@ class Timeline:
 
     @property
     def duration_us(self) -> float:
-        """When the last slice ends."""
+        """The end of the last slice."""
         return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
 
 
 def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
-    """Return the timeline of `plan` if every round took `round_us`, whatever is sent in it."""
-    built = _Built(plan)
-    for t in range(built.rounds.count):
+    """Return the timeline of `plan` in which every round takes `round_us`."""
+    builder = _TimelineBuilder(plan)
+    for t in range(builder.rounds.count):
         clock = np.full(plan.ranks, t * round_us)
-        built.add(t, clock, clock + round_us)
-    return built.timeline(f"rounds of {round_us:g} us each")
+        builder.add(t, clock, clock + round_us)
+    return builder.timeline(f"rounds of {round_us:g} us each")
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
-    """Return the timeline that `simulate` predicts; ranks that wait for a message wait within the round's slice.
+    """Return the timeline that `simulate` predicts; a slice includes the waits for messages of its round.
 
     Args:
-        plan: any plan; all of its ranks are simulated.
+        plan: the plan; all of its ranks are simulated.
         machine: the topology and the cost of its links.
-        count: elements a rank: of its vector, or of one block where the message is n blocks.
-        itemsize: bytes an element.
+        count: elements per rank: of its vector, or of one block where the operation has blocks.
+        itemsize: bytes per element.
     """
-    built = _Built(plan)
-    chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, built.rounds.chunks) * itemsize)
+    builder = _TimelineBuilder(plan)
+    chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, builder.rounds.chunks) * itemsize)
     pricer = RoundPricer(plan, machine, chunk_bytes, plan.ranks)
     state = ClockState.at_rest(plan.ranks)
-    for t in range(built.rounds.count):
-        after = advance_clocks(state, pricer.price(built.rounds.at(t)))
-        built.add(t, state.clocks * 1e6, after.clocks * 1e6)
+    for t in range(builder.rounds.count):
+        after = advance_clocks(state, pricer.price(builder.rounds.at(t)))
+        builder.add(t, state.clocks * 1e6, after.clocks * 1e6)
         state = after
-    return built.timeline(f"simulated on {machine.name}")
+    return builder.timeline(f"simulated on {machine.name}")
 
 
-class _Built:
+class _TimelineBuilder:
     """A timeline while its rounds are added."""
 
     def __init__(self, plan: Plan) -> None:
@@ -98,11 +98,11 @@ class _Built:
         self.arrows: list[Arrow] = []
 
     def add(self, t: int, enters: Clocks, leaves: Clocks) -> None:
-        """Add a round which each rank entered and left then; who spent no time in it took no part."""
+        """Add round t, which each rank entered and left at the given times; ranks that spent no time get no slice."""
         does: dict[int, list[str]] = {}
         for step in self.rounds.at(t):
             for move in to_moves(step, self.plan.ranks):
-                self.tell(move, transfer_kind(step), does, enters, leaves)
+                self.add_move(move, transfer_kind(step), does, enters, leaves)
             if isinstance(step, Fence):
                 for rank in np.nonzero(step.leader != NO_PEER)[0].tolist():
                     does.setdefault(rank, []).append("waits at a fence")
@@ -112,36 +112,38 @@ class _Built:
                 args: dict[str, Value] = {"round": t + 1, "does": "; ".join(does[rank])}
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
-    def tell(self, move: Move, by: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks) -> None:
-        """Note what a move has each rank do."""
+    def add_move(
+        self, move: Move, kind: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks
+    ) -> None:
+        """Add a move's arrows, and append its activities to `does`, the activities of each rank."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for to in np.nonzero(move.source != NO_PEER)[0].tolist():
-            frm = int(move.source[to])
-            sent, taken = _chunks(out[frm]), _chunks(into[to])
-            if frm == to:
-                does.setdefault(to, []).append(f"copies {sent} to {taken}")
+        for dest in np.nonzero(move.source != NO_PEER)[0].tolist():
+            source = int(move.source[dest])
+            sent, taken = _format_chunks(out[source]), _format_chunks(into[dest])
+            if source == dest:
+                does.setdefault(dest, []).append(f"copies {sent} to {taken}")
                 continue
-            one, other = _words(by, bool(ops[to] != Op.COPY), sent, taken)
-            does.setdefault(frm, []).append(one.format(to))
-            does.setdefault(to, []).append(other.format(frm))
-            # An arrow starts and ends in a slice; who only lends its memory may have none.
-            there = by is TransferKind.MESSAGE or (enters[frm] < leaves[frm] and enters[to] < leaves[to])
-            if there and enters[frm] < leaves[to] and enters[to] < leaves[to]:
-                self.arrows.append(Arrow(frm, to, float(enters[frm]), float(leaves[to])))
+            at_source, at_dest = _describe_ends(kind, bool(ops[dest] != Op.COPY), sent, taken)
+            does.setdefault(source, []).append(at_source.format(dest))
+            does.setdefault(dest, []).append(at_dest.format(source))
+            # An arrow starts and ends in a slice; a rank whose memory is only accessed may have none.
+            has_slices = kind is TransferKind.MESSAGE or enters[source] < leaves[source]
+            if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
+                self.arrows.append(Arrow(source, dest, float(enters[source]), float(leaves[dest])))
 
     def timeline(self, clock: str) -> Timeline:
-        """Return what was added."""
+        """Return the timeline of the rounds added."""
         name = f"{self.plan.name} on {self.plan.ranks} ranks"
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.arrows))
 
 
-def _words(by: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
-    """Return what each end of a transfer does, with room for the other's rank."""
-    if by is TransferKind.LOAD:
+def _describe_ends(kind: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
+    """Return the activities of source and destination, with {} in place of the other's rank."""
+    if kind is TransferKind.LOAD:
         return f"lends {sent} to {{}}", f"{'reduces' if reduces else 'loads'} {taken} from {{}}"
-    if by is TransferKind.STORE:
+    if kind is TransferKind.STORE:
         return f"stores {sent} to {{}}", f"is given {taken} by {{}}"
     verb = "reduces" if reduces else "copies"
     return (f"sends {sent} to {{}}" if sent else "tells {}"), (
@@ -149,11 +151,11 @@ def _words(by: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str,
     )
 
 
-def _chunks(ids: IntArray) -> str:
-    """Name chunks in short: `chunk 3`, `chunks 4 to 7`, `5 chunks`; nothing for a mere signal."""
-    there = ids[ids >= 0]
-    if len(there) < 2:
-        return f"chunk {there[0]}" if len(there) else ""
-    if (np.diff(there) == 1).all():
-        return f"chunks {there[0]} to {there[-1]}"
-    return f"{len(there)} chunks"
+def _format_chunks(ids: IntArray) -> str:
+    """Return a short description: `chunk 3`, `chunks 4 to 7` or `5 chunks`; an empty string for no chunks."""
+    listed = ids[ids >= 0]
+    if len(listed) < 2:
+        return f"chunk {listed[0]}" if len(listed) else ""
+    if (np.diff(listed) == 1).all():
+        return f"chunks {listed[0]} to {listed[-1]}"
+    return f"{len(listed)} chunks"

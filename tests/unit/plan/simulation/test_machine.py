@@ -40,7 +40,7 @@ def test_a_description_becomes_a_machine():
     assert (machine.name, machine.ranks_per_node, machine.nics_per_node) == ("two nodes", 4, 2)
     assert [machine.gamma_s_per_byte, machine.call_s] == pytest.approx([1e-10, 2e-6])
     assert machine.sources == ("measured",)
-    assert machine.nodes(9) == 3
+    assert machine.count_nodes(9) == 3
     assert machine.with_ranks_per_node(1).nics_per_node == 1
 
 
@@ -62,11 +62,11 @@ def test_the_machines_that_come_along_have_sources_and_are_plausible():
         (("ranks_per_node = 4", "ranks_per_node = 0"), "ranks_per_node must be a whole number .* found 0"),
         (("ranks_per_node = 4", "ranks_per_node = true"), "ranks_per_node must be a whole number .* found True"),
         (("nics_per_node = 2", "nics_per_node = 5"), "nics_per_node = 5 is more than ranks_per_node = 4"),
-        (('name = "two nodes"', "name = 2"), "name must be a text"),
+        (('name = "two nodes"', "name = 2"), "name must be a string"),
         (("call_us = 2", "call_us = -1"), "call_us must not be negative"),
         (("call_us = 2", "colour = 2"), "unknown key 'colour'; known are between, call_us, name"),
         (("reduce_GBps = 10", "reduce_GBps = 0"), "reduce_GBps must be above 0"),
-        (('["measured"]', "3"), "sources must be a list of texts; found 3"),
+        (('["measured"]', "3"), "sources must be a list of strings; found 3"),
         (("[within]", "[inside]"), "unknown key 'inside'"),
         (("alpha_us = 1.5", "alpha_us = nan"), r"\[within\]: alpha_us must be a number .* found nan"),
         (("alpha_us = 1.5", 'alpha_us = "1"'), r"\[within\]: alpha_us must be a number; found '1'"),

@@ -106,7 +106,7 @@ def test_a_fence_that_is_not_periodic_is_found_out():
 
     cost = Cost(0, Fraction(0), Fraction(0))
     plan = make_algorithm(Operation.BARRIER, "threes", make, lambda _: cost, 2, uses_shared_memory=True).plan(12)
-    with pytest.raises(PlanError, match=r"states period 2, but in round 0 rank \d+ does not do .*whom it waits for"):
+    with pytest.raises(PlanError, match=r"states period 2, but in round 0 rank \d+ does not do .*leader of its fence"):
         simulate(plan, node_of(1), 0)
     assert simulate(replace(plan, period=3), node_of(3), 0).simulated_ranks == 3
 
@@ -114,7 +114,9 @@ def test_a_fence_that_is_not_periodic_is_found_out():
 @pytest.mark.parametrize("name", ["broadcast", "scatter"])
 def test_a_false_period_is_found_out(name):
     plan = replace(get_algorithm(Operation.from_name(name), "shared").plan(8), period=1)
-    with pytest.raises(PlanError, match=r"states period 1, but in round 1 .*whom it (stores to|loads from)"):
+    with pytest.raises(
+        PlanError, match=r"states period 1, but in round 1 .*(destination of its store|source of its load)"
+    ):
         simulate(plan, node_of(1), 8)
 
 
