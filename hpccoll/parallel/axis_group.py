@@ -77,7 +77,7 @@ class AxisGroup:
 
 @dataclass(frozen=True, slots=True)
 class MeshGroups:
-    """A rank's groups along the three axes."""
+    """This rank's three groups, one along each axis of the mesh."""
 
     dp: AxisGroup
     tp: AxisGroup

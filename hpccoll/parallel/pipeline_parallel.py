@@ -119,7 +119,7 @@ class PipelineStage:
             self.pp.start_send(y.detach(), self.pp.index + 1, PASS_TAGS[PassDirection.FORWARD])
 
     def _run_backward(self, x: Any, y: Any) -> None:
-        """Receive the gradient of output `y`, backpropagate, and start sending the gradient of input `x` back."""
+        """Receive the gradient of `y` from the next stage, backpropagate, send that of `x` to the previous one."""
         if self.is_last:
             y.backward()
         else:

@@ -17,7 +17,7 @@ DEFAULT_PIPELINE_MICROBATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class MlpConfig:
-    """The sizes of a classifier of fully connected layers."""
+    """The shape of a classifier of fully connected layers (a multi-layer perceptron)."""
 
     width: int = 64  # features between two layers
     layers: int = 4  # linear layers, including the first and the last

@@ -72,7 +72,7 @@ class Trainer:
         self.stopped = False  # whether rank 0 saw the stop file
 
     def run_steps(self, stop_file: str | None = None) -> Iterator[TrainStepRecord]:
-        """Run the remaining steps and yield the record of each; stop after a step in which rank 0 sees `stop_file`.
+        """Run the remaining steps, collectively, and yield their records; stop once rank 0 sees `stop_file`.
 
         Raises:
             WrongResultError: the loss or the gradient's norm is not finite.
@@ -90,7 +90,7 @@ class Trainer:
                 return
 
     def compute_gradients(self) -> float:
-        """Set each parameter's `grad` to its shard of the gradient of the next batch's mean loss.
+        """Set each parameter's `grad` to its shard of the gradient of the next batch's mean loss; collective.
 
         Returns:
             This rank's part of the loss: zero except on the last stage.
@@ -121,7 +121,7 @@ class Trainer:
         self.samples += self.options.batch
 
     def check_gradients(self) -> GradientCheck:
-        """Compare all ranks' gradients of the next batch with those that rank 0 computes alone.
+        """Compare all ranks' gradients of the next batch with those that rank 0 computes alone; collective.
 
         Returns:
             The result, on all ranks; `first` is None except on rank 0.
@@ -149,7 +149,7 @@ class Trainer:
         return GradientCheck(check.wrong + differing, check.error, first)
 
     def compute_accuracy(self) -> float:
-        """Return the fraction of held-out samples that the model classifies correctly."""
+        """Return the fraction of held-out samples that the model classifies correctly; collective."""
         own = split_evenly(len(self.held_out), self.mesh.dp)[self.coordinates["dp"]]
         labels = torch.from_numpy(self.held_out.labels[own]).to(self.device)
         stage = self._make_stage([labels])
@@ -162,7 +162,7 @@ class Trainer:
         return float(self.comm.all_reduce(np.array([float(correct)]))[0]) / len(self.held_out)
 
     def save_checkpoint(self, directory: CheckpointDirectory | None) -> Path | None:
-        """Gather all parameters to rank 0, which writes a checkpoint to `directory` and returns its file."""
+        """Gather all parameters to rank 0, which writes and returns a checkpoint file in `directory`; collective."""
         model = self.options.model
         by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.layers.parameters)
         if by_rank is None or directory is None:
@@ -172,7 +172,7 @@ class Trainer:
         return directory.save(Checkpoint(self.step, self.samples, self.options.checkpoint_identity(), arrays))
 
     def close(self) -> None:
-        """Free the groups of the mesh."""
+        """Free the groups of the mesh; collective."""
         self.groups.close()
 
     def _make_stage(self, labels: list[Any]) -> PipelineStage:
@@ -189,7 +189,7 @@ class Trainer:
         return torch.from_numpy(images).to(self.device, self.dtype)
 
     def _exchange_step_record(self, loss: float, step_s: float, stop_file: str | None) -> TrainStepRecord:
-        """Gather all ranks' numbers of a step, set `stopped`, and return the step's record, the same on all ranks.
+        """Gather all ranks' numbers of a step, set `stopped`, and return the record, the same on all ranks; collective.
 
         Only rank 0 looks for the stop file, because network file systems may show it late on other nodes.
         """
