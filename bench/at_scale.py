@@ -1,7 +1,7 @@
-"""24,576 GPUs of Summit, tree against ring, as published with NCCL 2.4, from its own inputs; and the maps of winners.
+"""Simulate tree and ring on Summit's 24,576 GPUs, as published with NCCL 2.4, and draw the maps of fastest algorithms.
 
-Simulated only: needs neither MPI nor a GPU, and gives the same on every machine. docs/24576-ranks.md and
-docs/which-algorithm.md tell what comes out and show the pictures.
+Needs neither MPI nor a GPU, and gives the same results on every machine. docs/24576-ranks.md and
+docs/which-algorithm.md show the pictures and discuss the results.
 
     python bench/at_scale.py docs/pictures
 """

@@ -1,8 +1,8 @@
-"""What `algorithm="auto"` gives away: against every algorithm, the MPI library and Gloo, all on the same buffers.
+"""Compare `algorithm="auto"` with every algorithm, the MPI library and Gloo, on the same buffers.
 
-The best is the side with the smallest median of the same race. It is the winner of many, so it is a little luckier
-than it is fast; the A/A row says how much luck is worth. What must hold: the ratio auto / best, at the lower end of its
-95 % interval, is at most 1.05, or auto takes at most 1.5 us longer.
+The best is the side with the smallest median of the case. As the minimum of many medians it is biased low; the A/A row
+shows by how much. Requirement: the ratio auto / best, at the lower end of its 95 % interval, is at most 1.05, or auto
+takes at most 1.5 us longer.
 
     mpirun -n 2 python bench/auto.py --json auto.jsonl
     mpirun -n 2 hpccoll tune all_reduce --output t.json; HPCCOLL_TUNING=t.json mpirun -n 2 python bench/auto.py

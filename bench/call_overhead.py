@@ -1,7 +1,7 @@
-"""What a call of hpccoll costs beside raw mpi4py: all_reduce of 8 bytes, by every way to call it, in batches.
+"""Compare the cost of each kind of hpccoll call with raw mpi4py: all_reduce of 8 bytes, in batches.
 
-`library.bind` is MPI's own all-reduce as hpccoll binds it: the least that a prepared call can cost. The other rows say
-how much of hpccoll's time is the exchange itself, and how much the way to it. On one rank there is no exchange at all.
+`library.bind` is MPI's own all-reduce as hpccoll binds it, a lower bound for a prepared call. The other sides separate
+the exchange from the overhead of the call. On one rank there is no exchange.
 
 Then MPI's own collectives in their three forms; `PERSISTENT` in
 hpccoll/runtime/messages/mpi_collectives.py is what this measures.
@@ -36,7 +36,7 @@ FORMS_BYTES, FORMS_BATCH = (8, 64 * 1024), (100, 20)
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield the ways to call for each size, then the forms of MPI's collectives."""
+    """Yield the kinds of calls per size, then the forms of MPI's collectives."""
     for nbytes in bench.sizes:
         yield from ways(bench, np.zeros(max(nbytes // 4, 1), np.float32))
     for operation in Operation:
@@ -46,7 +46,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def ways(bench: Bench, x: Floats) -> Iterator[Case]:
-    """Time every way to call all_reduce on one array, then on arrays that were not seen before."""
+    """Time every kind of call of all_reduce on one array, then on new arrays."""
     comm, own = bench.comm, bench.own
     # After the first asynchronous operation of a communicator its calls may not block any more: it gets its own.
     with Communicator(comm) as apart:
@@ -74,12 +74,12 @@ def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
 
 
 def waited(own: Communicator, x: Floats) -> Callable[[], object]:
-    """Return an asynchronous all-reduce that is waited for at once."""
+    """Return a function that starts an asynchronous all-reduce and waits for it."""
     return lambda: own.all_reduce(x, async_op=True).wait()
 
 
 def first_sight(bench: Bench, x: Floats) -> Case:
-    """Time raw calls against hpccoll's on arrays that it has not seen, or has forgotten since."""
+    """Time raw calls and hpccoll's calls on arrays that are not in its call cache."""
     comm, own = bench.comm, bench.own
     pool = [np.zeros_like(x) for _ in range(2 * SIGHTINGS)]
 
@@ -112,7 +112,7 @@ def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterat
 
 
 def arranged(comm: MPI.Intracomm, operation: Operation, nbytes: int) -> tuple[Any, ...]:
-    """Return what one of MPI's collectives is called with: a vector or blocks of `nbytes`, root 0."""
+    """Return the arguments of one of MPI's collectives: a vector or blocks of `nbytes`, root 0."""
     root, count, at_root = 0, nbytes // 8, comm.rank == 0
     block, whole, other = ((np.zeros(count * many), count, MPI.DOUBLE) for many in (1, comm.size, comm.size))
     return {

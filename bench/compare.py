@@ -1,16 +1,16 @@
-"""What the comparisons of this folder share: sides of a case raced against each other, and what is written down.
+"""Time the sides of a case side by side, and make the records of the comparison; used by all scripts of this folder.
 
-A case is one thing to do (a message size, say), and its sides are ways to do it, all on the same buffers. The first
-side is the baseline, the second is the baseline made once more: their ratio is the noise (the A/A row). A round times
-every side once, in a new random order; a sample is the time of `batch` calls back to back after a barrier, divided by
-`batch`, the maximum over the ranks. No sample is left out.
+A case is one task, such as an operation at a size; its sides are implementations of it on the same buffers. The first
+side is the baseline, the second is another instance of it: their ratio is the noise (the A/A row). A round times every
+side once, in a new random order; a sample is the time of `batch` calls back to back after a barrier, divided by
+`batch`, the maximum over the ranks. No sample is removed.
 
-A ratio is median(baseline) / median(side): above 1 the side is faster. A side counts as slower only where the whole
-95 % interval of its ratio lies below 1 and below what the A/A row's interval shows to be noise, either way round.
+A ratio is median(baseline) / median(side): above 1 the side is faster. A side counts as slower only if the whole 95 %
+interval of its ratio lies below 1 and below the noise, which is the A/A row's interval or its inverse.
 
-Other programs falsify a comparison. So every case records how many cores they kept busy while it was raced
-(`others_cores`: all CPU time of the machine less that of the ranks), and `--patience N` races a case anew, up to N
-times, while that is more than QUIET cores; it keeps the quietest race, whatever came out of it.
+Other programs distort a comparison. Every case therefore records how many cores they kept busy (`others_cores`: the CPU
+time of the machine minus that of the ranks), and `--patience N` repeats a case, up to N times, while that is more than
+QUIET cores; it keeps the repetition with the least, whatever its result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QUIET, PAUSE_S = 0.1, 5.0  # cores that others may keep busy, and how long to wa
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """What a side must hold: to be no slower than `against`.
+    """A requirement of a side: to be no slower than `against`.
 
     Or to differ from it by no more than `share` or `us`; or to be `times` as fast (its median at most 1/`times`).
     """
@@ -56,7 +56,7 @@ class Must:
 
 @dataclass(slots=True)
 class Side:
-    """One way to do it. `seconds` is for sides that time themselves; it returns this rank's seconds of one call.
+    """One implementation of a case. `seconds` is for sides that time themselves: this rank's seconds of one call.
 
     Sides that only move memory compute nothing that could be `checked`.
     """
@@ -96,7 +96,7 @@ class Case:
         return ratio_of_medians(self.side(against or self.sides[0].name).samples_us, side.samples_us)
 
     def holds(self, side: Side, must: Must) -> bool:
-        """Whether the side does what it must."""
+        """Whether the side meets a requirement."""
         if must.times:
             return self.ratio(side, must.against).value >= must.times
         if must.share or must.us:
@@ -108,7 +108,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a script is given: the ranks, hpccoll's communicator on them, and how long to measure."""
+    """The ranks of a script, hpccoll's communicator on them, and how long to measure."""
 
     script: str
     comm: MPI.Intracomm
@@ -120,7 +120,7 @@ class Bench:
     link_mbit: float = 0.0
 
     def run(self, case: Case) -> Case:
-        """Check every side, then race them; on every rank alike. Collective."""
+        """Check the results of every side, then time the sides in turns and return the case; collective."""
         for side in case.sides:
             if case.check is not None and side.checked:
                 side.wrong = self.comm.allreduce(case.check(side.call))
@@ -139,7 +139,7 @@ class Bench:
         return case
 
     def _race(self, case: Case) -> tuple[NDArray[np.float64], float]:
-        """Return seconds a call, shape (rounds, sides), and the cores that others kept busy."""
+        """Return the seconds per call, shape (rounds, sides), and the number of cores that other programs kept busy."""
         order = random.Random(self.seed)  # noqa: S311 - the same order on every rank, not a secret
         for _ in range(WARM_UP):
             for side in case.sides:
@@ -173,14 +173,14 @@ class Bench:
         return (time.perf_counter() - begin) / case.batch
 
     def _busy_s(self) -> float:
-        """CPU seconds that others have spent on this machine: all of them less those of the ranks."""
+        """Return the CPU seconds that other programs spent on this machine so far."""
         mine = psutil.Process().cpu_times()
         ranks = self.comm.allreduce(mine.user + mine.system)
         spent = psutil.cpu_times()
         return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
 
     def records(self, case: Case) -> list[dict[str, Any]]:
-        """Return what is written of a case: a record of kind `comparison` for each side (see README.md)."""
+        """Return the records of a case: one of kind `comparison` per side (see README.md)."""
         head = {"schema": SCHEMA, "kind": "comparison", "script": self.script, "case": case.name}
         workload = {"ranks": self.comm.size, "nbytes": case.nbytes, "batch": case.batch}
         return [head | {"side": side.name} | workload | _found(case, side) for side in case.sides]

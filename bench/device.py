@@ -1,8 +1,8 @@
-"""Symmetric device memory beside ordinary device buffers, the MPI library, Gloo and NCCL; how near to a copy's speed.
+"""Compare symmetric device memory with ordinary device buffers, the MPI library, Gloo and NCCL, and a copy.
 
-Where there is a GPU; ranks may share one. Times are CUDA events on the current stream of each rank. The floor is the
-bytes that all ranks of a device must move (each loads S and stores S in a two-shot all-reduce of n S), at the rate at
-which one rank alone copies device memory.
+Needs a GPU; ranks may share one. Times are CUDA events on the current stream of each rank. The floor is the time of the
+bytes that all ranks of a device must move (each loads S and stores S in a two-shot all-reduce of n S), at the rate of
+one rank that copies device memory alone.
 
     mpirun -n 2 python bench/device.py --require --json device.jsonl
 """

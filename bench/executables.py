@@ -1,9 +1,8 @@
-"""hpccoll's executables against hand-written mpi4py loops of the same algorithms, and the MPI library's own.
+"""Compare hpccoll's executables with hand-written mpi4py loops of the same algorithms, and with the MPI library.
 
-The loops are what a careful user writes: views, buffer specifications and scratch made once, Sendrecv and np.add(out=).
-Before a single call each rank writes the message anew, as a program does that has something to reduce; small messages
-are also timed in batches, call after call. Also: what a step costs, what lowering and binding cost, and how far 64 MiB
-are from what the memory allows.
+The loops use views, buffer specifications and scratch made once, Sendrecv and np.add(out=). Each rank rewrites the
+message before a single call, as an application does; small messages are also timed in batches of calls. The script also
+measures the cost of a step, of lowering and of binding, and how far 64 MiB are from the memory's limit.
 
     mpirun -n 2 python bench/executables.py --json executables.jsonl
 """
@@ -78,7 +77,7 @@ def doubling_loop(comm: MPI.Intracomm, x: Floats) -> Call:
 
 
 def algorithms(ranks: int) -> dict[str, Loop]:
-    """Return the hand-written loops for so many ranks."""
+    """Return the hand-written loops for `n` ranks."""
     loops: dict[str, Loop] = {"ring": ring_loop, "recursive_doubling": doubling_loop}
     return loops if ranks & (ranks - 1) == 0 else {"ring": ring_loop}
 
@@ -105,7 +104,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
-    """Time the loop, the loop once more, the executable and the MPI library on x; in the large ring also the memory."""
+    """Time the loop, a second instance of it, the executable and the MPI library on x; for the large ring also the memory."""
     comm = bench.comm
     musts = [Must("no slower than the loop", "loop")]
     sides = [
@@ -121,7 +120,7 @@ def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats
 
 
 def memory(x: Floats, n: int) -> Call:
-    """Return what a rank of a ring of n cannot but do in memory: to each message it adds, and each other it stores."""
+    """Return a function with a rank's least memory accesses in a ring of n: it adds or stores every message."""
     chunk = max(len(x) // n, 1)
     mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # np.zeros would all be one page until it is written
 
@@ -172,7 +171,7 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
 
 
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Hold the ring against the memory, which all ranks used at once in turns of the same race.
+    """Compare the ring with the memory's limit, which all ranks measured at once in turns of the same case.
 
     However messages travel, in each of n - 1 steps a rank reads a chunk, reads its own and writes the sum (3 chunks),
     and in n - 1 more it reads a chunk and writes it (2).
@@ -198,7 +197,7 @@ def floor(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def repeated_gather(rank: IntArray, n: int) -> Rounds:
-    """A ring all-gather, over and over: EXCHANGES rounds in which a rank sends one chunk and receives one."""
+    """Return a plan of EXCHANGES rounds of a repeated ring all-gather: each rank sends and receives one chunk."""
     once = all_gather(rank, n)
     turns = -(-EXCHANGES // len(once))
     return Rounds(turns * len(once), once.chunks, lambda t: once.at(t % len(once)))

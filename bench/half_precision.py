@@ -1,7 +1,7 @@
-"""All-reduce of float16 and bfloat16 beside float32 at equal bytes: what does half precision cost on the host?
+"""Compare all-reduces of float16 and bfloat16 with float32 of as many bytes, in host memory.
 
-All sides run the same algorithm, prepared, on buffers of their own; they differ in the element type alone. They add
-the same small integers, which each type holds exactly.
+All sides run the same prepared algorithm on separate buffers and differ only in the element type. They add the same
+small integers, which each type represents exactly.
 
     mpirun -n 2 python bench/half_precision.py --json half_precision.jsonl
     mpirun -n 2 python bench/half_precision.py --algorithm auto

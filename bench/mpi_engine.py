@@ -1,7 +1,7 @@
-"""The `mpi` engine of `hpccoll bench` against an mpi4py loop written by hand: what does the bench itself add?
+"""Compare the `mpi` engine of `hpccoll bench` with a hand-written mpi4py loop: the difference is the bench's overhead.
 
-The engine's side is timed by the bench's own code, validation of every result included; the loop is plain mpi4py
-around time.perf_counter. Both find the same bytes in the same buffers before each call.
+The bench's own code times the engine and validates every result; the loop is plain mpi4py around time.perf_counter.
+Both start each call with the same bytes in the same buffers.
 
     mpirun -n 2 python bench/mpi_engine.py --json mpi_engine.jsonl
 """

@@ -1,7 +1,7 @@
-"""Prediction against measurement: a machine is fitted to half of the sizes of a bench record, the other half predicted.
+"""Fit a machine to half of the sizes of a bench record, predict the other half, and print the errors.
 
-The record is one of `hpccoll bench`; rows of the engine hpccoll count, all algorithms of an operation together. Exit
-status 1 with --require where the median error on the sizes left out is above 15 %.
+The record is one of `hpccoll bench`; only rows of engine hpccoll are used, all algorithms of an operation together.
+With --require the exit status is 1 if the median error on the sizes left out is above 15 %.
 
     mpirun -n 2 hpccoll bench all_reduce all_gather reduce_scatter --engine hpccoll --algorithm all -e 16M --json FILE
     python bench/predict.py FILE --json predict-2.jsonl

@@ -1,11 +1,11 @@
-"""Does `hpccoll preflight` name the right one? Trials on a lab: healthy, one link at a quarter, one node slowed.
+"""Run `hpccoll preflight` on a lab with injected faults: healthy, one link at a quarter of its rate, one node slowed.
 
     python bench/preflight_trials.py -n 20 --json preflight_trials.jsonl
 
-Each trial takes a node at random, spoils it, runs slurm/preflight.sh's step on the lab, and mends the node. The status
-is 1 unless all trials named what was spoiled and nothing else. One JSON object a trial, kind `preflight_trial`:
-`condition`, `spoiled` (null on a healthy lab), `named` (faults as `kind node`), `right`, `seconds`, `load` (of this
-machine, per core, before it).
+Each trial degrades a random node, runs the step of slurm/preflight.sh on the lab, and restores the node. The exit
+status is 1 unless every trial reported the degraded node and nothing else. Writes one JSON object per trial, kind
+`preflight_trial`: `condition`, `spoiled` (null on a healthy lab), `named` (faults as `kind node`), `right`, `seconds`,
+`load` (of this machine, per core, before the trial).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The frame of a script: its options, its result file, its table and its exit status.
+"""Run a script of this folder: parse its options, write its result file, print its table, set its exit status.
 
-Exit status: 0 measured and right; 1 a result was wrong or, with --require, something missed what it must; 2 usage;
-3 something that was asked for is not here; 4 the communication failed.
+Exit status: 0 success; 1 a wrong result or, with --require, a missed requirement; 2 usage error; 3 something requested
+is unavailable; 4 the communication failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(doc: str, sizes: str, measure: Callable[[Bench], Iterator[Result]]) -> 
     Args:
         doc: the script's docstring.
         sizes: message sizes by default, joined by commas.
-        measure: yields what is found, on every rank alike.
+        measure: yields the results, the same on every rank.
     """
     options = _options(doc, sizes)
     try:
@@ -49,13 +49,20 @@ def main(doc: str, sizes: str, measure: Callable[[Bench], Iterator[Result]]) -> 
 
 def _options(doc: str, sizes: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="JSON Lines, written as rows finish; - for standard output")
-    parser.add_argument("--sizes", default=sizes, help="joined by commas; default %(default)s")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each race; default %(default)s")
-    parser.add_argument("--patience", type=int, default=0, help="race anew, so often, while others keep cores busy")
-    parser.add_argument("--link-mbit", type=float, default=0.0, help="of each node's link, for what is held against it")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
-    parser.add_argument("--require", action="store_true", help="exit 1 where something misses what it must")
+    parser.add_argument("--json", metavar="FILE", help="write JSON Lines as rows finish; - for standard output")
+    parser.add_argument("--sizes", default=sizes, help="message sizes, joined by commas; default %(default)s")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per case; default %(default)s")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=0,
+        help="repeat a case, at most this often, while other programs keep cores busy",
+    )
+    parser.add_argument(
+        "--link-mbit", type=float, default=0.0, help="rate of each node's link, for comparisons with it"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of turns")
+    parser.add_argument("--require", action="store_true", help="exit with status 1 if a requirement is missed")
     return parser.parse_args()
 
 
@@ -86,11 +93,11 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
 
 
 def _silent(_: object) -> None:
-    """Other ranks print and write nothing."""
+    """Do nothing: only rank 0 prints and writes."""
 
 
 def _run_record(comm: Any, command: str) -> dict[str, Any]:
-    """The run record of `hpccoll bench`, and what the machine was and did just before; collective."""
+    """Return the run record of `hpccoll bench` with the processor and the load average; collective."""
     where = job.detect_layout(comm)
     run = RunRecord.make(
         command=command,

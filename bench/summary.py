@@ -1,4 +1,4 @@
-"""Tables of the recorded results, in Markdown, from the record files alone.
+"""Make the Markdown tables of the recorded results from the record files.
 
 python bench/summary.py            prints them
 python bench/summary.py --write    puts them into README.md, between its two marks

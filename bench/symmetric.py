@@ -1,7 +1,7 @@
-"""Symmetric and ordinary buffers beside the MPI library and Gloo, and how far they are from the memory's limit.
+"""Compare symmetric and ordinary buffers with the MPI library and Gloo, and with the limit of the memory.
 
-The peers get ordinary buffers, which suit them better than shared ones. The floor is what every rank cannot but do:
-read and write, in the same windows, all at once, the very bytes that it must move, with nothing to wait for.
+The other libraries get ordinary buffers, on which they are faster. The floor is the time of all ranks to read and write
+the bytes that each must move, at once, in the same windows, without waiting for each other.
 
     mpirun -n 2 python bench/symmetric.py --json symmetric.jsonl
 """
@@ -86,12 +86,12 @@ def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
 
 
 def calls(nbytes: int) -> int:
-    """Return how many calls a sample times back to back, so that each side finds the caches as it left them itself."""
+    """Return how many calls a sample times back to back, so that each side starts with its own cache contents."""
     return max(LARGE // nbytes, 1)
 
 
 def memory(bench: Bench, x: Floats) -> Callable[[], object]:
-    """Return what a rank cannot but do: read and write its slice of every rank's window, n S/n bytes each way."""
+    """Return a function with a rank's least accesses: read and write its slice of every window, n S/n bytes each."""
     n, rank = bench.comm.size, bench.comm.rank
     low, high = len(x) * rank // n, len(x) * (rank + 1) // n
     slices = [each[low:high] for each in windows(bench, x)]
@@ -110,7 +110,7 @@ def windows(bench: Bench, x: Floats) -> list[Floats]:
 
 
 def in_turn(steps: Iterable[Callable[[], object]]) -> Callable[[], object]:
-    """Return what does these steps one after the other."""
+    """Return a function that calls these steps in order."""
     bound = tuple(steps)
 
     def touch() -> None:
@@ -121,7 +121,7 @@ def in_turn(steps: Iterable[Callable[[], object]]) -> Callable[[], object]:
 
 
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Hold a symmetric collective against the memory: what each rank reads and what it writes, in bytes."""
+    """Compare a symmetric collective with the memory's limit: the bytes that each rank reads and writes."""
     n = bench.comm.size
     # all_reduce: n slices of S/n each way; all_gather: all blocks, own and others'; broadcast: (n - 1)/n S.
     moved = 2 * case.nbytes * (n - 1) // n if case.name == "broadcast" else 2 * case.nbytes
@@ -224,7 +224,7 @@ def _pair(
     wrong: int,
     least: Callable[[], object] | None = None,
 ) -> Case:
-    """Return a case; `least` is what no rank can do without, which the memory alone then takes."""
+    """Return a case; `least` performs the least memory accesses of a rank, timed as *memory alone*."""
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
     if least is not None:
         sides.insert(2, Side(FLOOR, least, checked=False))
