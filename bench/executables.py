@@ -104,7 +104,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
-    """Time the loop, a second instance of it, the executable and the MPI library on x; for the large ring also the memory."""
+    """Time the loop, its second instance, the executable and the MPI library on x; in the large ring also memory."""
     comm = bench.comm
     musts = [Must("no slower than the loop", "loop")]
     sides = [

@@ -1,7 +1,8 @@
 """Compare two-level collectives with flat ones and the MPI library's own, and with the limit of the nodes' links.
 
 With --link-mbit, the rate of each node's link, every large case ends with a record of kind `floor`: the least bytes
-that leave the busiest node over that rate, and the time of each side over that. Short messages end with the fastest side.
+that leave the busiest node over that rate, and the time of each side over that. Short messages end with
+the fastest side.
 
     hpccoll lab run --link 400M -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --link-mbit 400
     hpccoll lab run --latency 1ms -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --sizes 8,1K,8K
