@@ -24,11 +24,11 @@ from script import Result, main
 
 from hpccoll.communicator import Communicator
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import Reduction, as_buffer
-from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.engine import SIGHTINGS
+from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime.call_cache import SEEN_CAPACITY
 from hpccoll.runtime.messages.mpi_calls import METHODS
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.progress import Progress
 
 BATCH = 100
 RAW = "mpi4py Allreduce(IN_PLACE, x)"
@@ -68,9 +68,8 @@ def ways(bench: Bench, x: Floats) -> Iterator[Case]:
 
 def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
     """Return MPI's own all-reduce of `x` in place, as hpccoll binds it."""
-    buffer = as_buffer(x, "x", writable=True)
-    job = CollectiveCall(Operation.ALL_REDUCE, None, 0, Reduction("sum"), buffer, buffer, buffer.count)
-    return MpiCollectives(comm, (), lambda: None, lambda: False).bind(job)
+    call = check_call(Operation.ALL_REDUCE, x, None, comm.rank, comm.size)
+    return MpiCollectives(comm, Progress(), lambda: False).bind(call)
 
 
 def waited(own: Communicator, x: Floats) -> Callable[[], object]:
@@ -81,7 +80,7 @@ def waited(own: Communicator, x: Floats) -> Callable[[], object]:
 def first_sight(bench: Bench, x: Floats) -> Case:
     """Time raw calls and hpccoll's calls on arrays that are not in its call cache."""
     comm, own = bench.comm, bench.own
-    pool = [np.zeros_like(x) for _ in range(2 * SIGHTINGS)]
+    pool = [np.zeros_like(x) for _ in range(2 * SEEN_CAPACITY)]
 
     def each(call: Callable[[Floats], object]) -> Callable[[], object]:
         following = itertools.cycle(pool)

@@ -114,7 +114,7 @@ def _floor(bench: Bench, case: Case) -> dict[str, Any]:
     comm.Barrier()
     copies = [_copy(given, other) for _ in range(COPIES)] if comm.rank == 0 else []
     rate = comm.bcast(2 * case.nbytes / float(np.median(copies)) if copies else None)
-    gpu = bench.own._engine.node.gpu  # noqa: SLF001 - whether ranks share a device
+    gpu = bench.own._engine.node.device  # noqa: SLF001 - whether ranks share a device
     assert gpu is not None
     devices = len(set(comm.allgather(gpu.device)))
     moved = 2 * case.nbytes * comm.size // devices

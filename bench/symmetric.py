@@ -104,7 +104,7 @@ def windows(bench: Bench, x: Floats) -> list[Floats]:
     block = bench.own._engine.node.symmetric.find(x.__array_interface__["data"][0], x.nbytes)  # noqa: SLF001
     assert block is not None
     return [
-        x if rank == bench.comm.rank else block.pieces[rank].view(np.float32)[: len(x)]
+        x if rank == bench.comm.rank else block.peers[rank].view(np.float32)[: len(x)]
         for rank in range(bench.comm.size)
     ]
 

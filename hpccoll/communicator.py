@@ -1,10 +1,10 @@
-"""The public face: collectives, messages and groups on NumPy, CuPy and torch arrays.
+"""The public API: collectives, messages and groups on NumPy, CuPy and torch arrays.
 
-Names, argument order and in-place defaults follow torch.distributed; what is not given an `out` and has the shape of
-its input works in place. Every collective passes through `Communicator._collective`, in the same order on all ranks.
+Names, argument order and in-place defaults follow torch.distributed: an operation whose result has the shape of its
+input works in place unless `out` is given. Every collective passes through `Communicator._collective`.
 
-Cost: that of the algorithm (see its file), in alpha (a step), beta (a byte sent) and gamma (a byte reduced); the
-first call on a buffer lowers the plan, the second binds it, later ones only run it.
+Cost: that of the algorithm (see its file), in alpha (a step), beta (a byte sent) and gamma (a byte reduced); the first
+call on an array lowers the plan, the second binds it to the array, later ones only run it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from hpccoll.algorithms.registry import Algorithm, get_algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import agreement, job
-from hpccoll.runtime.arguments import CheckedArguments, check_arguments
-from hpccoll.runtime.arrays import ArrayModule, Buffer, Reduction
-from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
+from hpccoll.runtime import job
+from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
+from hpccoll.runtime.arguments import SUM, check_call
+from hpccoll.runtime.arrays import ArrayModule, Reduction
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.cuda.device import device_empty
 from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
-from hpccoll.runtime.decider import memory_of
-from hpccoll.runtime.engine import Bound, Engine
-from hpccoll.runtime.messages import point_to_point as messaging
-from hpccoll.runtime.seen import Seen
-from hpccoll.runtime.shared_memory.symmetric import tensor_on
+from hpccoll.runtime.engine import Engine
+from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.messages import point_to_point
+from hpccoll.runtime.shared_memory.symmetric import as_torch_tensor
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-_SUM = Reduction("sum")
 
 
 class Communicator:
@@ -48,15 +47,15 @@ class Communicator:
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
-        given = job.get_world() if comm is None else comm
-        comm = given if adopt else given.Dup()
-        self._comm, self._pairs = comm, comm.Dup()
-        self._pairs.Set_errhandler(job.load_mpi().ERRORS_RETURN)
+        base = job.get_world() if comm is None else comm
+        comm = base if adopt else base.Dup()
+        self._comm, self._message_comm = comm, comm.Dup()
+        self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, is_mpi_cuda_aware)
-        self._debug = agreement.Agreement(comm) if agreement.wanted() else None
-        self._seen, self._process = Seen(), os.getpid()
-        self._sums = self._seen.sums
+        self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
+        self._cache, self._process = self._engine.cache, os.getpid()
+        self._cached_calls, self._in_flight = self._cache.by_array, self._engine.progress.operations
         self._release = weakref.finalize(self, _release, self._engine)
 
     def __enter__(self) -> Self:
@@ -70,15 +69,14 @@ class Communicator:
     def close(self) -> None:
         """Give everything back to MPI; collective. Without it requests are freed at exit, message spaces are not."""
         if self._release.alive:
-            while self._engine.busy:
-                self._engine.progress()
+            self._engine.progress.wait_until(lambda: not self._in_flight)
             self._release()
-            if self._debug is not None:
-                self._debug.free()
-            self._pairs.Free()
+            if self._argument_check is not None:
+                self._argument_check.free()
+            self._message_comm.Free()
             self._comm.Free()
 
-    def all_reduce(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Any:
+    def all_reduce(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
         """Combine every rank's `x` by `op` into the same result on all ranks; in place unless `out` is given.
 
         Args:
@@ -92,15 +90,15 @@ class Communicator:
         Raises:
             BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
         """
-        seen = self._sums.get(id(x))
-        if seen is not None and op is _SUM and not how:
-            executable, dtype, kind, _ = seen
-            if x.dtype is dtype and executable.live and (kind is None or kind == (x.data_ptr(), x.nbytes)):
+        cached = self._cached_calls.get(id(x))
+        if cached is not None and op is SUM and not how:
+            executable, (dtype, storage, _), _ = cached
+            if x.dtype is dtype and executable.live and (storage is None or storage == (x.data_ptr(), x.nbytes)):
                 executable()
                 return x
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
-    def reduce(self, x: Any, root: int = 0, op: str | Reduction = _SUM, **how: Any) -> Any:
+    def reduce(self, x: Any, root: int = 0, op: str | Reduction = SUM, **how: Any) -> Any:
         """Combine every rank's `x` into the root's (or the root's `out`); other ranks' arrays stay as they are."""
         return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
 
@@ -108,7 +106,7 @@ class Communicator:
         """Copy the root's `x` into every rank's `x`."""
         return self._collective(Operation.BROADCAST, x, root=root, **how)
 
-    def reduce_scatter(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Any:
+    def reduce_scatter(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
         """Combine every rank's `x`, n blocks along its first dim; rank r gets block r.
 
         Returns `out`, or a new array: x.shape[1:] where x has n rows, else x.shape with the first dim divided by n.
@@ -138,7 +136,7 @@ class Communicator:
         """Return once every rank has called it."""
         return self._collective(Operation.BARRIER, None, **how)
 
-    def all_reduce_init(self, x: Any, op: str | Reduction = _SUM, **how: Any) -> Bound:
+    def all_reduce_init(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Executable:
         """Prepare an all_reduce of `x` to be run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
         return self.prepare(Operation.ALL_REDUCE, x, op=op, **how)
 
@@ -148,12 +146,12 @@ class Communicator:
         x: Any,
         *,
         out: Any = None,
-        op: str | Reduction = _SUM,
+        op: str | Reduction = SUM,
         root: int = 0,
         algorithm: str | Algorithm = "auto",
-    ) -> Bound:
+    ) -> Executable:
         """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
-        return self._engine.prepare(self._agreed("prepare", operation, x, out, op, root, algorithm)[0])
+        return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send `x` to rank `dest`; returns when x may be reused."""
@@ -168,12 +166,12 @@ class Communicator:
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
         """Start sending `x`; it must not change until the Work is done."""
         self._require_open()
-        return messaging.isend(self._engine, self._pairs, x, dest, tag)
+        return point_to_point.isend(self._engine, self._message_comm, x, dest, tag)
 
     def irecv(self, x: Any, source: int, tag: int = 0) -> Work:
         """Start receiving into `x`; it must not be touched until the Work is done."""
         self._require_open()
-        return messaging.irecv(self._engine, self._pairs, x, source, tag)
+        return point_to_point.irecv(self._engine, self._message_comm, x, source, tag)
 
     def new_group(self, ranks: list[int]) -> Communicator | None:
         """Return a communicator of these ranks, in this order; only they need to call, others get None.
@@ -209,12 +207,12 @@ class Communicator:
     def cupy_empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
         """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
         self._require_open()
-        return self._engine.node.device_empty(shape, dtype)
+        return device_empty(self._engine.node, shape, dtype)
 
     def torch_empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: Any = "cpu") -> Any:
         """Return such memory as a torch tensor on `device`, cpu or cuda; collective. `dtype` is torch's or a name."""
         make = self.cupy_empty if str(device).startswith("cuda") else self.empty
-        return tensor_on(make(shape, str(dtype).removeprefix("torch.")))
+        return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
 
     def free(self, x: Any) -> None:
         """Give a symmetric buffer back, each rank for itself; UsageError where it is none, or was freed before."""
@@ -222,7 +220,7 @@ class Communicator:
 
     def stages(self, module: ArrayModule) -> bool:
         """Whether memory of this module reaches MPI through pinned host memory (a probe decides)."""
-        return self._engine.stages(module)
+        return self._engine.uses_pinned_memory(module)
 
     def _collective(
         self,
@@ -230,25 +228,25 @@ class Communicator:
         x: Any,
         *,
         out: Any = None,
-        op: str | Reduction = _SUM,
+        op: str | Reduction = SUM,
         root: int = 0,
         algorithm: str | Algorithm = "auto",
         async_op: bool = False,
     ) -> Any:
-        key = (operation, id(x), id(out), op, root, algorithm)
-        known = None if async_op or self._engine.busy else self._seen.get(key, x, out)
-        if known is not None:
-            known()
+        default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
+        key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
+        executable = None if async_op or self._in_flight else self._cache.find_by_array(key, x, out)
+        if executable is not None:
+            executable()
             return x if out is None else out
-        made, shaped = self._agreed("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
+        call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
-            return Work(self._engine, self._engine.start(made).advance, shaped.value, (x, out))
-        executable = self._engine.run(made)
-        if executable is not None and self._debug is None and shaped.given:
-            self._seen.remember(key, executable, x, out)
-            if operation is Operation.ALL_REDUCE and op is _SUM and algorithm == "auto" and out is None:
-                self._seen.remember_sum(executable, x)
-        return shaped.value
+            operation_in_flight = self._engine.start(call)
+            return Work(self.rank, self._engine.progress, operation_in_flight, call.value, (x, out))
+        executable = self._engine.run(call)
+        if executable is not None and self._argument_check is None and call.output_given:
+            self._cache.add_by_array(key, executable, x, out)
+        return call.value
 
     def _require_open(self) -> None:
         if os.getpid() != self._process:
@@ -259,39 +257,20 @@ class Communicator:
         if not self._release.alive:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
-    def _checked(
-        self, operation: Operation, x: Any, out: Any, op: str | Reduction, root: int, algorithm: str | Algorithm
-    ) -> tuple[CollectiveCall, CheckedArguments]:
-        """Turn the arguments of a call into a job; everything that is wrong with them on this rank alone shows here."""
-        reduction = Reduction.parse(op)
-        if not 0 <= root < self.size:
-            raise UsageError(f"root {root} is not a rank of 0..{self.size - 1}")
-        chosen = algorithm if isinstance(algorithm, Algorithm) else None
-        if isinstance(algorithm, str) and algorithm not in ("auto", MPI_LIBRARY):
-            chosen = get_algorithm(operation, algorithm)
-        if chosen is not None and chosen.operation is not operation:
-            raise UsageError(f"{chosen.full_name} is no algorithm for {operation.value}; name one of its own")
-        shaped = check_arguments(operation, x, out, self.rank, self.size, root)
-        buffer: Buffer | None = shaped.source or shaped.result
-        if operation.reduces and buffer is not None:
-            reduction.require(buffer.dtype, buffer.shape)
-        made = CollectiveCall(
-            operation, chosen, root, reduction, shaped.source, shaped.result, shaped.count, algorithm == MPI_LIBRARY
-        )
-        is_in_place(made, self.rank)
-        return made, shaped
-
-    def _agreed(self, way: str, operation: Operation, *arguments: Any) -> tuple[CollectiveCall, CheckedArguments]:
-        """Check this rank's arguments and, under HPCCOLL_DEBUG=1, hold them against the other ranks'."""
+    def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
+        """Check this rank's arguments; under HPCCOLL_DEBUG=1, compare them with the other ranks' as well."""
         self._require_open()
-        if self._debug is None:
-            return self._checked(operation, *arguments)
-        with self._debug.round(operation, self._engine.progress) as facts:
-            made, shaped = self._checked(operation, *arguments)
-            chosen = made.algorithm.full_name if made.algorithm else MPI_LIBRARY if made.library else "auto"
-            facts.update(shape=shaped.shape, dtype=shaped.dtype, op=made.reduction.name, root=made.root)
-            facts.update(algorithm=chosen, call=way, memory=memory_of(made, self._engine.node).value)
-        return made, shaped
+        x, out, op, root, algorithm = arguments
+        if self._argument_check is None:
+            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+        with self._argument_check.compare(operation) as compared:
+            call = check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+            buffer = call.result or call.source
+            name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"
+            compared.update(shape=call.shape, dtype=buffer.dtype.name if buffer else "none", op=call.reduction.name)
+            memory = self._engine.buffer_kind(call).value
+            compared.update(root=call.root, algorithm=name, call=form, memory=memory)
+        return call
 
 
 def _release(engine: Engine) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.shared_memory.cross_memory import Remote
+from hpccoll.runtime.shared_memory.cross_memory import CrossMemory
 
 _PARENT, _CHILD = b"text of the parent", b"text of the child."
 
@@ -22,7 +22,7 @@ def read_process(pid: int, address: int, expected: bytes) -> str:
     """Read memory of process `pid` at `address`; return `worked`, or in words why it does not equal `expected`."""
     copy = ctypes.create_string_buffer(len(expected))
     try:
-        Remote({0: pid}).read(0, address, ctypes.addressof(copy), len(expected))()
+        CrossMemory({0: pid}).bind_read(0, address, ctypes.addressof(copy), len(expected))()
     except CommunicationError:
         number = ctypes.get_errno()
         return f"refused ({errno.errorcode.get(number, number)}: {os.strerror(number)})"

@@ -21,7 +21,6 @@ from hpccoll.plan import Operation
 from hpccoll.plan.simulation import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import detect_layout
-from hpccoll.runtime.messages.mpi_collectives import MpiExecutable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,7 +50,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
         workload.reset()
         world.Barrier()
         left = perf_counter()
-        found = _timed((run,) if isinstance(run, MpiExecutable) else run.steps)
+        found = _timed(run.calls)
         run.free()
     gathered = world.gather((left, found))
     if gathered is None:

@@ -1,79 +1,48 @@
-"""HPCCOLL_DEBUG=1: before each collective all ranks compare what they were called with.
-
-Costs one small all-gather of text a call, on a message space of its own. A rank whose arguments are refused says so
-to the others, so that nobody waits for it.
-"""
+"""Steps that succeed on all ranks or raise the same error on all ranks."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from mpi4py import MPI
+from hpccoll.errors import HpccollError
 
-from hpccoll.errors import HpccollError, MismatchError
-from hpccoll.plan import Operation
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-
-def wanted() -> bool:
-    """Whether the environment asks for the comparison."""
-    return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
+Result = TypeVar("Result")
+FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 
 
-Call = tuple[str, str, dict[str, Any]]  # operation, why it was refused, facts
+def gather_or_raise(
+    comm: MPI.Intracomm, step: Callable[[], Result], failed: Callable[[str], Exception]
+) -> list[Result]:
+    """Run `step` on every rank and return the results of all ranks, by rank; collective.
+
+    Args:
+        comm: the ranks.
+        step: returns something that can be pickled.
+        failed: makes the exception from the first failing rank's reason, such as `rank 2: no such device`.
+
+    Raises:
+        Exception: what `failed` returns, on every rank, where `step` failed on any.
+
+    Cost: one all-gather of the pickled results.
+    """
+    outcome: tuple[Result | None, str]
+    try:
+        outcome = step(), ""
+    except FAILURES as error:
+        outcome = None, str(error).partition("\n")[0] or type(error).__name__
+    outcomes = comm.allgather(outcome)
+    for rank, (_, reason) in enumerate(outcomes):
+        if reason:
+            raise failed(f"rank {rank}: {reason}")
+    return [result for result, _ in outcomes]
 
 
-class Agreement:
-    """Compares the calls of all ranks of a communicator."""
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm.Dup()
-        self._calls = 0
-
-    def free(self) -> None:
-        """Give the message space back; collective."""
-        self._comm.Free()
-
-    @contextmanager
-    def round(self, operation: Operation, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
-        """Collect this rank's facts in the body, then compare them; `progress` carries on what is under way meanwhile.
-
-        Raises:
-            MismatchError: ranks differ; names the first that differs from rank 0, and both values.
-        """
-        self._calls += 1
-        facts: dict[str, Any] = {}
-        try:
-            yield facts
-        except HpccollError as error:
-            self._exchange((operation.value, f"refused: {error}", {}), progress)
-            raise
-        calls = self._exchange((operation.value, "", facts), progress)
-        self._compare(calls)
-
-    def _exchange(self, call: Call, progress: Callable[[], object]) -> list[Call]:
-        all_here = self._comm.Ibarrier()  # a rank may come here only after something that is under way has ended
-        while not all_here.Test():
-            progress()
-        return self._comm.allgather(call)
-
-    def _compare(self, calls: list[Call]) -> None:
-        first = calls[0]
-        for rank, (operation, refusal, facts) in enumerate(calls):
-            if refusal:
-                raise MismatchError(
-                    f"collective {self._calls}: rank {rank} did not take part in {operation}: {refusal}"
-                )
-            if operation != first[0]:
-                raise MismatchError(
-                    f"collective {self._calls}: rank 0 called {first[0]} and rank {rank} called {operation}; "
-                    "every rank must call the same collectives in the same order"
-                )
-            differ = [name for name in facts if facts[name] != first[2].get(name)]
-            if differ:
-                values = ", ".join(
-                    f"{name} {first[2].get(name)} on rank 0, {facts[name]} on rank {rank}" for name in differ
-                )
-                raise MismatchError(f"collective {self._calls} ({operation}): ranks differ: {values}")
+def run_or_raise(comm: MPI.Intracomm, step: Callable[[], Result], failed: Callable[[str], Exception]) -> Result:
+    """Run `step` on every rank and return this rank's result, which is not communicated; else as `gather_or_raise`."""
+    results: list[Result] = []
+    gather_or_raise(comm, lambda: results.append(step()), failed)
+    return results[0]

@@ -1,55 +1,37 @@
-"""Checks the arrays that a user passes to a collective: which is input, which is output, and the size of a block.
+"""Checks the arguments of a collective: which array is input, which output, the size of a block, the algorithm.
 
 An operation with blocks moves n blocks of `count` elements for n ranks, any other one vector of `count` elements.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from hpccoll.errors import BufferError
+from hpccoll.algorithms import Algorithm, get_algorithm
+from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import Buffer, as_buffer, is_torch_tensor
+from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
+from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
+from hpccoll.selection import MPI_LIBRARY
+
+# Input, output, the value to return to the user, count, and whether the user passed the output.
+CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, int, bool]
+SUM = Reduction("sum")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedArguments:
-    """The checked arguments of one collective on this rank.
-
-    Args:
-        source: this rank's input, or None.
-        result: this rank's output, or None.
-        value: the object to return to the user.
-        count: elements of the vector, or of one block.
-        given: whether the output is memory that the user passed.
-        rooted_input: whether only the root has an input.
-    """
-
-    source: Buffer | None
-    result: Buffer | None
-    value: Any
-    count: int
-    given: bool
-    rooted_input: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of this rank's input, or of its output if only the root has an input."""
-        buffer = self.result if self.rooted_input else self.source or self.result
-        return buffer.shape if buffer else ()
-
-    @property
-    def dtype(self) -> str:
-        """The name of the element type, or `none`."""
-        buffer = self.result or self.source
-        return buffer.dtype.name if buffer else "none"
-
-
-def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
-    """Return the checked arguments of a collective; allocates the output if the user passed none.
+def check_call(
+    operation: Operation,
+    x: Any,
+    out: Any,
+    rank: int,
+    n: int,
+    root: int = 0,
+    op: str | Reduction = SUM,
+    algorithm: str | Algorithm = "auto",
+) -> CollectiveCall:
+    """Return the checked call of a collective; allocates the output if the user passed none.
 
     Args:
         operation: the collective.
@@ -58,12 +40,36 @@ def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, r
         rank: this rank.
         n: number of ranks.
         root: rank of the root.
+        op: the reduction.
+        algorithm: an algorithm or its name, "auto", or "mpi" for the MPI library's own collective.
 
     Raises:
         BufferError: an array is missing, not expected, or does not fit the other one.
+        UsageError: the root is no rank, or the algorithm is for another operation.
+        ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or does not fit.
     """
+    reduction = Reduction.parse(op)
+    if not 0 <= root < n:
+        raise UsageError(f"root {root} is not a rank of 0..{n - 1}")
+    selected = algorithm if isinstance(algorithm, Algorithm) else None
+    if isinstance(algorithm, str) and algorithm not in ("auto", MPI_LIBRARY):
+        selected = get_algorithm(operation, algorithm)
+    if selected is not None and selected.operation is not operation:
+        raise UsageError(f"{selected.full_name} is no algorithm for {operation.value}; name one of its own")
+    source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root)
+    buffer = source or result
+    if operation.reduces and buffer is not None:
+        reduction.require(buffer.dtype, buffer.shape)
+    library = algorithm == MPI_LIBRARY
+    call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
+    is_in_place(call, rank)  # raises where input and output overlap in any other way
+    return call
+
+
+def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
+    """Check the arrays of a call; allocate the output if the user passed none."""
     if operation is Operation.BARRIER:
-        return CheckedArguments(None, None, None, 0, given=False)
+        return None, None, None, 0, False
     if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
         return _check_vector(operation, x, out, rank, root)
     if operation is Operation.SCATTER:
@@ -73,7 +79,7 @@ def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, r
     source = as_buffer(x, "x", writable=False)
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         if operation is Operation.GATHER and rank != root:
-            return CheckedArguments(source, None, None, source.count, given=False)
+            return source, None, None, source.count, False
         return _with_result(operation, x, source, out, (n, *source.shape), source.count, source.count * n)
     count = _block_count(operation, source, n)
     rows = source.shape[0]
@@ -83,7 +89,7 @@ def check_arguments(operation: Operation, x: Any, out: Any, rank: int, n: int, r
     return _with_result(operation, x, source, out, block, count, count)
 
 
-def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArguments:
+def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
     """Return the arguments of an operation without blocks."""
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
@@ -92,28 +98,28 @@ def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) 
         if out is not None:
             raise BufferError("broadcast works in place and takes no out; pass one array, with the data at the root")
         buffer = as_buffer(x, "x", writable=rank != root)
-        return CheckedArguments(buffer if rank == root else None, buffer, x, buffer.count, given=True)
+        return buffer if rank == root else None, buffer, x, buffer.count, True
     source = as_buffer(x, "x", writable=out is None and everywhere)
     if not everywhere:
-        return CheckedArguments(source, None, x if out is None else out, source.count, given=False)
+        return source, None, x if out is None else out, source.count, False
     if out is None:
-        return CheckedArguments(source, source, x, source.count, given=True)
+        return source, source, x, source.count, True
     result = _require_match(operation, as_buffer(out, "out", writable=True), source, source.count)
-    return CheckedArguments(source, result, out, source.count, given=True)
+    return source, result, out, source.count, True
 
 
-def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArguments:
+def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
     if rank != root:
         if out is None:
             raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
         result = as_buffer(out, "out", writable=True)
-        return CheckedArguments(None, result, out, result.count, given=False, rooted_input=True)
+        return None, result, out, result.count, False
     if x is None:
         raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
     source = as_buffer(x, "x", writable=False)
     count = _block_count(Operation.SCATTER, source, n)
     block = source.shape[1:] if source.shape[0] == n else (source.shape[0] // n, *source.shape[1:])
-    return replace(_with_result(Operation.SCATTER, x, source, out, block, count, count), rooted_input=True)
+    return _with_result(Operation.SCATTER, x, source, out, block, count, count)
 
 
 def _block_count(operation: Operation, source: Buffer, n: int) -> int:
@@ -128,12 +134,12 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 
 def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
-) -> CheckedArguments:
+) -> CheckedArrays:
     """Return arguments with the output `out`, or a new array of shape `new`; either must have `total` elements."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)
-    return CheckedArguments(source, result, value, count, given)
+    return source, result, value, count, given
 
 
 def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import BufferError
@@ -23,6 +24,8 @@ class CollectiveCall:
         result: this rank's output; None if the operation gives it none.
         count: elements of the vector, or of one block.
         library: whether the MPI library's own collective is asked for.
+        value: the array to return to the user.
+        output_given: whether the user passed the output.
     """
 
     operation: Operation
@@ -33,6 +36,14 @@ class CollectiveCall:
     result: Buffer | None
     count: int
     library: bool = False
+    value: Any = None
+    output_given: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that must agree across ranks: of the input, or of the output of a scatter."""
+        buffer = self.result if self.operation is Operation.SCATTER else self.source or self.result
+        return buffer.shape if buffer else ()
 
     @property
     def dtype(self) -> DType:
@@ -94,7 +105,7 @@ def as_unowned(call: CollectiveCall) -> CollectiveCall:
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
     )
-    return replace(call, source=source, result=result)
+    return replace(call, source=source, result=result, value=None)
 
 
 def is_in_place(call: CollectiveCall, rank: int) -> bool:

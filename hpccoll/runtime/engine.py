@@ -1,264 +1,239 @@
-"""Carries out collectives on one MPI communicator: lowers, binds, caches, runs, and keeps asynchronous ones going.
+"""Selects, lowers, binds and runs the collectives of one communicator, and keeps what later calls need.
 
-Who progresses an asynchronous operation: whoever waits or tests. There is no thread; each wait, each test and each
-blocking call goes on with all operations that are under way on the communicator, so ranks may wait in different
-orders.
+Tags: blocking operations share one tag, since one ends before the next begins. The tag of an asynchronous operation is
+the number of asynchronous calls so far, modulo ASYNC_TAGS: all ranks make the same calls in the same order, so they get
+the same number. (Counting compilations would not do: caches differ by rank.) A tag is reused once its last operation is
+complete on this rank.
 
-Tags: blocking operations share one tag, since each ends before the next begins. An asynchronous one takes a lane, the
-number of asynchronous calls so far modulo LANES: all ranks call in the same order, so all count alike (a count of
-local compilations would not do: caches hit differently on different ranks). A lane is taken again only after its last
-operation is done here.
-
-Buffers seen for the first time are run without binding; when they come again they are bound, and the executable is
-kept by address in a least-recently-used cache that frees what it drops.
+First calls on new memory run without binding; a second call on the same memory binds it, and the executable is kept.
+Executables of shared memory are bound at the first call, since binding is all that such a call costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms.registry import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, ScratchPool
-from hpccoll.runtime.binder import Binder
-from hpccoll.runtime.cache import LeastRecent
-from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, bind_epilogue, bind_prologue
+from hpccoll.plan import Operation
+from hpccoll.runtime.arrays import ArrayModule, ScratchPool
+from hpccoll.runtime.call_cache import CallCache
+from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
 from hpccoll.runtime.cuda.executable import DeviceExecutable
-from hpccoll.runtime.decider import Decider
-from hpccoll.runtime.hierarchical.executable import MixedExecutable
-from hpccoll.runtime.job import detect_layout
+from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.hierarchical.executable import TwoLevelExecutable
+from hpccoll.runtime.job import detect_layout, get_mpi_library
 from hpccoll.runtime.lowering import Program, lower_plan
-from hpccoll.runtime.messages.executable import Executable, Run, Setting
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives, MpiExecutable
-from hpccoll.runtime.shared_memory.executable import NodeExecutable
-from hpccoll.runtime.shared_memory.node import Node
-from hpccoll.selection import Selection
+from hpccoll.runtime.messages.executable import MessageExecutable
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.plan_executable import Context
+from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
+from hpccoll.runtime.shared_memory.node import NodeMemory
+from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
+from hpccoll.selection.selector import open_selection_log
+from hpccoll.selection.tuning_files import load_tuning_table
 
-BLOCKING_TAG, FIRST_LANE, LANES = 1, 2, 4096
-PROGRAMS, EXECUTABLES, SIGHTINGS = 256, 256, 1024
-
-
-Bound: TypeAlias = Executable | NodeExecutable | DeviceExecutable | MixedExecutable | MpiExecutable
-
-
-class UnderWay(Protocol):
-    """An asynchronous operation; `advance` goes as far as it can, never blocks, and returns whether all is done."""
-
-    def advance(self) -> bool:
-        """See there."""
-
-
-class Done:
-    """An operation that was over before its handle was made."""
-
-    def advance(self) -> bool:
-        """All is done."""
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A job with its program and the steps before and after it."""
-
-    program: Program
-    setting: Setting
-    before: tuple[BoundCall, ...]
-    after: tuple[BoundCall, ...]
-
-    def run(self) -> Run:
-        """Return it under way, without binding."""
-        return Run(self.program, self.setting, self.before, self.after)
+FIRST_ASYNC_TAG: Final = 2
+ASYNC_TAGS: Final = 4096
+PROGRAMS: Final = 256
 
 
 class Engine:
-    """The runtime of one communicator."""
+    """The runtime of one communicator.
+
+    Args:
+        comm: the communicator; creating an engine is collective over it.
+        takes_device_memory: whether MPI may be given device memory; called only where there is device memory.
+    """
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._takes_device_memory = takes_device_memory
-        self._scratch = ScratchPool()
-        self._programs: LeastRecent[Program] = LeastRecent(PROGRAMS)
-        self._seen: LeastRecent[bool] = LeastRecent(SIGHTINGS)
-        self.executables: LeastRecent[Bound] = LeastRecent(EXECUTABLES, lambda dropped: dropped.free())
-        self._prepared: list[Bound] = []
-        self._active: dict[int, UnderWay] = {}
-        self._asynchronous = 0
-        # Found out here, where all ranks come together anyway: later it would block what is under way.
+        self.cache, self.progress = CallCache(), Progress()
+        # Collective steps belong here: at a later call they would block while operations are in flight.
         where = detect_layout(comm)
-        self._nodes = where.members
-        self.node = Node(comm, where, self._active, self.progress)
-        self.library = MpiCollectives(comm, self._active, self.progress, takes_device_memory)
-        self._binder = Binder(comm, self.node, self._nodes, self.program, self._scratch, self._active, self.progress)
-        self._decider = Decider(comm, where, self.node, self.library)
+        self.nodes = where.members
+        self.node = NodeMemory(comm, where, self.progress)
+        self.library = MpiCollectives(comm, self.progress, takes_device_memory)
+        lower_cached = lru_cache(PROGRAMS)(self._lower)
+        self._context = Context(comm, self.node, self.progress, ScratchPool(), lower_cached, takes_device_memory)
+        table = load_tuning_table(
+            comm,
+            get_mpi_library(),
+            where.ranks_per_node,
+            oversubscribed=where.oversubscribed,
+            whole_job=comm.size == MPI.COMM_WORLD.size,
+        )
+        self._selector = Selector(comm.size, where.nodes, table)
+        self._log = open_selection_log(comm.rank, comm.size)
+        self._asynchronous_calls = 0
 
-    def run(self, job: CollectiveCall) -> Bound | None:
-        """Carry out a job; return its executable once it has one, for callers that remember their buffers."""
-        key = self._key(job)
-        executable = self.executables.get(key)
-        if executable is not None and not executable.live:  # its symmetric buffer was freed
-            executable = None
-        if executable is None and self._seen.get(key) and not self._active:
-            executable = self.bind(as_unowned(job))
-            self.executables.put(key, executable)
-        if executable is not None and not (self._active and isinstance(executable, Executable)):
+    def run(self, call: CollectiveCall) -> Executable | None:
+        """Run a collective; return its executable if it was kept."""
+        key = _key(call)
+        executable = self.cache.find_by_address(key)
+        if executable is not None:
             executable()
             return executable
-        self._seen.put(key, job.reduction.factor is None)
-        algorithm = self.choose(job).algorithm
-        if algorithm is None:
-            self.library.run(job)
-        elif algorithm.uses_shared_memory:
-            self.bind(job)()
+        selection = self.select(call)
+        shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
+        again = self.cache.was_seen(key) and not self.progress
+        if call.reduction.factor is None and (shared or again):
+            executable = self.bind(as_unowned(call), selection)
+            self.cache.add_by_address(key, executable)
+            executable()
+            return executable
+        if selection.algorithm is None:
+            self.library.run(call)
         else:
-            run = self._prepare(job, BLOCKING_TAG, self._scratch).run()
-            while self._active and not run.advance():
-                self.progress()
-            run.finish()
+            self._make_executable(call, selection)()
         return None
 
-    def start(self, job: CollectiveCall) -> UnderWay:
-        """Begin a job and return at once; `progress` carries it on.
-
-        By loads and stores alone it is carried out here and now.
-        """
-        algorithm = self.choose(job).algorithm
-        begun: UnderWay | None = None
-        if algorithm is not None and algorithm.uses_shared_memory:
-            begun = self._binder.begin(job, algorithm)
-            if begun is None:
-                return Done()
+    def start(self, call: CollectiveCall) -> InFlight:
+        """Begin a collective and return the operation in flight; shared-memory plans complete before this returns."""
+        selection = self.select(call)
+        algorithm = selection.algorithm
+        if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
+            return self._make_executable(call, selection, ScratchPool()).start()
         self.library.use_non_blocking()
-        lane = FIRST_LANE + self._asynchronous % LANES
-        self._asynchronous += 1
-        while lane in self._active:
-            self.progress()
-        run = begun or (self.library.start(job) if algorithm is None else self._prepare(job, lane, ScratchPool()).run())
-        self._active[lane] = run
-        self.progress()
-        return run
+        tag = FIRST_ASYNC_TAG + self._asynchronous_calls % ASYNC_TAGS
+        self._asynchronous_calls += 1
+        if tag in self.progress:
+            self.progress.wait_until(lambda: tag not in self.progress)
+        operation: InFlight
+        if algorithm is None:
+            operation = self.library.start(call)
+        else:
+            operation = self._make_executable(call, selection, ScratchPool(), tag).start()
+        self.progress.add(tag, operation)
+        self.progress.advance()
+        return operation
 
-    def progress(self) -> None:
-        """Let every asynchronous operation go as far as it can; never blocks."""
-        for lane, run in list(self._active.items()):
-            if run.advance():
-                del self._active[lane]
-
-    def prepare(self, job: CollectiveCall) -> Bound:
-        """Bind a job to be run many times; all ranks do so together. Freed with the engine."""
-        executable = self.bind(job, together=True)
-        self._prepared = [*(known for known in self._prepared if known.live), executable]
+    def prepare(self, call: CollectiveCall) -> Executable:
+        """Bind a collective to be run many times; collective. The executable is freed with the engine at the latest."""
+        selection = self.select(call)
+        executable = self.bind(call, selection, on_all_ranks=True)
+        self.cache.keep(executable)
         return executable
 
-    def bind(self, job: CollectiveCall, *, together: bool = False) -> Bound:
-        """Make the persistent requests of a job, or what it takes to run it in shared memory.
+    def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
+        """Return an executable for many runs, with persistent requests where its kind has them.
 
         Args:
-            job: the collective.
-            together: whether all ranks bind it now, in the same order.
+            call: the collective.
+            selection: what runs it.
+            on_all_ranks: whether all ranks bind it now, in the same order.
         """
-        choice = self.choose(job)
-        if choice.algorithm is None:
-            return self.library.bind(job, together=together)
-        if choice.algorithm.uses_shared_memory:
-            return self._binder.bind(job, choice.algorithm, choice.chunks)
-        prepared = self._prepare(job, BLOCKING_TAG, self._scratch)
-        return Executable(
-            prepared.program, prepared.setting, prepared.before, prepared.after, self._active, self.progress
-        )
+        if selection.algorithm is None:
+            return self.library.bind(call, on_all_ranks=on_all_ranks)
+        executable = self._make_executable(call, selection)
+        if isinstance(executable, MessageExecutable):
+            executable.bind()
+        return executable
+
+    def select(self, call: CollectiveCall) -> Selection:
+        """Return the algorithm and chunk count that `call` asks for, or that `auto` selects; the same on every rank.
+
+        Raises:
+            UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's.
+        """
+        operation, dtype, reduction = call.operation, call.dtype, call.reduction
+        nbytes = call.count * dtype.itemsize * (self.size if operation.has_blocks else 1)
+        if call.library:
+            if not self.library.can_run(call):
+                raise UsageError(
+                    f"the MPI library's own {operation.value} gives another result for {dtype.name} and "
+                    f"{reduction.name} here; choose an algorithm by name, or auto"
+                )
+            return Selection(None, 1, "asked for")
+        if call.algorithm is not None:
+            selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self.size, nbytes), "asked for")
+        else:
+            shared = not self.node.problem and not call.module.on_device
+            offered = self.library.can_run(call)
+            buffer = self.buffer_kind(call)
+            selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
+            if self._log is not None:
+                self._log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
+        most_chunks = max(call.count, 1)
+        return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
+
+    def buffer_kind(self, call: CollectiveCall) -> BufferKind:
+        """Return the kind of memory that all ranks' buffers are in; buffers that the root alone has are ignored."""
+        if call.module.on_device:
+            return BufferKind.CUDA
+        buffers = [call.source] if call.operation not in (Operation.BROADCAST, Operation.SCATTER) else []
+        buffers += [call.result] if call.operation not in (Operation.REDUCE, Operation.GATHER) else []
+        find = self.node.symmetric.find
+        symmetric = [find(buffer.address, buffer.nbytes) for buffer in buffers if buffer and buffer.nbytes]
+        return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
+
+    def uses_pinned_memory(self, module: ArrayModule) -> bool:
+        """Whether memory of this module passes through pinned host memory on its way to MPI."""
+        return module.on_device and not self._context.takes_device_memory()
 
     def free(self) -> None:
-        """Give all persistent requests back to MPI (it must not have ended)."""
-        self.executables.clear()
-        while self._prepared:
-            self._prepared.pop().free()
+        """Free all requests and shared memory; MPI must not be finalized."""
+        self.cache.clear()
         self.node.free()
 
-    def stages(self, module: ArrayModule) -> bool:
-        """Whether memory of this module goes through pinned host memory on its way to MPI."""
-        return module.on_device and not self._takes_device_memory()
+    def _is_two_level(self, algorithm: Algorithm) -> bool:
+        return algorithm.is_hybrid and len(self.nodes) > 1
 
-    @property
-    def busy(self) -> bool:
-        """Whether asynchronous operations are under way."""
-        return bool(self._active)
+    def _make_executable(
+        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None, tag: int | None = None
+    ) -> Executable:
+        """Return the executable of a plan, not bound to persistent requests.
 
-    def choose(self, job: CollectiveCall) -> Selection:
-        """Return what carries out a job; see there."""
-        return self._decider.choose(job)
+        Raises:
+            UnavailableError: the algorithm needs shared memory, and there is none.
+            UsageError: the algorithm is for one node, and there are several.
+        """
+        algorithm, context = selection.algorithm, self._context
+        if algorithm is None:
+            raise UsageError(f"{call.operation.value} by the MPI library is no plan")
+        if not algorithm.uses_shared_memory:
+            tags = () if tag is None else (tag,)
+            return MessageExecutable(context, call, selection, scratch, *tags)
+        if self._is_two_level(algorithm):
+            return TwoLevelExecutable(context, call, selection, scratch)
+        self.node.require(algorithm.full_name)
+        kind = DeviceExecutable if call.module.on_device else SharedMemoryExecutable
+        return kind(context, call, selection, scratch)
 
-    def program(
+    def _lower(
         self,
-        job: CollectiveCall,
         algorithm: Algorithm,
         chunks: int,
+        root: int,
+        count: int,
+        itemsize: int,
         in_place: bool,
-        *,
-        staged: bool = False,
-        sizes: tuple[int, ...] | None = None,
+        on_device: bool,
+        staged: bool,
+        sizes: tuple[int, ...] | None,
     ) -> Program:
-        """Return the lowered plan of a job, made once for its shape.
-
-        Args:
-            job: the collective.
-            algorithm: what carries it out.
-            chunks: in how many chunks its messages follow each other.
-            in_place: whether input and output share memory.
-            staged: whether loads and stores go through the arena.
-            sizes: the elements of each chunk, where only part of each is run.
-        """
-        on_device = job.module.on_device
-        shape = job.count if sizes is None else sizes
-        key = (algorithm, chunks, job.root, shape, job.dtype.itemsize, in_place, on_device, staged)
-        program = self._programs.get(key)
-        if program is None:
-            plan = algorithm.plan(self.size, job.root, chunks, self._nodes)
-            program = lower_plan(
-                plan,
-                self.rank,
-                job.count,
-                job.dtype.itemsize,
-                in_place,
-                on_device=on_device,
-                staged=staged,
-                sizes=None if sizes is None else np.array(sizes, np.int64),
-            )
-            self._programs.put(key, program)
-        return program
-
-    def _key(self, job: CollectiveCall) -> tuple[object, ...]:
-        addresses = tuple(buffer.address if buffer else 0 for buffer in (job.source, job.result))
-        kind = (
-            job.operation,
-            job.algorithm,
-            job.library,
-            job.root,
-            job.reduction.name,
-            job.dtype.name,
-            job.module.name,
+        """Lower a plan for this rank; see `Context`."""
+        return lower_plan(
+            algorithm.plan(self.size, root, chunks, self.nodes),
+            self.rank,
+            count,
+            itemsize,
+            in_place,
+            on_device=on_device,
+            staged=staged,
+            sizes=None if sizes is None else np.array(sizes, np.int64),
         )
-        return (*kind, job.count, *addresses)
 
-    def _prepare(self, job: CollectiveCall, tag: int, scratch: ScratchPool) -> _Prepared:
-        choice = self.choose(job)
-        algorithm, chunks = choice.algorithm, choice.chunks
-        if algorithm is None:
-            raise UsageError(f"{job.operation.value} by the MPI library is no plan")
-        job, before, in_place = bind_prologue(job, self.rank)
-        module, dtype = job.module, job.dtype
-        program = self.program(job, algorithm, chunks, in_place)
-        empty = module.empty(0, dtype)
-        spare = scratch.take(module, dtype, program.work + program.landing)
-        memories: tuple[FlatArray, FlatArray, FlatArray, FlatArray] = (
-            job.source.flat if job.source else empty,
-            job.result.flat if job.result else empty,
-            spare[: program.work],
-            spare[program.work :],
-        )
-        staged = self.stages(module)
-        setting = Setting(memories, module, job.reduction.function, dtype.itemsize, self.comm, tag, staged)
-        return _Prepared(program, setting, before, bind_epilogue(job, self.size))
+
+def _key(call: CollectiveCall) -> Hashable:
+    """Return what two calls have in common that one executable can run: arguments, dtype, count and addresses."""
+    addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
+    request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
+    return (*request, call.dtype.name, call.module.name, call.count, *addresses)

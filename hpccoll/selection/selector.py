@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
 from hpccoll.plan import Operation
@@ -17,28 +16,6 @@ from hpccoll.units import format_size
 
 LOG_VARIABLE = "HPCCOLL_LOG"
 LEADING_BITS = 3  # sizes that agree in their leading three bits share one selection
-
-
-class SelectionQuery(NamedTuple):
-    """The call that an algorithm is selected for; identical on every rank.
-
-    It is a tuple because creating one takes half the time of creating a dataclass.
-
-    Args:
-        operation: the collective.
-        nbytes: message size, nccl-tests' S.
-        itemsize: bytes per element.
-        buffer: kind of memory that the buffers are in.
-        library: whether the MPI library's own collective gives the same result for this dtype and reduction.
-        shared: whether the ranks of each node share memory, as shared-memory algorithms need.
-    """
-
-    operation: Operation
-    nbytes: int
-    itemsize: int
-    buffer: BufferKind
-    library: bool
-    shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +40,7 @@ class Selector:
         nodes: number of nodes that they run on.
         table: measured times, or None; every rank must pass the same table to select the same algorithm.
 
-    Cost: 0.5 us for a query like an earlier one. Sizes whose leading three bits agree share one selection, made for the
+    Cost: 0.5 us for a call like an earlier one. Sizes whose leading three bits agree share one selection, made for the
     smallest of them.
     """
 
@@ -71,41 +48,52 @@ class Selector:
         self._ranks, self._nodes, self._table = ranks, nodes, table
         self._selections: dict[tuple[Operation, int, int, BufferKind, bool, bool], Selection] = {}
 
-    def select(self, query: SelectionQuery) -> Selection:
-        """Return the algorithm and chunk count for `query`, and remember them for later queries like it."""
-        operation, nbytes, itemsize, buffer, library, shared = query
+    def select(
+        self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, *, library: bool, shared: bool
+    ) -> Selection:
+        """Return the algorithm and chunk count for a call, and remember them for later calls like it.
+
+        Args:
+            operation: the collective.
+            nbytes: message size, nccl-tests' S.
+            itemsize: bytes per element.
+            buffer: kind of memory that the buffers are in.
+            library: whether the MPI library's own collective gives the same result for this dtype and reduction.
+            shared: whether the ranks of each node share memory, as shared-memory algorithms need.
+        """
         low_bits = nbytes.bit_length() - LEADING_BITS
         if low_bits > 0:
             nbytes = nbytes >> low_bits << low_bits
         key = (operation, nbytes, itemsize, buffer, library, shared)
         selection = self._selections.get(key)
         if selection is None:
-            selection = self._selections[key] = self._select_new(query, nbytes)
+            selection = self._selections[key] = self._select_new(*key)
         return selection
 
-    def _select_new(self, query: SelectionQuery, nbytes: int) -> Selection:
-        """Select by table, rules or cost model for a message of `nbytes`, in place of the query's size."""
-        operation, allowed = query.operation, self._list_allowed(query)
+    def _select_new(
+        self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, library: bool, shared: bool
+    ) -> Selection:
+        allowed = self._list_allowed(operation, library=library, shared=shared)
         if self._table is not None:
-            winner = self._table.find_winner(operation, query.itemsize, query.buffer, nbytes, allowed)
+            winner = self._table.find_winner(operation, itemsize, buffer, nbytes, allowed)
             if winner is not None:
                 return self._make_selection(operation, winner.fastest.name, nbytes, _format_reason(winner, nbytes))
         if self._ranks > 1:
-            for name in find_rule_candidates(operation, query.buffer, nbytes, self._nodes):
+            for name in find_rule_candidates(operation, buffer, nbytes, self._nodes):
                 if name in allowed:
                     return self._make_selection(operation, name, nbytes, "rule of thumb")
         name = find_fastest_algorithm(operation, self._ranks, nbytes).name
         return self._make_selection(operation, name, nbytes, "cost model")
 
-    def _list_allowed(self, query: SelectionQuery) -> set[str]:
-        """Return the names of the candidates that can run this query here."""
-        algorithms = [get_algorithm(query.operation, name) for name in list_algorithm_names(query.operation)]
+    def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
+        """Return the names of the candidates that can run here."""
+        algorithms = [get_algorithm(operation, name) for name in list_algorithm_names(operation)]
         allowed = {each.name for each in algorithms if not each.uses_shared_memory}
-        if query.shared:
+        if shared:
             allowed |= {
                 each.name for each in algorithms if each.uses_shared_memory and (each.is_hybrid or self._nodes == 1)
             }
-        return allowed | {MPI_LIBRARY} if query.library else allowed
+        return allowed | {MPI_LIBRARY} if library else allowed
 
     def _make_selection(self, operation: Operation, name: str, nbytes: int, why: str) -> Selection:
         """Return the selection of the candidate `name`, with its chunk count."""
@@ -138,12 +126,13 @@ class SelectionLog:
         self._ranks = ranks
         self._printed: set[str] = set()
 
-    def __call__(self, query: SelectionQuery, selection: Selection, dtype: str, redop: str = "") -> None:
+    def __call__(
+        self, operation: Operation, nbytes: int, buffer: BufferKind, selection: Selection, dtype: str, redop: str = ""
+    ) -> None:
         """Print one line about `selection`, unless the same line was printed before."""
-        reduction = redop if query.operation.reduces else ""
-        words = [query.operation.value, format_size(query.nbytes), dtype, reduction]
+        words = [operation.value, format_size(nbytes), dtype, redop if operation.reduces else ""]
         line = (
-            f"hpccoll: {' '.join(word for word in words if word)} on {self._ranks} ranks ({query.buffer}): "
+            f"hpccoll: {' '.join(word for word in words if word)} on {self._ranks} ranks ({buffer}): "
             f"{selection.name}, {selection.why}"
         )
         if line not in self._printed:

@@ -170,7 +170,7 @@ def oracle(case: Case, comm: Communicator) -> list[bytes]:
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
     sample = as_buffer(np.empty(0, case.kind.numpy), "x", writable=False)
     job = CollectiveCall(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
-    results = case.replayed(comm.size, comm._engine.choose(job).chunks, comm._engine._nodes)
+    results = case.replayed(comm.size, comm._engine.select(job).chunks, comm._engine.nodes)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]
         assert not any(wrong), (case, "replay itself is wrong", wrong)

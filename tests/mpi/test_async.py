@@ -106,8 +106,8 @@ def test_a_bound_operation_runs_while_others_are_under_way(hpc):
         assert set(x) == {hpc.size * (hpc.size - 1) / 2}
 
 
-def test_lanes_are_used_again(hpc, monkeypatch):
-    monkeypatch.setattr(engine, "LANES", 3)
+def test_tags_are_used_again(hpc, monkeypatch):
+    monkeypatch.setattr(engine, "ASYNC_TAGS", 3)
     arrays = [brought(hpc.rank, 40 + i, i) for i in range(25)]
     works = [hpc.all_reduce(x, async_op=True) for x in arrays]
     for i in order(hpc.rank, len(works)):
@@ -139,7 +139,7 @@ def test_waiting_with_a_timeout_says_so_and_can_go_on(hpc, comm):
         work = hpc.all_reduce(x, async_op=True)
     else:
         work = hpc.all_reduce(x, async_op=True)
-        with pytest.raises(CommunicationError, match=rf"rank {hpc.rank}: not done after 0.05 s") as caught:
+        with pytest.raises(CommunicationError, match=rf"rank {hpc.rank}: not complete after 0.05 s") as caught:
             work.wait(timeout=0.05)
         assert caught.value.exit_status == 4
         assert not work.done
@@ -169,8 +169,8 @@ def test_a_work_that_nobody_waits_for_is_carried_on_by_the_others(hpc):
     hpc.all_reduce(x, async_op=True)
     hpc.all_reduce(y)
     hpc.barrier()
-    while hpc._engine.busy:
-        hpc._engine.progress()
+    while hpc._engine.progress:
+        hpc._engine.progress.advance()
     assert x.tolist() == summed(hpc.size, 50, 1).tolist()
     assert y.tolist() == summed(hpc.size, 50, 2).tolist()
 

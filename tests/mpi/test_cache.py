@@ -14,7 +14,8 @@ import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import engine
+from hpccoll.runtime import call_cache, engine
+from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.messages import executable as execute
 
 
@@ -27,7 +28,7 @@ def hpc(comm):
 @pytest.fixture
 def few(comm, monkeypatch):
     """A communicator with room for three executables."""
-    monkeypatch.setattr(engine, "EXECUTABLES", 3)
+    monkeypatch.setattr(call_cache, "CAPACITY", 3)
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -46,12 +47,12 @@ def reduce(hpc, x, **how):
 def test_a_buffer_is_bound_when_it_comes_again(hpc):
     x = np.zeros(10, np.int64)
     reduce(hpc, x)
-    assert len(hpc._engine.executables) == 0
+    assert len(hpc._engine.cache) == 0
     reduce(hpc, x)
-    assert len(hpc._engine.executables) == 1
+    assert len(hpc._engine.cache) == 1
     for _ in range(5):
         reduce(hpc, x)
-    assert len(hpc._engine.executables) == 1
+    assert len(hpc._engine.cache) == 1
 
 
 def test_what_was_bound_is_what_runs(hpc, monkeypatch):
@@ -59,8 +60,8 @@ def test_what_was_bound_is_what_runs(hpc, monkeypatch):
     x = np.zeros(10, np.int64)
     for _ in range(2):
         reduce(hpc, x)
-    monkeypatch.setattr(execute, "steps", None)
-    monkeypatch.setattr(engine, "lower", None)
+    monkeypatch.setattr(execute, "message_calls", None)
+    monkeypatch.setattr(engine, "lower_plan", None)
     for _ in range(3):
         reduce(hpc, x)
 
@@ -80,24 +81,24 @@ def test_everything_that_differs_makes_another_executable(hpc):
     for _ in range(2):
         for call in calls:
             call()
-    assert len(hpc._engine.executables) == len(calls)
+    assert len(hpc._engine.cache) == len(calls)
 
 
 def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
     made, bind = [], engine.Engine.bind
 
-    def noted(self, job):
-        made.append(bind(self, job))
+    def noted(self, *call):
+        made.append(bind(self, *call))
         return made[-1]
 
-    monkeypatch.setattr(engine, "EXECUTABLES", 3)
+    monkeypatch.setattr(call_cache, "CAPACITY", 3)
     monkeypatch.setattr(engine.Engine, "bind", noted)
     hpc = hpccoll.Communicator(comm)
     arrays = [np.zeros(8 + i, np.int64) for i in range(10)]
     for _ in range(6):
         for x in arrays:
             reduce(hpc, x)
-            assert len(hpc._engine.executables) <= 3
+            assert len(hpc._engine.cache) <= 3
     assert len(made) >= 10
     assert sum(executable.live for executable in made) == 3
     hpc.close()
@@ -111,15 +112,15 @@ def test_the_least_recently_used_one_goes(few):
     for x in (old, *fresh[:2]):
         reduce(few, x)
         reduce(few, x)
-    kept = few._engine.executables.get(few._engine._key(job(few, old)))
+    kept = few._engine.cache.find_by_address(engine._key(job(few, old)))
     reduce(few, fresh[2])
     reduce(few, fresh[2])
     assert kept.live
-    assert few._engine.executables.get(few._engine._key(job(few, fresh[0]))) is None
+    assert few._engine.cache.find_by_address(engine._key(job(few, fresh[0]))) is None
 
 
 def job(hpc, x):
-    return hpc._checked(Operation.ALL_REDUCE, x, None, "sum", 0, "ring")[0]
+    return check_call(Operation.ALL_REDUCE, x, None, hpc.rank, hpc.size, algorithm="ring")
 
 
 def test_ranks_may_bind_at_different_times(hpc):
@@ -184,7 +185,7 @@ def test_buffers_are_not_kept_alive(hpc):
     for _ in range(4):
         reduce(hpc, x)
     gone = weakref.ref(x)
-    assert len(hpc._engine.executables) == 1
+    assert len(hpc._engine.cache) == 1
     del x
     assert gone() is None
 
@@ -202,7 +203,7 @@ def test_large_new_buffers_leave_memory_flat(hpc):
 
 
 def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
-    monkeypatch.setattr(engine, "EXECUTABLES", 4)  # so that much is dropped
+    monkeypatch.setattr(call_cache, "CAPACITY", 4)  # so that much is dropped
     hpc = hpccoll.Communicator(comm)
 
     def work(turns: int) -> None:
@@ -215,8 +216,7 @@ def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
                 hpc.all_reduce_init(x).free()
 
     def objects() -> int:
-        hpc._engine.executables.clear()
-        hpc._seen.clear()
+        hpc._engine.cache.clear()
         gc.collect()
         return len(gc.get_objects())
 

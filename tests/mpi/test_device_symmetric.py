@@ -21,9 +21,10 @@ from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
-from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences
+from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, get_deferred_frees
-from hpccoll.runtime.shared_memory.node_barrier import Gate
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.shared_memory.node_barrier import NodeBarrier
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
 from tests.mpi.cases import Case
@@ -47,10 +48,12 @@ class World:
         self.driver = LateDriver(comm.rank, folder)
         self.module = LateModule(self.driver)
         self.node = self.hpc._engine.node
-        self.node.gpu = SharedDeviceMemory(self.hpc._engine.comm, self.node.ranks, self.node.gate, lambda: self.driver)
+        self.node.device = SharedDeviceMemory(
+            self.hpc._engine.comm, self.node.ranks, self.node.barrier, lambda: self.driver
+        )
 
     def empty(self, shape, dtype="float32"):
-        return self.node.device_empty(shape, dtype)
+        return device_empty(self.node, shape, dtype)
 
     def as_buffer(self, array, role, writable):
         found = as_buffer(array, role, writable)
@@ -204,12 +207,12 @@ class WithoutRecord(StreamFences):
     """Nobody says when its work is done."""
 
     def fence(self, stream):
-        self._gate.fence()
-        self._wait_for_others(self._gate.turn ^ 1, stream)
+        self._barrier.fence()
+        self._wait_for_others(self._barrier.parity ^ 1, stream)
 
     def enter(self, stream, entry, source, result):
-        direct = self._gate.enter(entry, source, result)
-        self._wait_for_others(self._gate.turn ^ 1, stream)
+        direct = self._barrier.enter(entry, source, result)
+        self._wait_for_others(self._barrier.parity ^ 1, stream)
         return direct
 
 
@@ -217,16 +220,16 @@ class WithoutMeeting(StreamFences):
     """Waits are called before the others need have recorded."""
 
     def fence(self, stream):
-        turn = self._gate.turn
+        turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
         self._wait_for_others(turn, stream)
-        self._gate.fence()
+        self._barrier.fence()
 
     def enter(self, stream, entry, source, result):
-        turn = self._gate.turn
+        turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
         self._wait_for_others(turn, stream)
-        return self._gate.enter(entry, source, result)
+        return self._barrier.enter(entry, source, result)
 
 
 class WithoutWait(StreamFences):
@@ -244,14 +247,14 @@ def test_every_part_of_a_fence_is_needed(world, comm, kind):
     """Rank 0's stream is late, and the last rank's host: whole fences come out right, and no others do."""
     if comm.size == 1:
         pytest.skip("needs two ranks")
-    fences, driver = world.node.gpu.fences, world.driver
-    made = FENCES[kind](driver, world.node.gate, fences._own, list(zip(*fences._theirs, strict=True)))
+    fences, driver = world.node.device.fences, world.driver
+    made = FENCES[kind](driver, world.node.barrier, fences._own, list(zip(*fences._theirs, strict=True)))
     x = world.empty(COUNT, "int64")
     wrong = 0
     world.synchronize()
     comm.Barrier()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world.node.gpu, "fences", made)
+        patch.setattr(world.node.device, "fences", made)
         driver.streams[7].lateness_s = 0.02 if comm.rank == 0 else 0
         for turn in range(8):
             if comm.rank == comm.size - 1:
@@ -315,7 +318,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         pytest.skip("needs two ranks")
     x = world.empty(COUNT, "uint8")
     block = world.node.symmetric.find(x.__array_interface__["data"][0], 1)
-    there = world.driver.opened[next(iter(block.pieces.values())).address]
+    there = world.driver.opened[next(iter(block.peers.values())).address]
     x[:] = 1
     comm.Barrier()
     if comm.rank == 0:
@@ -340,7 +343,7 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
     def held():
         gc.collect()
         comm.Barrier()
-        world.node.gpu.cuda.synchronize()
+        world.node.device.cuda.synchronize()
         left = get_deferred_frees().free_ready()
         return len(world.driver.owned) - left, len(world.driver.opened)
 
@@ -426,9 +429,9 @@ def test_closings_are_counted_and_never_early():
 
 
 def test_which_event_is_next_follows_the_meetings():
-    gate = Gate(memoryview(bytearray(64)).cast("Q"), (), False, (), lambda: None)
+    barrier = NodeBarrier(memoryview(bytearray(64)).cast("Q"), (), False, Progress())
     seen = []
     for _ in range(4):
-        seen.append(gate.turn)
-        gate.fence()
+        seen.append(barrier.parity)
+        barrier.fence()
     assert seen == [1, 0, 1, 0]

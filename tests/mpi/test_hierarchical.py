@@ -16,7 +16,7 @@ from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan import replay
 from hpccoll.runtime.arrays import get_dtype
-from hpccoll.runtime.hierarchical import parts
+from hpccoll.runtime.hierarchical import executable as two_level
 from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout
 from hpccoll.runtime.shared_memory import executable
 from tests.mpi.calls import check
@@ -70,11 +70,11 @@ def test_they_are_bit_equal_to_replay(nodes, name, data):
 @pytest.mark.parametrize("name", MIXED)
 @settings(max_examples=1)
 @given(data=st.data())
-def test_many_parts_through_few_lanes_are_bit_equal_to_replay(nodes, name, data):
+def test_many_segments_through_small_slots_are_bit_equal_to_replay(nodes, name, data):
     hpc, comm = nodes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MESSAGE_BYTES", 96)
-        patch.setattr(parts, "LANE_BYTES", 1024)
+        patch.setattr(two_level, "MESSAGE_BYTES", 96)
+        patch.setattr(hpc._engine.node, "slot_bytes", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 9))))
 
 
@@ -85,10 +85,10 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
     hpc, comm = nodes
     pool = Pool(hpc.empty(4 * 2**20, "uint8"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MESSAGE_BYTES", 1024)
+        patch.setattr(two_level, "MESSAGE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
         if hpc._engine.node.remote is not None:
-            patch.setattr(executable, "REMOTE_LEAST", 1)
+            patch.setattr(executable, "LEAST_REMOTE_BYTES", 1)
             check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
 
 
@@ -98,7 +98,7 @@ def test_large_sums_at_odd_sizes_with_ranks_that_come_late(nodes):
     for count in (1, 600_001):
         inputs = [make_input(get_dtype("float32"), 3, rank, count) for rank in range(comm.size)]
         for name in ("all_reduce/hierarchical_ring", "all_reduce/hierarchical_doubling"):
-            wanted = replay(MIXED[name].plan(comm.size, nodes=hpc._engine._nodes), count, inputs, np.add)[comm.rank]
+            wanted = replay(MIXED[name].plan(comm.size, nodes=hpc._engine.nodes), count, inputs, np.add)[comm.rank]
             for _ in range(3):
                 x = inputs[comm.rank].copy()
                 time.sleep(chance.random() * 0.02)

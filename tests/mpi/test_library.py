@@ -16,30 +16,17 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import check_arguments
+from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import has_same_semantics
-from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives, NonBlockingCollective
+from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives
+from hpccoll.runtime.progress import Progress
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
 FORMS = ("run", "bind", "together", "beside", "start")
 COUNTS = (0, 1, 7, 500)
-
-
-class Others:
-    """Asynchronous operations under way, as an engine has them."""
-
-    def __init__(self) -> None:
-        self.under_way: dict[int, NonBlockingCollective] = {}
-        self.waited = 0
-
-    def progress(self) -> None:
-        self.waited += 1
-        for lane, each in list(self.under_way.items()):
-            if each.advance():
-                del self.under_way[lane]
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +36,14 @@ def hpc(comm) -> Iterator[hpccoll.Communicator]:
 
 
 @pytest.fixture
-def others() -> Others:
-    return Others()
+def progress() -> Progress:
+    return Progress()
 
 
 @pytest.fixture
-def library(comm, others) -> Iterator[MpiCollectives]:
+def library(comm, progress) -> Iterator[MpiCollectives]:
     own = comm.Dup()
-    yield MpiCollectives(own, others.under_way, others.progress, lambda: False)
+    yield MpiCollectives(own, progress, lambda: False)
     own.Free()
 
 
@@ -64,10 +51,7 @@ def asked(call: Call) -> CollectiveCall:
     """The job of a call, as the communicator makes it."""
     x, how = call.arguments()
     operation, root = call.case.operation, how.get("root", 0)
-    shaped = check_arguments(operation, x, how.get("out"), call.rank, call.n, root)
-    return CollectiveCall(
-        operation, None, root, Reduction.parse(how.get("op", "sum")), shaped.source, shaped.result, shaped.count
-    )
+    return check_call(operation, x, how.get("out"), call.rank, call.n, root, how.get("op", "sum"))
 
 
 def carried(library: MpiCollectives, call: Call, form: str) -> list[Any]:
@@ -83,7 +67,7 @@ def carried(library: MpiCollectives, call: Call, form: str) -> list[Any]:
         return [call.result()]
     if form == "beside":
         library.use_non_blocking()
-    bound = None if form == "run" else library.bind(job, together=form == "together")
+    bound = None if form == "run" else library.bind(job, on_all_ranks=form == "together")
     for _ in range(3):
         call.load()
         if bound is None:
@@ -118,7 +102,7 @@ def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
             case = Case(
                 algorithm, dtype, op, count, turn % comm.size, in_place, special=not operation.reduces, seed=turn
             )
-            wanted = case.replayed(comm.size, hpc._engine.choose(asked(Call(hpc, case))).chunks)[comm.rank]
+            wanted = case.replayed(comm.size, hpc._engine.select(asked(Call(hpc, case))).chunks)[comm.rank]
             for found in carried(library, Call(hpc, case), form):
                 if found is None:
                     continue
@@ -133,31 +117,30 @@ def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
 def sums(rank: int, n: int, count: int) -> tuple[CollectiveCall, np.ndarray, list[int]]:
     """An all-reduce in place, its array and what must be in it after."""
     x = np.arange(count, dtype=np.int64) + rank
-    shaped = check_arguments(Operation.ALL_REDUCE, x, None, rank, n, 0)
-    job = CollectiveCall(Operation.ALL_REDUCE, None, 0, Reduction("sum"), shaped.source, shaped.result, count)
+    job = check_call(Operation.ALL_REDUCE, x, None, rank, n)
     return job, x, (n * np.arange(count) + n * (n - 1) // 2).tolist()
 
 
-def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, others):
+def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, progress):
     """One rank has waited for what began before, and another has not: their blocking calls must meet."""
     n, rank = comm.size, comm.rank
     early = [library.bind(sums(rank, n, 4)[0]) for _ in range(3)]
     for turn in range(20):
         begun = [sums(rank, n, 1 + 50 * i) for i in range(4)]
-        others.under_way.update(enumerate(library.start(job) for job, _, _ in begun))
+        for tag, (job, _, _) in enumerate(begun):
+            progress.add(tag, library.start(job))
         mine = list(range(4))
         random.Random(100 * turn + rank).shuffle(mine)
         if rank % 2:  # these wait before they block, the others after
-            while others.under_way:
-                others.progress()
+            progress.wait_until(lambda: not progress)
         job, x, wanted = sums(rank, n, 9)
         library.run(job)
         assert x.tolist() == wanted
         for each in early:
             each()
         for i in mine:
-            while i in others.under_way:
-                others.progress()
+            while i in progress:
+                progress.advance()
             assert begun[i][1].tolist() == begun[i][2]
 
 
@@ -177,7 +160,7 @@ class Answering:
 
 
 @pytest.mark.parametrize("form", ["run", "bound before", "bound after"])
-def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library, others, form):
+def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library, progress, form):
     gate = comm.Dup()
     job, x, wanted = sums(comm.rank, comm.size, 3)
     early = library.bind(job)
@@ -186,13 +169,13 @@ def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library
         gate.send(comm.rank, 0)
         gate.recv(source=0)
     else:
-        others.under_way[0] = Answering(gate)
+        progress.add(0, Answering(gate))
     if form == "run":
         library.run(job)
     else:
         (early if form == "bound before" else library.bind(job))()
     assert x.tolist() == wanted
-    assert not others.under_way or comm.size == 1
+    assert not progress or comm.size == 1
     gate.Free()
 
 
@@ -205,7 +188,7 @@ def test_prepared_operations_are_persistent_where_that_is_faster(comm, hpc, libr
             3,
         )
         asks = asked(Call(hpc, case))
-        prepared, bound = library.bind(asks, together=True), library.bind(asks)
+        prepared, bound = library.bind(asks, on_all_ranks=True), library.bind(asks)
         assert (prepared.request is not None) == (operation in PERSISTENT.get(MPI.get_vendor()[0], ()))
         assert bound.request is None  # other ranks may not bind now
         assert prepared.plan is None
@@ -221,8 +204,8 @@ def test_prepared_operations_do_not_run_out(comm, hpc, library):
     calls = [Call(hpc, case) for _ in range(50)]
     barrier = asked(Call(hpc, Case(get_algorithm(Operation.BARRIER, "dissemination"), "uint8", "none", 0)))
     for _ in range(60):
-        made = [library.bind(asked(call), together=True) for call in calls]
-        made += [library.bind(barrier, together=True) for _ in range(20)]
+        made = [library.bind(asked(call), on_all_ranks=True) for call in calls]
+        made += [library.bind(barrier, on_all_ranks=True) for _ in range(20)]
         for each in made[::7]:
             each()
         random.Random(comm.rank).shuffle(made)

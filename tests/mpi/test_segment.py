@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.shared_memory.segment import DIRECTORY, mapped
+from hpccoll.runtime.shared_memory.segment import DIRECTORY, map_segments
 
 MEMORY = Path("/dev/shm")
 ROOM = 2**20
@@ -51,7 +51,7 @@ def shared(comm, nbytes, environ, *, reserve=True):
     """Map a piece of every rank, and see in each what its owner wrote."""
     here = range(comm.size)
     before = descriptors()
-    pieces = mapped(comm, here, nbytes, reserve=reserve, environ=environ)
+    pieces = map_segments(comm, here, nbytes, reserve=reserve, environ=environ)
     assert list(pieces) == list(here)
     pieces[comm.rank][:4] = bytes([comm.rank, 1, 2, 3])
     pieces[comm.rank][-1] = 100 + comm.rank
@@ -110,7 +110,7 @@ def test_one_rank_without_nameless_memory_brings_all_to_files(comm, monkeypatch)
     assert not ours(MEMORY)
 
 
-def test_what_is_another_process_elsewhere_is_not_mapped(comm, monkeypatch):
+def test_what_is_another_process_elsewhere_is_not_map_segments(comm, monkeypatch):
     """As where ranks have process tables of their own: the number of a process names another one."""
     if comm.rank == 0:
         monkeypatch.setattr(os, "getpid", os.getppid)
@@ -125,7 +125,7 @@ def test_a_directory_that_is_too_small_is_told_to_every_rank_with_both_sizes(com
         pytest.skip("one rank has room enough")
     nbytes = {"every rank": 2 * ROOM, "one rank": 2 * ROOM if comm.rank == 0 else 4096, "together": 3 * ROOM // 4}[who]
     with pytest.raises(UnavailableError) as caught:
-        mapped(comm, range(comm.size), nbytes, reserve=True, environ={DIRECTORY: str(small)})
+        map_segments(comm, range(comm.size), nbytes, reserve=True, environ={DIRECTORY: str(small)})
     told = str(caught.value)
     assert len(set(comm.allgather(told))) == 1
     assert f"of {small}, which has" in told or f"{small} cannot hold 768 KiB more" in told
@@ -139,6 +139,6 @@ def test_a_directory_that_is_too_small_is_told_to_every_rank_with_both_sizes(com
 def test_a_directory_that_is_not_there_is_told_to_every_rank(comm):
     environ = {DIRECTORY: "/nonexistent/directory" if comm.rank == comm.size - 1 else "/dev/shm"}
     with pytest.raises(UnavailableError, match="/nonexistent/directory"):
-        mapped(comm, range(comm.size), 5000, reserve=True, environ=environ)
+        map_segments(comm, range(comm.size), 5000, reserve=True, environ=environ)
     comm.barrier()
     assert not ours(MEMORY)

@@ -3,7 +3,7 @@
 Nothing here blocks until the device is done. A stream fence has three parts:
 
     record    record this rank's event on its current stream, behind all work queued so far
-    barrier   a barrier of the hosts (`Gate`): every rank has recorded its event
+    barrier   a barrier of the hosts (`NodeBarrier`): every rank has recorded its event
     wait      make this rank's stream wait for the event of every other rank
 
 The host then continues. Work queued later starts once everything queued before the fence is done on every rank. The
@@ -28,12 +28,14 @@ from typing import Final, NamedTuple
 
 from mpi4py import MPI
 
-from hpccoll.errors import HpccollError, UnavailableError
+from hpccoll.errors import UnavailableError
+from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, CupyRuntime, IpcCloseCounters, get_deferred_frees
-from hpccoll.runtime.shared_memory.node_barrier import Gate
-from hpccoll.runtime.shared_memory.segment import mapped, words
-from hpccoll.runtime.shared_memory.symmetric import Symmetric
+from hpccoll.runtime.shared_memory.node import NodeMemory
+from hpccoll.runtime.shared_memory.node_barrier import NodeBarrier
+from hpccoll.runtime.shared_memory.segment import map_segments, words
+from hpccoll.runtime.shared_memory.symmetric import SymmetricBuffers
 
 _EVENTS: Final = 0  # the number of the events in `IpcCloseCounters`; buffers count from 1
 _REMEDY: Final = (
@@ -43,12 +45,11 @@ _REMEDY: Final = (
 
 
 class _IpcHandles(NamedTuple):
-    """IPC handles of a rank's allocation and events, or the error that prevented them."""
+    """IPC handles of a rank's allocation and events."""
 
     device: str = ""
     memory: bytes = b""
     events: tuple[bytes, ...] = ()
-    error: str = ""
 
 
 class StreamFences:
@@ -56,15 +57,17 @@ class StreamFences:
 
     Args:
         cuda: this rank's CUDA runtime.
-        gate: the barrier of the hosts.
+        barrier: the barrier of the hosts.
         own: two events of this rank, for even and odd barriers.
         theirs: two events of each other rank, likewise.
     """
 
-    __slots__ = ("_cuda", "_gate", "_own", "_theirs")
+    __slots__ = ("_barrier", "_cuda", "_own", "_theirs")
 
-    def __init__(self, cuda: CudaRuntime, gate: Gate, own: Sequence[int], theirs: Sequence[Sequence[int]]) -> None:
-        self._cuda, self._gate = cuda, gate
+    def __init__(
+        self, cuda: CudaRuntime, barrier: NodeBarrier, own: Sequence[int], theirs: Sequence[Sequence[int]]
+    ) -> None:
+        self._cuda, self._barrier = cuda, barrier
         self._own, self._theirs = tuple(own), tuple(tuple(events[turn] for events in theirs) for turn in (0, 1))
 
     def fence(self, stream: int) -> None:
@@ -72,16 +75,16 @@ class StreamFences:
 
         Collective over the node: blocks until every rank's host has called it, but not until the devices are done.
         """
-        turn = self._gate.turn
+        turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
-        self._gate.fence()
+        self._barrier.fence()
         self._wait_for_others(turn, stream)
 
     def enter(self, stream: int, entry: int, source: int, result: int) -> bool:
-        """Fence at the beginning of a collective; the arguments and the result are those of `Gate.enter`."""
-        turn = self._gate.turn
+        """Fence at the beginning of a collective; the arguments and the result are those of `NodeBarrier.enter`."""
+        turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
-        direct = self._gate.enter(entry, source, result)
+        direct = self._barrier.enter(entry, source, result)
         self._wait_for_others(turn, stream)
         return direct
 
@@ -118,7 +121,7 @@ class SharedDeviceMemory:
     Args:
         comm: all ranks; making this is collective over it.
         here: the ranks of this node.
-        gate: their barrier.
+        barrier: their barrier.
         make_cuda: makes the runtime of the device that is current.
 
     Raises:
@@ -129,29 +132,27 @@ class SharedDeviceMemory:
         self,
         comm: MPI.Intracomm,
         here: Sequence[int],
-        gate: Gate,
+        barrier: NodeBarrier,
         make_cuda: Callable[[], CudaRuntime] = CupyRuntime,
     ) -> None:
         self._comm, self._others = comm, tuple(rank for rank in here if rank != comm.rank)
-        made: list[CudaRuntime] = []
-        self._run_on_all(lambda: made.append(make_cuda()))
-        self.cuda = made[0]
+        self.cuda = run_or_raise(comm, make_cuda, _cannot_share)
         self.device = self.cuda.get_device_uuid()
-        segments = mapped(comm, here, 8 * SLOTS, reserve=False)
+        segments = map_segments(comm, here, 8 * SLOTS, reserve=False)
         self._close_counters = IpcCloseCounters(
             words(segments[comm.rank], SLOTS), [words(segments[rank], SLOTS) for rank in self._others]
         )
         self._number = _EVENTS
         self._last: tuple[int, object] | None = None
         self._events: list[int] = []
-        handles = self._gather_handles(lambda: _IpcHandles(events=self._export_events()))
-        theirs: list[list[int]] = []
-        self._run_on_all(lambda: theirs.extend(map(self._open_events, self._select_others(handles))))
+        handles = gather_or_raise(comm, lambda: _IpcHandles(events=self._export_events()), _cannot_share)
+        others = [handles[rank] for rank in self._others]
+        theirs = run_or_raise(comm, lambda: list(map(self._open_events, others)), _cannot_share)
         self._close_counters.add_buffer(_EVENTS)
         self._switch = self.cuda.create_event(shared=False)
-        self.fences = StreamFences(self.cuda, gate, self._events, theirs)
+        self.fences = StreamFences(self.cuda, barrier, self._events, theirs)
 
-    def empty(self, symmetric: Symmetric, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
+    def empty(self, symmetric: SymmetricBuffers, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's uninitialised array of a new symmetric device buffer; collective.
 
         Also frees memory of earlier buffers that no rank maps any more.
@@ -162,7 +163,7 @@ class SharedDeviceMemory:
             UnavailableError: on every rank, if one has too little memory, its memory cannot be shared, or its current
                 device is not the device of this communicator's first device buffer.
         """
-        extents, kind = symmetric.agreed(shape, dtype)
+        extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         get_deferred_frees().free_ready()
         address, mappings = self._allocate_shared(nbytes)
@@ -172,7 +173,7 @@ class SharedDeviceMemory:
         owner = _AllocationOwner()
         is_closed = partial(self._close_counters.is_closed_by_all, self._number)
         weakref.finalize(owner, get_deferred_frees().add, is_closed, partial(self._free, address)).atexit = False
-        symmetric.record(owner, address, nbytes, dict(zip(self._others, mappings, strict=True)))
+        symmetric.register(owner, address, nbytes, dict(zip(self._others, mappings, strict=True)))
         return self.cuda.wrap_memory(address, nbytes, owner).view(kind.numpy).reshape(extents)
 
     def order_after_previous(self, stream: int, keeper: object) -> None:
@@ -207,8 +208,9 @@ class SharedDeviceMemory:
         own: list[int] = []
         mappings: list[IpcMapping] = []
         try:
-            handles = self._gather_handles(lambda: self._allocate(own, nbytes))
-            self._run_on_all(lambda: mappings.extend(map(self._open_memory, self._select_others(handles))))
+            handles = gather_or_raise(self._comm, lambda: self._allocate(own, nbytes), _cannot_share)
+            others = [handles[rank] for rank in self._others]
+            run_or_raise(self._comm, lambda: mappings.extend(map(self._open_memory, others)), _cannot_share)
         except UnavailableError:
             for mapping in mappings:
                 self.cuda.close_memory(mapping.address)
@@ -264,33 +266,23 @@ class SharedDeviceMemory:
         for mapping in mappings:
             weakref.finalize(mapping, close, mapping.address).atexit = False
 
-    def _select_others(self, handles: Sequence[_IpcHandles]) -> list[_IpcHandles]:
-        return [handles[rank] for rank in self._others]
 
-    def _gather_handles(self, make: Callable[[], _IpcHandles]) -> list[_IpcHandles]:
-        """Return the handles that `make` returns on each rank, or raise the same error on all ranks; collective."""
-        made: list[_IpcHandles] = []
-        error = self._run_step(lambda: made.append(make()))
-        handles: list[_IpcHandles] = self._comm.allgather(made[0] if made else _IpcHandles(error=error))
-        self._raise_first([each.error for each in handles])
-        return handles
+def _cannot_share(reason: str) -> UnavailableError:
+    return UnavailableError(f"device memory cannot be shared here ({reason}). {_REMEDY}")
 
-    def _run_on_all(self, step: Callable[[], object]) -> None:
-        """Run `step` on every rank; if it fails on one, raise the same error on all. Collective."""
-        self._raise_first(self._comm.allgather(self._run_step(step)))
 
-    @staticmethod
-    def _run_step(step: Callable[[], object]) -> str:
-        """Run `step` and return the message of its error, or an empty string."""
-        try:
-            step()
-        except (HpccollError, RuntimeError, OSError) as error:
-            return str(error) or type(error).__name__
-        return ""
+def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
+    """Return this rank's uninitialised CuPy array of a new symmetric device buffer; collective.
 
-    @staticmethod
-    def _raise_first(errors: Sequence[str]) -> None:
-        """Raise UnavailableError for the first rank that has an error message."""
-        for rank, error in enumerate(errors):
-            if error:
-                raise UnavailableError(f"device memory cannot be shared here (rank {rank}): {error}. {_REMEDY}")
+    All device buffers of a communicator are on the device that was current at the first; ranks may share one.
+
+    Raises:
+        UsageError: a negative extent, an unknown dtype, or several nodes.
+        MismatchError: ranks asked for different shapes or dtypes.
+        UnavailableError: on every rank, if one has no CuPy, no device, too little memory, or none to share.
+    """
+    node.require("a symmetric buffer of device memory")
+    if node.device is None:
+        node.device = SharedDeviceMemory(node.comm, node.ranks, node.barrier)
+    buffer: FlatArray = node.device.empty(node.symmetric, shape, dtype)
+    return buffer

@@ -1,11 +1,11 @@
-"""A collective by loads and stores of CUDA memory, bound to buffers: fused kernels and fences on the current stream.
+"""Collectives of loads and stores in CUDA memory, bound to buffers: fused kernels and fences on the current stream.
 
-Ranks meet on the host when they enter, tell each other where their buffers are, and queue kernels and fences; nobody
-waits for a device. Every buffer that others touch must be symmetric (`cupy_empty`). Which stream is current, CuPy's or
-torch's, is asked in every call.
+The ranks meet on the host when they enter, tell each other the locations of their buffers, and queue kernels and
+fences; the host does not wait for a device. Every buffer that other ranks access must be symmetric (`cupy_empty`). The
+current stream, CuPy's or torch's, is looked up in every call.
 
-Cost: a launch for each chain of joins between two fences (see `fuse`), and for each fence a record, a meeting of the
-hosts and a wait for each other rank.
+Cost: one launch for each chain of reduces between two fences (see `fuse`); for each fence an event record, a meeting of
+the hosts, and a stream wait for each other rank.
 """
 
 from __future__ import annotations
@@ -17,133 +17,116 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.address_space import AddressSpace
+from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.cuda.fuse import AddressRange, KernelLaunch, plan_launches
 from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
-from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
-from hpccoll.runtime.shared_memory.executable import NodeExecutable, fingerprint, is_direct, where
-from hpccoll.runtime.shared_memory.node import Node
+from hpccoll.runtime.executable import Complete
+from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.shared_memory.executable import can_access_in_place, local_instructions, map_peers
+from hpccoll.runtime.shared_memory.node import fingerprint_of
 from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
-from hpccoll.runtime.shared_memory.symmetric import is_token, parsed
-from hpccoll.runtime.shared_memory.task import Task, local
+from hpccoll.selection import Selection
 
-BLOCKS_A_PROCESSOR = 2048 // THREADS  # as many threads as are resident at once
+BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as are resident at once
 
 
-class DeviceExecutable:
-    """A collective bound to symmetric device memory: call it as often as you like.
+class DeviceExecutable(PlanExecutable):
+    """A collective bound to symmetric device memory of one node; see `Executable` and `PlanExecutable`."""
 
-    Args:
-        node: the ranks of the node, which are all ranks.
-        task: the collective.
-        disagree: is called where ranks came with different arguments; raises.
-    """
+    __slots__ = ("_entry", "_facts", "_in_place_everywhere", "_kept_scratch", "_location", "_locations", "_queued")
 
-    __slots__ = (
-        "__weakref__",
-        "_direct",
-        "_disagree",
-        "_entry",
-        "_node",
-        "_own",
-        "_places",
-        "_spare",
-        "_steps",
-        "_task",
-        "live",
-    )
-
-    def __init__(self, node: Node, task: Task, disagree: Callable[[], NoReturn]) -> None:
-        self._node, self._task, self._disagree = node, task, disagree
-        self._entry, self._own = fingerprint(task.facts), where(node, task)
-        self._direct, self.live = _is_symmetric(task, self._own), True
-        self._places: tuple[int, ...] | None = None
-        self._steps: list[Callable[[int], object]] = []
-        self._spare: Any = None
+    def __init__(
+        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
+    ) -> None:
+        super().__init__(context, call, selection, scratch)
+        symmetric, call = context.node.symmetric, self._call
+        self._facts = self._describe()
+        self._entry = fingerprint_of(self._facts)
+        self._location = symmetric.locate(call.source), symmetric.locate(call.result)
+        self._in_place_everywhere = can_access_in_place(context.node, self._lower(), call)
+        self._locations: tuple[int, ...] | None = None
+        self._queued: list[Callable[[int], object]] = []
+        self._kept_scratch: FlatArray = None
+        symmetric.free_with(self, call.source, call.result)
 
     @property
-    def plan(self) -> Plan:
-        """The plan that is carried out."""
-        return self._task.plan
-
-    @property
-    def steps(self) -> tuple[BoundCall, ...]:
-        """What a call does: the host only queues, and all of it at once."""
+    def calls(self) -> tuple[BoundCall, ...]:
         return (self,)
 
     def __call__(self) -> None:
-        """Queue it once, on the stream that is current for the buffers' module."""
-        if not self.live:
-            raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")
-        device = self._node.gpu
-        if device is None or not self._direct:
-            self._refuse()
-        before = device.cuda.make_current()
+        """Queue the collective once, on the current stream of the buffers' module."""
+        self._require_live()
+        device = self._context.node.device
         try:
-            self._queue(device)
+            if device is None or not self._in_place_everywhere:
+                self._context.node.barrier.enter(self._entry)
+                self._raise_not_symmetric()
+            before = device.cuda.make_current()
+            try:
+                self._queue(device)
+            finally:
+                device.cuda.restore_current(before)
         except DisagreementError:
-            self._disagree()
-        finally:
-            device.cuda.restore_current(before)
+            self._context.node.raise_mismatch(self._facts)
+
+    def start(self) -> Complete:
+        self()  # the device runs it; the stream orders what follows
+        return Complete()
 
     def free(self) -> None:
-        """Let go of all memory; the executable cannot run after."""
-        self.live, self._steps, self._spare = False, [], None
+        super().free()
+        self._queued, self._kept_scratch = [], None
 
     def _queue(self, device: SharedDeviceMemory) -> None:
-        stream, keeper = self._task.module.current_stream()
+        stream, keeper = self._call.module.current_stream()
         device.order_after_previous(stream, keeper)
-        for step in self._task.before:
+        for step in self._before:
             step()
-        if not device.fences.enter(stream, self._entry | DIRECT, *self._own):
-            self._refuse(entered=True)
-        places = self._node.gate.places()
-        if places != self._places:
-            self._bind(device, places)
-        for queue in self._steps:
+        if not device.fences.enter(stream, self._entry | DIRECT, *self._location):
+            self._raise_not_symmetric()
+        locations = self._context.node.barrier.locations()
+        if locations != self._locations:
+            self._bind(device, locations)
+        for queue in self._queued:
             queue(stream)
-        for step in self._task.after:
+        for step in self._after:
             step()
 
-    def _refuse(self, *, entered: bool = False) -> NoReturn:
-        """Say on every rank that some rank's buffers cannot be reached."""
-        try:
-            if not entered:
-                self._node.gate.enter(self._entry)
-        except DisagreementError:
-            self._disagree()
+    def _raise_not_symmetric(self) -> NoReturn:
         raise UsageError(
-            f"{self.plan.operation.value}: this algorithm loads and stores, and a device buffer of some rank is not "
+            f"{self._call.operation.value}: this algorithm loads and stores, and a device buffer of some rank is not "
             "symmetric; make the buffers with cupy_empty or torch_empty(..., device='cuda'), or choose another "
             "algorithm, or auto"
         )
 
-    def _bind(self, device: SharedDeviceMemory, places: tuple[int, ...]) -> None:
-        task = self._task
-        program = task.lowered(None)
-        there = dict(zip(self._node.others, zip(places[::2], places[1::2], strict=True), strict=True))
-        self._spare = task.scratch(program.work + program.landing)  # kept: kernels know only addresses
-        find, scratch = _extents(self._node, task, program, there, task.module.get_address(self._spare))
-        phases = plan_launches(local(program), find, scratch, task.function, task.dtype)
-        steps: list[Callable[[int], object]] = [bound(each, device.cuda) for each in phases[0]]
+    def _bind(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
+        """Bind to the other ranks' buffers at `locations`, two per rank; the first fence is the entry."""
+        call, program = self._call, self._lower()
+        count = program.work + program.landing
+        self._kept_scratch = self._take_scratch(count)  # kept alive: kernels know only addresses
+        space = AddressSpace(call, program, self._kept_scratch)
+        map_peers(space, self._context.node, call, locations)
+        scratch = AddressRange(call.module.get_address(self._kept_scratch), count * space.itemsize)
+        phases = plan_launches(
+            local_instructions(program),
+            lambda place: AddressRange(space.address(place), place.count * space.itemsize),
+            scratch,
+            call.reduction.function,
+            call.dtype,
+        )
+        queued: list[Callable[[int], object]] = [bind_launch(each, device.cuda) for each in phases[0]]
         for at, phase in enumerate(phases[1:]):
-            if at:  # the first meeting is behind us: it told where the others' buffers are
-                steps.append(device.fences.fence)
-            steps += [bound(each, device.cuda) for each in phase]
-        self._steps, self._places = steps, places
+            if at:
+                queued.append(device.fences.fence)
+            queued += [bind_launch(each, device.cuda) for each in phase]
+        self._queued, self._locations = queued, locations
 
 
-def bound_in(node: Node, task: Task, disagree: Callable[[], NoReturn]) -> NodeExecutable | DeviceExecutable:
-    """Bind a collective by loads and stores to its buffers, in whichever memory they are; see the two classes."""
-    if task.module.on_device:
-        return DeviceExecutable(node, task, disagree)
-    return NodeExecutable(node, task, is_direct(node, task), disagree)
-
-
-def bound(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
+def bind_launch(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
     """Compile a launch and return what queues it on a stream."""
     chain, count = launch.chain, len(launch.rows)
     kernel = KernelSpec(chain, launch.width, round_up_rows(chain, count))
@@ -152,7 +135,7 @@ def bound(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
     words[:count] = launch.rows
     parameters = np.array([words.ctypes.data], np.uint64)  # where each parameter lies; there is one
     wanted = -(-launch.units // (THREADS * kernel.unrolled))
-    most = max(cuda.processors * BLOCKS_A_PROCESSOR // count, 1)
+    most = max(cuda.processors * BLOCKS_PER_PROCESSOR // count, 1)
     grid = (min(max(wanted, 1), most), count)
     return _Queued(cuda, function, grid, words, parameters)
 
@@ -168,38 +151,3 @@ class _Queued:
 
     def __call__(self, stream: int) -> None:
         self._call(stream)
-
-
-def _is_symmetric(task: Task, own: tuple[int, int]) -> bool:
-    """Whether the others can touch what they need of this rank's buffers."""
-    program = task.lowered(None)
-    places = [place for step in local(program) for place in step.ranges]
-    if any(place.memory is MemoryKind.ARENA for place in places):  # there is none on the device
-        return False
-    for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
-        if memory in program.accessed and buffer is not None and buffer.nbytes and not is_token(own[memory]):
-            return False
-    return True
-
-
-def _extents(
-    node: Node, task: Task, program: Program, there: dict[int, tuple[int, int]], spare: int
-) -> tuple[Callable[[MemoryRange], AddressRange], AddressRange]:
-    """Return where the places of a program are, and where its scratch is, which begins at `spare`."""
-    itemsize = task.dtype.itemsize
-    begins = {
-        (MemoryKind.SOURCE, OWN): task.source.address if task.source else 0,
-        (MemoryKind.RESULT, OWN): task.result.address if task.result else 0,
-        (MemoryKind.WORK, OWN): spare,
-        (MemoryKind.LANDING, OWN): spare + program.work * itemsize,
-    }
-    for owner, tokens in there.items():
-        for memory in (MemoryKind.SOURCE, MemoryKind.RESULT):
-            if is_token(tokens[memory]):
-                number, offset = parsed(tokens[memory])
-                begins[memory, owner] = node.symmetric.numbered(number).pieces[owner].address + offset
-
-    def find(place: MemoryRange) -> AddressRange:
-        return AddressRange(begins[place.memory, place.owner] + place.start * itemsize, place.count * itemsize)
-
-    return find, AddressRange(spare, (program.work + program.landing) * itemsize)

@@ -1,241 +1,209 @@
-"""A collective of two levels, bound: part after part through the lanes, messages of one beside the work on others.
+"""Two-level collectives, bound: shared memory within nodes and messages between them, pipelined over the slots.
 
-While the messages of some parts cross between nodes, this rank reduces the next part and stores the one before: the
-network is never without a message as long as there are parts left. The ranks of a node enter together, as in
-executable.py, and agree whether they touch each other's buffers where those are or go through the lanes' memory. What
-crosses between nodes is the same either way, so nodes may differ in that.
+While the messages of some segments cross between nodes, this rank reduces the next segment and stores the previous one,
+so the network is busy as long as segments are left. The ranks of a node enter together and agree whether they access
+each other's buffers in place or through the slots. The messages are the same either way, so nodes may differ in that.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sized
-from typing import NoReturn, Protocol
+from collections.abc import Callable
 
-from mpi4py import MPI
-
-from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.hierarchical.lanes import Lane
-from hpccoll.runtime.hierarchical.parts import PartGround, bounce_count, parts_of
-from hpccoll.runtime.hierarchical.strands import Action, Strand, actions_of
+from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
+from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
+from hpccoll.runtime.arrays import BoundCall, ScratchPool
+from hpccoll.runtime.backoff import Backoff
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.hierarchical.pipeline_task import Action, PipelineTask, bind_actions
 from hpccoll.runtime.lowering import Program
-from hpccoll.runtime.messages.executable import freed
-from hpccoll.runtime.shared_memory.executable import fingerprint, is_direct, where
-from hpccoll.runtime.shared_memory.node import Node
+from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.shared_memory.executable import can_access_in_place, map_peers, slot_memory
+from hpccoll.runtime.shared_memory.node import fingerprint_of
 from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
-from hpccoll.runtime.shared_memory.task import Task
+from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
+from hpccoll.selection import Selection
 
-FIRST_TAG = 8192  # above the lanes of asynchronous calls; a tag for each lane of the node
-_SPIN_S, _YIELD_S = 50e-6, 100e-6
-_FIRST_NAP_S, _LONGEST_NAP_S = 10e-6, 400e-6  # a core that is given away is one that the network's work can use
-
-
-class Lowered(Protocol):
-    """Gives the program for so many elements of each chunk, through the lanes' memory where `staged`."""
-
-    def __call__(self, *, sizes: tuple[int, ...], staged: bool) -> Program:
-        """See there."""
+FIRST_TAG = 8192  # above the tags of asynchronous calls; a tag for each slot
 
 
-class MixedExecutable:
-    """A collective bound to shared memory within nodes and messages between them: call it as often as you like.
+class TwoLevelExecutable(PlanExecutable):
+    """A two-level collective bound to buffers; see `Executable` and `PlanExecutable`.
 
-    Args:
-        node: the ranks of this node.
-        task: the collective.
-        lowered: gives the programs of parts.
-        comm: all ranks.
-        disagree: is called where ranks of a node came with different arguments; raises.
-        under_way: the asynchronous operations of the communicator.
-        progress: carries those on.
+    Raises:
+        UnavailableError: memory cannot be shared within nodes, or the plan has more chunks than a slot has room for.
+        UsageError: the buffers are device memory.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_bound",
-        "_comm",
-        "_disagree",
+        "_actions",
         "_entry",
-        "_lowered",
-        "_node",
-        "_own",
-        "_parts",
-        "_places",
+        "_facts",
+        "_location",
+        "_locations",
         "_programs",
-        "_progress",
-        "_spare",
-        "_stride",
-        "_task",
-        "_there",
-        "_under_way",
+        "_scratch_memory",
+        "_scratch_stride",
+        "_segments",
         "direct",
-        "live",
     )
 
     def __init__(
-        self,
-        node: Node,
-        task: Task,
-        lowered: Lowered,
-        comm: MPI.Intracomm,
-        disagree: Callable[[], NoReturn],
-        under_way: Sized,
-        progress: Callable[[], object],
+        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> None:
-        self._node, self._task, self._lowered, self._comm = node, task, lowered, comm
-        self._disagree, self._under_way, self._progress = disagree, under_way, progress
-        self._entry = fingerprint(task.facts)
-        self._parts = parts_of(task)
-        self.direct, self.live = is_direct(node, task), True
-        self._own = where(node, task) if self.direct else (0, 0)
-        self._places: tuple[int, ...] | None = None
-        self._bound: dict[int, list[Action]] = {}
+        super().__init__(context, call, selection, scratch)
+        node, call = context.node, self._call
+        self._facts = self._describe()
+        self._require_host_memory()
+        self._entry = fingerprint_of(self._facts)
+        self._segments = self._cut()
+        self.direct = can_access_in_place(node, self._lower(), call)
+        locate = node.symmetric.locate
+        self._location = (locate(call.source), locate(call.result)) if self.direct else (0, 0)
+        self._locations: tuple[int, ...] | None = None
+        self._actions: dict[int, list[Action]] = {}
         self._programs: list[Program] = []
-        self._stride, self._spare = 0, task.scratch(0)
-        self._there: dict[int, tuple[int, int]] = {}
+        self._scratch_memory, self._scratch_stride = self._take_scratch(0), 0
+        node.symmetric.free_with(self, call.source, call.result)
 
     @property
-    def plan(self) -> Plan:
-        """The plan that is carried out."""
-        return self._task.plan
-
-    @property
-    def steps(self) -> tuple[BoundCall, ...]:
-        """The call itself: its parts overlap, so that none of its steps can be done again by itself."""
+    def calls(self) -> tuple[BoundCall, ...]:
         return (self,)
 
     def __call__(self) -> None:
-        """Run once; blocks until this rank's part is done."""
-        crossing, idle = self.begin(), Idle(self._node.crowded)
-        while not crossing.done:
-            moved = crossing.step()
-            if self._under_way:
-                self._progress()
-            idle.after(moved)
+        pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
+        progress = self._context.progress
+        while not pipeline.done:
+            moved = pipeline.poll()
+            if progress:
+                progress.advance()
+            if moved:
+                backoff.reset()
+            else:
+                backoff.pause()
 
-    def begin(self) -> Crossing:
-        """Enter together with the ranks of the node; return the collective under way.
+    def start(self) -> Pipeline:
+        """Enter together with the ranks of the node and return the pipeline, in flight.
 
-        One collective at a time goes through a node's lanes: what is under way there is carried to its end before.
+        One pipeline at a time uses a node's slots: the one before is completed first.
         """
-        if not self.live:
-            freed()
-        before, idle = self._node.crossing, Idle(self._node.crowded)
-        while before is not None and not before.done:
-            idle.after(before.step())
-            self._progress()
-        for step in self._task.before:
+        self._require_live()
+        node = self._context.node
+        if node.pipeline is not None:
+            self._context.progress.wait_until(node.pipeline.advance)
+        for step in self._before:
             step()
         self._enter()
-        self._node.crossing = crossing = Crossing(self._actions, self._node.lanes, len(self._parts), self._task.after)
-        return crossing
+        node.pipeline = pipeline = Pipeline(self._get_actions, node.slots, len(self._segments), self._after)
+        return pipeline
 
     def free(self) -> None:
-        """Let go of all memory; the executable cannot run after."""
-        self.live = False
-        self._bound.clear()
-        self._programs, self._spare = [], self._task.scratch(0)
+        super().free()
+        self._actions.clear()
+        self._programs, self._scratch_memory = [], None
+
+    def _require_host_memory(self) -> None:
+        name = self._facts[0:2]
+        full_name = "/".join(map(str, name))
+        self._context.node.require_memory(full_name)
+        if self._call.module.on_device:
+            raise UsageError(
+                f"{full_name} does not access device memory on several nodes; choose hierarchical or another algorithm "
+                "of messages, or leave the choice to auto"
+            )
+
+    def _cut(self) -> list[ChunkSegment]:
+        """Cut the chunks into segments, the same on all ranks."""
+        plan, itemsize, slot_bytes = self.plan, self._call.dtype.itemsize, self._context.node.slot_bytes
+        sizes = chunk_sizes(plan, self._call.count)
+        room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by an element
+        if room < len(sizes):
+            raise UnavailableError(
+                f"{plan.name} on {plan.ranks} ranks has {len(sizes)} chunks, and a slot has room for {room} elements; "
+                "choose another algorithm"
+            )
+        return cut_chunks(sizes, max(wanted_parts(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room)))
 
     def _enter(self) -> None:
-        """Meet the ranks of the node; where they all come directly, learn where their buffers are."""
-        gate = self._node.gate
+        """Enter together with the ranks of the node; bind again where locations have changed."""
+        node = self._context.node
         try:
-            alike = gate.enter(self._entry | (DIRECT if self.direct else 0), *self._own)
+            alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
         except DisagreementError:
-            self._disagree()
-        places = gate.places() if alike and self.direct else ()
-        if places != self._places:
-            self._lower(places)
+            node.raise_mismatch(self._facts)
+        locations = node.barrier.locations() if alike and self.direct else ()
+        if locations != self._locations:
+            self._lower_segments(locations)
 
-    def _lower(self, places: tuple[int, ...]) -> None:
-        """Lower every part for buffers that the others reach at `places`, or through the lanes where there are none."""
-        self._bound.clear()
-        self._places = places
-        words = zip(places[::2], places[1::2], strict=True)
-        self._there = dict(zip(self._node.others, words, strict=False))
-        self._programs = [self._lowered(sizes=part.sizes, staged=not places) for part in self._parts]
+    def _lower_segments(self, locations: tuple[int, ...]) -> None:
+        """Lower every segment for buffers accessed in place at `locations`, or for the slots where there are none."""
+        self._actions.clear()
+        self._locations = locations
+        self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
         scratch = max(program.work + program.landing for program in self._programs)
-        self._stride = scratch + (bounce_count(self._task) if places else 0)
-        self._spare = self._task.scratch(self._stride * len(self._node.lanes))
+        self._scratch_stride = scratch + (bounce_count(self._call.dtype.itemsize) if locations else 0)
+        self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.slots))
 
-    def _actions(self, number: int) -> list[Action]:
-        """Return what a part does, bound when it is first run."""
-        actions = self._bound.get(number)
+    def _get_actions(self, number: int) -> list[Action]:
+        """Return the actions of a segment, bound at its first run."""
+        actions = self._actions.get(number)
         if actions is None:
-            lane = self._node.lanes[number % len(self._node.lanes)]
-            spare = self._spare[lane.number * self._stride : (lane.number + 1) * self._stride]
-            program, part = self._programs[number], self._parts[number]
-            ground = PartGround(self._node, self._task, program, part, lane, spare, self._there).ground
-            actions = self._bound[number] = actions_of(program, ground, self._comm, FIRST_TAG + lane.number)
+            node, call, program = self._context.node, self._call, self._programs[number]
+            slot = node.slots[number % len(node.slots)]
+            scratch = self._scratch_memory[slot.number * self._scratch_stride :][: self._scratch_stride]
+            slots = slot_memory(slot, node, call)
+            space = AddressSpace(call, program, scratch, slots=slots, segment=self._segments[number], rank=node.rank)
+            if self._locations:
+                map_peers(space, node, call, self._locations)
+            bounce = scratch[program.work + program.landing :][: bounce_count(space.itemsize)]
+            binder = LocalBinder(space, node.barrier.fence, node.remote, bounce if self._locations else None)
+            tag = FIRST_TAG + slot.number
+            actions = self._actions[number] = bind_actions(program, space, binder, self._context.comm, tag)
         return actions
 
 
-class Crossing:
-    """A collective under way through the lanes.
+class Pipeline:
+    """A two-level collective in flight.
 
     Args:
-        actions: gives what a part does.
-        lanes: of the node; part p goes through lane p modulo their number.
-        parts: how many there are.
-        after: what is done when all are through.
+        get_actions: returns the actions of a segment by its number.
+        slots: of the node; segment s passes through slot s modulo their number.
+        segments: how many there are.
+        after: calls to make when all are complete.
     """
 
-    __slots__ = ("_actions", "_after", "_following", "_lanes", "_live", "_parts", "done")
+    __slots__ = ("_after", "_get_actions", "_next", "_segments", "_slots", "_tasks", "done")
 
     def __init__(
-        self, actions: Callable[[int], list[Action]], lanes: tuple[Lane, ...], parts: int, after: tuple[BoundCall, ...]
+        self,
+        get_actions: Callable[[int], list[Action]],
+        slots: tuple[PipelineSlot, ...],
+        segments: int,
+        after: tuple[BoundCall, ...],
     ) -> None:
-        self._actions, self._lanes, self._parts, self._after = actions, lanes, parts, after
-        self._live: dict[int, Strand] = {}
-        self._following, self.done = 0, False
+        self._get_actions, self._slots, self._segments, self._after = get_actions, slots, segments, after
+        self._tasks: dict[int, PipelineTask] = {}
+        self._next, self.done = 0, False
 
-    def step(self) -> bool:
-        """Let every part under way go on for a moment; return whether anything was done."""
-        moved, lane = False, self._following % len(self._lanes)
-        if self._following < self._parts and lane not in self._live:
-            self._live[lane] = Strand(self._actions(self._following), self._lanes[lane])
-            self._following, moved = self._following + 1, True
-        for number, strand in list(self._live.items()):
-            moved |= strand.advance()
-            if strand.done:
-                del self._live[number]
-        if not self._live and self._following == self._parts and not self.done:
+    def poll(self) -> bool:
+        """Let every task in flight do a little; return whether anything was done."""
+        moved, slot = False, self._next % len(self._slots)
+        if self._next < self._segments and slot not in self._tasks:
+            self._tasks[slot] = PipelineTask(self._get_actions(self._next), self._slots[slot])
+            self._next, moved = self._next + 1, True
+        for number, task in list(self._tasks.items()):
+            moved |= task.advance()
+            if task.done:
+                del self._tasks[number]
+        if not self._tasks and self._next == self._segments and not self.done:
             for step in self._after:
                 step()
             self.done = True
         return moved
 
     def advance(self) -> bool:
-        """Go as far as it can; return whether all is done. Never blocks."""
-        while self.step():
+        """Go as far as possible without blocking; return whether all is complete."""
+        while self.poll():
             pass
         return self.done
-
-
-class Idle:
-    """What a rank does while nothing can be done: it looks again, gives its core away, and at last naps."""
-
-    __slots__ = ("_nap", "_since", "_spins")
-
-    def __init__(self, crowded: bool) -> None:
-        self._spins = not crowded
-        self._since, self._nap = 0.0, _FIRST_NAP_S
-
-    def after(self, moved: bool) -> None:
-        """Wait a little, longer the longer nothing was done; not at all where something was."""
-        if moved:
-            self._since, self._nap = 0.0, _FIRST_NAP_S
-            return
-        now = time.perf_counter()
-        if not self._since:
-            self._since = now
-        waited = now - self._since
-        if waited < _SPIN_S and self._spins:
-            return
-        if waited < _YIELD_S:
-            os.sched_yield()
-        else:
-            time.sleep(self._nap)
-            self._nap = min(2 * self._nap, _LONGEST_NAP_S)

@@ -1,115 +1,77 @@
-"""Running a program: bound once to persistent requests and called many times, or stepped through without binding.
+"""Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
 
-Both ways take the same steps from one generator. An `Executable` has collected them into a flat tuple of ready
-callables, so that a call does nothing but run them. A `Run` posts each message as it comes to it: buffers seen for
-the first time and asynchronous operations take that way, and nothing is compiled for them.
+Both ways take the same calls from one generator. A bound executable has collected them into a flat tuple, so that a run
+does nothing but call them. A `MessageRun` posts each message when its turn comes: first calls on new arrays and
+asynchronous operations run that way, and nothing is bound for them.
 
-Device memory: kernels and copies are queued on the current stream, which MPI knows nothing of. Before any message is
-started while work is queued, the stream is synchronised: a send must find its data written, and a receive must not
-land in memory that a queued kernel still reads. Where MPI cannot take device memory, messages go through pinned host
-memory, which is reused as soon as no message is in flight.
+Device memory: kernels and copies are queued on the current stream, which MPI does not know. The stream is synchronised
+before a message starts while work is queued: a send must find its data written, and a receive must not overwrite memory
+that a queued kernel still reads. Where MPI cannot take device memory, messages pass through pinned host memory, which
+is reused as soon as no message is in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from mpi4py import MPI
 
-from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray
-from hpccoll.runtime.lowering import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.address_space import AddressSpace
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, ScratchPool
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.selection import Selection
+
+BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a program runs on: four memories (in the order of `MemoryKind`), how to combine, and the wire."""
-
-    memories: tuple[FlatArray, FlatArray, FlatArray, FlatArray]
-    module: ArrayModule
-    function: str
-    itemsize: int
-    comm: MPI.Intracomm
-    tag: int
-    staged: bool  # device memory goes through pinned host memory
-
-    def view(self, place: MemoryRange) -> FlatArray:
-        """The elements of a place."""
-        return self.memories[place.memory][place.start : place.stop]
-
-
-class Posting(Protocol):
-    """How a message is started: prepared for later, or at once."""
-
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        """Return the request and what starts it; None when it has started."""
-
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        """Return the request and what starts it; None when it has started."""
-
-
-@dataclass(frozen=True, slots=True)
-class Persistent:
-    """Requests made once and started in every call."""
-
-    comm: MPI.Intracomm
-    tag: int
-
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        request = self.comm.Recv_init([message, MPI.BYTE], peer, self.tag)
-        return request, request.Start
-
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        request = self.comm.Send_init([message, MPI.BYTE], peer, self.tag)
-        return request, request.Start
-
-
-@dataclass(frozen=True, slots=True)
-class Immediate:
-    """Messages that start as soon as they are posted."""
-
-    comm: MPI.Intracomm
-    tag: int
-
-    def receive(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        return self.comm.Irecv([message, MPI.BYTE], peer, self.tag), None
-
-    def send(self, message: Any, peer: int) -> tuple[MPI.Request, BoundCall | None]:
-        return self.comm.Isend([message, MPI.BYTE], peer, self.tag), None
-
-
-class _Pinned:
-    """Pinned host memory for the messages in flight; from its beginning again whenever none is."""
+class PinnedMemory:
+    """Pinned host memory for the messages in flight; reused from its start whenever there is none."""
 
     def __init__(self, module: ArrayModule) -> None:
-        self._module, self._memory, self._used, self._flying = module, module.empty_pinned(0), 0, 0
+        self._module, self._memory, self._used, self._messages = module, module.empty_pinned(0), 0, 0
 
     def take(self, nbytes: int) -> Any:
+        """Return `nbytes` bytes for a message."""
         if self._used + nbytes > len(self._memory):
             # Messages in flight keep the old memory alive.
             self._memory, self._used = self._module.empty_pinned(max(nbytes, 2 * len(self._memory))), 0
-        self._flying += 1
+        self._messages += 1
         self._used += nbytes
         return self._memory[self._used - nbytes : self._used]
 
     def release(self) -> None:
-        self._flying -= 1
-        if not self._flying:
+        """Count one message as complete."""
+        self._messages -= 1
+        if not self._messages:
             self._used = 0
 
 
-def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
-    """Yield what to call, in order; with a wait comes its request, so that it can be tested instead."""
-    module, pinned = setting.module, _Pinned(setting.module) if setting.staged else None
+def message_calls(
+    program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
+) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
+    """Yield the calls that carry out a program, in order; with a wait, its request, so that it can be tested instead.
+
+    Args:
+        program: this rank's instructions.
+        space: the memory.
+        comm: where messages are sent.
+        tag: of the messages.
+        persistent: make persistent requests, to be started by calls; otherwise post each message when it is reached.
+        pinned: pass messages through pinned host memory.
+    """
+    module, staging = space.module, PinnedMemory(space.module) if pinned else None
+    send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
     queued = module.on_device  # the user's own kernels may still be writing the input
-    flying: dict[int, tuple[MPI.Request, Any, FlatArray | None]] = {}
+    in_flight: dict[int, tuple[MPI.Request, Any, FlatArray | None]] = {}
     for index, step in enumerate(program.instructions):
         match step:
             case Receive(peer, place) | Send(peer, place):
-                view, sends = setting.view(place), isinstance(step, Send)
-                host = pinned.take(place.count * setting.itemsize) if pinned else None
+                view, sends = space.own_view(place), isinstance(step, Send)
+                host = staging.take(place.count * space.itemsize) if staging else None
                 if sends and host is not None and place.count:
                     yield module.bind_copy_to_host(host, view), None
                     queued = module.on_device
@@ -117,124 +79,147 @@ def steps(program: Program, setting: Setting, posting: Posting) -> Iterator[tupl
                     yield module.synchronize, None
                     queued = False
                 message = module.as_bytes(view) if host is None else host
-                request, start = (posting.send if sends else posting.receive)(message, peer)
-                flying[index] = request, host, None if sends or host is None else view
-                if start is not None:
-                    yield start, None
-            case Wait(start_index):
-                request, host, view = flying.pop(start_index)
+                request = (send if sends else receive)([message, MPI.BYTE], peer, tag)
+                in_flight[index] = request, host, None if sends or host is None else view
+                if persistent:
+                    yield request.Start, None  # type: ignore[attr-defined]
+            case Wait(start):
+                request, host, view = in_flight.pop(start)
                 yield request.Wait, request
                 if view is not None and len(view):
                     yield module.bind_copy_from_host(view, host), None
                     queued = module.on_device
-                if pinned:
-                    pinned.release()
+                if staging:
+                    staging.release()
             case Reduce(left, right, out):
-                yield module.bind_reduce(setting.function, *map(setting.view, (left, right, out))), None
+                yield module.bind_reduce(space.reduce_function, *map(space.own_view, (left, right, out))), None
                 queued = module.on_device
             case Copy(source, out):
-                yield module.bind_copy(setting.view(out), setting.view(source)), None
+                yield module.bind_copy(space.own_view(out), space.own_view(source)), None
                 queued = module.on_device
 
 
-class Executable:
-    """A program bound to buffers: call it as often as you like; free it before MPI ends.
+class MessageExecutable(PlanExecutable):
+    """A plan of messages on given buffers; see `Executable` and `PlanExecutable`.
 
-    `others` are the operations under way on the communicator, and `progress` carries them on: while there are any,
-    waiting for a message here must not let them stand still, since another rank may wait for them first.
+    Args:
+        tag: of its messages.
     """
 
-    __slots__ = ("_memories", "_others", "_progress", "_waits", "live", "plan", "steps")
+    __slots__ = ("_calls", "_in_flight", "_program", "_requests", "_space", "_tag")
 
     def __init__(
         self,
-        program: Program,
-        setting: Setting,
-        before: tuple[BoundCall, ...],
-        after: tuple[BoundCall, ...],
-        others: Sized,
-        progress: BoundCall,
+        context: Context,
+        call: CollectiveCall,
+        selection: Selection,
+        scratch: ScratchPool | None = None,
+        tag: int = BLOCKING_TAG,
     ) -> None:
-        bound = list(steps(program, setting, Persistent(setting.comm, setting.tag)))
-        self.steps = (*before, *(step for step, _ in bound), *after)
-        self._waits = {i: request for i, (_, request) in enumerate(bound, len(before)) if request is not None}
-        self._memories: tuple[FlatArray, ...] = setting.memories  # kept alive: requests know only addresses
-        self._others, self._progress = others, progress
-        self.plan = program.plan
-        self.live = True
+        super().__init__(context, call, selection, scratch)
+        self._program = program = self._lower()
+        self._space = AddressSpace(self._call, program, self._take_scratch(program.work + program.landing))
+        self._tag, self._in_flight = tag, context.progress.operations
+        self._calls: tuple[BoundCall, ...] | None = None
+        self._requests: dict[int, MPI.Request] = {}
+
+    @property
+    def calls(self) -> tuple[BoundCall, ...]:
+        return self._calls or ()
+
+    def bind(self) -> None:
+        """Make persistent requests, and collect the calls of all further runs."""
+        bound = list(self._message_calls(persistent=True))
+        self._calls = (*self._before, *(call for call, _ in bound), *self._after)
+        first = len(self._before)
+        self._requests = {at: request for at, (_, request) in enumerate(bound, first) if request is not None}
 
     def __call__(self) -> None:
-        """Run once; blocks until this rank's part is done."""
-        if self._others:
-            self._run_beside()
-            return
-        for step in self.steps:
-            step()
+        if self._calls is None:
+            self._run_unbound()
+        elif self._in_flight:
+            self._run_beside_others()
+        else:
+            for call in self._calls:
+                call()
 
-    def _run_beside(self) -> None:
-        for i, step in enumerate(self.steps):
-            request = self._waits.get(i)
-            if request is None:
-                step()
-            else:
-                while not request.Test():
-                    self._progress()
+    def start(self) -> MessageRun:
+        self._require_live()
+        for call in self._before:
+            call()
+        return MessageRun(self._message_calls(persistent=False), self._after)
 
     def free(self) -> None:
-        """Give the requests back to MPI; the executable cannot run after."""
-        self.steps, self.live, self._memories = (freed,), False, ()
-        while self._waits:
-            self._waits.popitem()[1].Free()
+        super().free()
+        self._calls = (raise_freed,)
+        del self._space
+        while self._requests:
+            self._requests.popitem()[1].Free()
+
+    def _message_calls(self, *, persistent: bool) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
+        context, module = self._context, self._call.module
+        pinned = module.on_device and not context.takes_device_memory()
+        return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
+
+    def _run_unbound(self) -> None:
+        run, progress = self.start(), self._context.progress
+        if progress:
+            progress.wait_until(run.advance)
+        run.complete()
+
+    def _run_beside_others(self) -> None:
+        """Run while other operations are in flight: waits advance them, since another rank may wait for them first."""
+        for at, call in enumerate(self.calls):
+            request = self._requests.get(at)
+            if request is None:
+                call()
+            else:
+                self._context.progress.wait_until(request.Test)
 
 
-def freed() -> NoReturn:
-    """Say that an executable was freed."""
-    raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")
+class MessageRun:
+    """One run of a plan of messages, in flight.
 
+    Args:
+        calls: from `message_calls`, not persistent.
+        after: calls to make at the end.
+    """
 
-class Run:
-    """A program under way without binding; `advance` goes as far as it can."""
+    __slots__ = ("_after", "_calls", "_test", "done")
 
-    __slots__ = ("_after", "_pending", "_steps", "done")
-
-    def __init__(
-        self, program: Program, setting: Setting, before: tuple[BoundCall, ...], after: tuple[BoundCall, ...]
-    ) -> None:
-        for step in before:
-            step()
-        self._steps = steps(program, setting, Immediate(setting.comm, setting.tag))
-        self._pending: Callable[[], Any] | None = None
-        self._after = after
+    def __init__(self, calls: Iterator[tuple[BoundCall, MPI.Request | None]], after: tuple[BoundCall, ...]) -> None:
+        self._calls, self._after = calls, after
+        self._test: Callable[[], Any] | None = None
         self.done = False
 
     def advance(self) -> bool:
-        """Go on until a message is waited for that has not come; return whether all is done. Never blocks."""
+        """Go on up to a message that has not arrived; return whether all is complete. Never blocks."""
         while not self.done:
-            if self._pending is not None:
-                if not self._pending():
+            if self._test is not None:
+                if not self._test():
                     return False
-                self._pending = None
-            following = next(self._steps, None)
-            if following is None:
+                self._test = None
+            call, request = next(self._calls, (None, None))
+            if call is None:
                 self._finish()
-            elif following[1] is not None:
-                self._pending = following[1].Test
+            elif request is not None:
+                self._test = request.Test
             else:
-                following[0]()
+                call()
         return True
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Go on to the end, blocking in each wait."""
-        if self._pending is not None:
-            while not self._pending():
+        if self._test is not None:
+            while not self._test():
                 pass
-            self._pending = None
-        for step, _ in self._steps:
-            step()
+            self._test = None
+        for call, _ in self._calls:
+            call()
         if not self.done:
             self._finish()
 
     def _finish(self) -> None:
-        for step in self._after:
-            step()
+        for call in self._after:
+            call()
         self.done = True

@@ -13,7 +13,7 @@ Cost: a bound call is one C call behind a `functools.partial`, on buffer specifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,8 +24,9 @@ from mpi4py import MPI
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import BoundCall, Buffer, FlatArray, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
-from hpccoll.runtime.messages.executable import freed
+from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, has_same_semantics, order_arguments
+from hpccoll.runtime.progress import InFlight, Progress
 
 # Operations whose persistent form was no slower than the blocking one, at 8 bytes and at 64 KiB, on two ranks of a host
 # (bench/call_overhead.py). The others were slower: Open MPI's persistent Reduce of 64 KiB takes three times as long.
@@ -45,15 +46,21 @@ class MpiExecutable(partial[object]):
 
     plan = None
     live = True
+    start: Callable[[], InFlight]
     non_blocking: BoundCall  # the form to call from the first asynchronous operation on
     request: MPI.Prequest | None = None
     memories: tuple[FlatArray, ...] = ()  # kept alive: buffer specifications hold only addresses
 
+    @property
+    def calls(self) -> tuple[BoundCall, ...]:
+        """The executable itself: it is a single call."""
+        return (self,)
+
     def free(self) -> None:
         """Free the persistent request, if any; a later call raises UsageError."""
         self.live, self.memories = False, ()
-        self.non_blocking = freed
-        self.replace_function(freed)
+        self.non_blocking = raise_freed
+        self.replace_function(raise_freed)
         if self.request is not None:
             self.request.Free()
             self.request = None
@@ -103,15 +110,12 @@ class MpiCollectives:
 
     Args:
         comm: used as it is, not duplicated.
-        in_flight: the communicator's asynchronous operations in flight; only its length is read.
-        progress: advances these operations.
+        progress: the communicator's operations in flight, which advance during waits.
         takes_device_memory: whether a probe found that this MPI accepts device memory; called only for device buffers.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, in_flight: Sized, progress: BoundCall, takes_device_memory: Callable[[], bool]
-    ) -> None:
-        self._comm, self._in_flight, self._progress = comm, in_flight, progress
+    def __init__(self, comm: MPI.Intracomm, progress: Progress, takes_device_memory: Callable[[], bool]) -> None:
+        self._comm, self._progress = comm, progress
         self._takes_device_memory = takes_device_memory
         self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ())
         self._has_large_counts = MPI.Get_version()[0] >= 4
@@ -127,21 +131,22 @@ class MpiCollectives:
             return False
         return not call.module.on_device or self._takes_device_memory()
 
-    def bind(self, call: CollectiveCall, *, together: bool = False) -> MpiExecutable:
+    def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
         """Return a call that runs a collective any number of times.
 
         Args:
             call: the collective; `can_run` must be true.
-            together: whether all ranks bind it now, in the same order. Only then it may become persistent.
+            on_all_ranks: whether all ranks bind it now, in the same order. Only then it may become persistent.
         """
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
-        if together and call.operation in self._persistent:
+        if on_all_ranks and call.operation in self._persistent:
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
         non_blocking = mpi.surround(partial(self._complete, start))
         bound = MpiExecutable(non_blocking if self._uses_non_blocking else mpi.surround(blocking))
         bound.non_blocking, bound.request, bound.memories = non_blocking, request, mpi.memories
+        bound.start = partial(self._start, mpi)
         self._bound.add(bound)
         return bound
 
@@ -156,7 +161,9 @@ class MpiCollectives:
     def start(self, call: CollectiveCall) -> NonBlockingCollective:
         """Start a collective and return at once; `can_run` must be true."""
         self.use_non_blocking()
-        mpi = self._translate(call)
+        return self._start(self._translate(call))
+
+    def _start(self, mpi: _MpiCall) -> NonBlockingCollective:
         run_all(mpi.prologue)
         return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
 
@@ -170,11 +177,10 @@ class MpiCollectives:
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and wait for it; meanwhile advance the operations in flight."""
         request = start()
-        if not self._in_flight:
+        if self._progress:
+            self._progress.wait_until(request.Test)
+        else:
             request.Wait()
-            return
-        while not request.Test():
-            self._progress()
 
     def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
         return partial(getattr(self._comm, mpi.method), *mpi.arguments)

@@ -1,8 +1,7 @@
-"""Reading and writing another process's memory where it lies, in one copy (Linux cross-memory attach).
+"""Reading and writing the memory of other processes of this host in one copy (Linux cross-memory attach).
 
-The kernel allows it between processes of one user unless told otherwise (Yama's ptrace_scope, seccomp filters,
-containers of their own); whether it does is found out by trying.
-Source: process_vm_readv(2).
+The kernel permits it between processes of one user unless configured otherwise (Yama's ptrace_scope, seccomp filters,
+separate PID namespaces); `attach_peers` finds out by trying. Source: process_vm_readv(2).
 """
 
 from __future__ import annotations
@@ -20,78 +19,76 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class _Vector(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     """struct iovec."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def _call(name: str) -> Callable[..., int] | None:
-    call = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if call is None:
+def _system_call(name: str) -> Callable[..., int] | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is None:
         return None
-    vectors = (ctypes.POINTER(_Vector), ctypes.c_ulong)
-    call.argtypes, call.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
-    bound: Callable[..., int] = call
-    return bound
+    vectors = (ctypes.POINTER(_IoVector), ctypes.c_ulong)
+    function.argtypes, function.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
+    typed: Callable[..., int] = function
+    return typed
 
 
-class Remote:
-    """The memory of the other ranks of a node.
+class CrossMemory:
+    """Access to the memory of other processes of this host.
 
     Args:
-        processes: their process ids, by rank.
+        process_ids: the process ids of the other ranks, by rank.
     """
 
-    def __init__(self, processes: dict[int, int]) -> None:
-        self._processes = processes
-        self._read, self._write = _call("process_vm_readv"), _call("process_vm_writev")
+    def __init__(self, process_ids: dict[int, int]) -> None:
+        self._process_ids = process_ids
+        self._readv, self._writev = _system_call("process_vm_readv"), _system_call("process_vm_writev")
 
-    def read(self, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
-        """Bind a copy of `nbytes` bytes at address `there` of `rank` to address `here` of this process."""
-        return self._bind(self._read, rank, there, here, nbytes)
+    def bind_read(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
+        """Return a call that copies `nbytes` bytes at `remote_address` of `rank` to `local_address` here."""
+        return self._bind(self._readv, rank, remote_address, local_address, nbytes)
 
-    def write(self, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
-        """Bind a copy of `nbytes` bytes at address `here` of this process to address `there` of `rank`."""
-        return self._bind(self._write, rank, there, here, nbytes)
+    def bind_write(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
+        """Return a call that copies `nbytes` bytes at `local_address` here to `remote_address` of `rank`."""
+        return self._bind(self._writev, rank, remote_address, local_address, nbytes)
 
-    def _bind(self, call: Callable[..., int] | None, rank: int, there: int, here: int, nbytes: int) -> BoundCall:
-        if call is None:
+    def _bind(
+        self, function: Callable[..., int] | None, rank: int, remote_address: int, local_address: int, nbytes: int
+    ) -> BoundCall:
+        if function is None:
             raise CommunicationError("this C library has no process_vm_readv; cross-memory attach is Linux only")
-        ours, theirs = _Vector(here, nbytes), _Vector(there, nbytes)
-        bound = partial(call, self._processes[rank], ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
-        return partial(_whole, bound, nbytes, rank)
+        local, remote = _IoVector(local_address, nbytes), _IoVector(remote_address, nbytes)
+        call = partial(function, self._process_ids[rank], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        return partial(_copy_all, call, nbytes, rank)
 
 
-def _whole(call: Callable[[], int], nbytes: int, rank: int) -> None:
-    moved = call()
-    if moved != nbytes:
-        reason = os.strerror(ctypes.get_errno()) if moved < 0 else f"{moved} of {nbytes} bytes"
+def _copy_all(call: Callable[[], int], nbytes: int, rank: int) -> None:
+    copied = call()
+    if copied != nbytes:
+        reason = os.strerror(ctypes.get_errno()) if copied < 0 else f"{copied} of {nbytes} bytes"
         raise CommunicationError(
-            f"memory of rank {rank} could not be reached ({reason}); was its buffer freed or changed meanwhile?"
+            f"memory of rank {rank} could not be accessed ({reason}); was its buffer freed or changed during the call?"
         )
 
 
-def reachable(comm: MPI.Intracomm, here: Sequence[int]) -> Remote | None:
-    """Return the memory of the other ranks of this host, or None where any rank of `comm` cannot reach it; collective.
+def attach_peers(comm: MPI.Intracomm, node_ranks: Sequence[int]) -> CrossMemory | None:
+    """Return access to the other ranks of this host, or None where any rank of `comm` lacks it; collective.
 
     Args:
-        comm: all ranks, also those of other hosts.
-        here: the ranks of this host.
+        comm: all ranks, those of other hosts too.
+        node_ranks: the ranks of this host.
     """
-    probe = ctypes.c_uint64(comm.rank + 1)
-    known = comm.allgather((os.getpid(), ctypes.addressof(probe)))
-    remote = Remote({rank: known[rank][0] for rank in here if rank != comm.rank})
-    found = ctypes.c_uint64(0)
-    reached = True
-    for rank in here:
-        if rank == comm.rank:
-            continue
-        try:
-            remote.read(rank, known[rank][1], ctypes.addressof(found), 8)()
-            reached = reached and found.value == rank + 1
-        except CommunicationError:
-            reached = False
-        if not reached:
-            break
-    return remote if min(comm.allgather(reached)) else None
+    probe, received = ctypes.c_uint64(comm.rank + 1), ctypes.c_uint64(0)
+    probes = comm.allgather((os.getpid(), ctypes.addressof(probe)))
+    peers = [rank for rank in node_ranks if rank != comm.rank]
+    memory = CrossMemory({rank: probes[rank][0] for rank in peers})
+    attached = True
+    try:
+        for rank in peers:
+            memory.bind_read(rank, probes[rank][1], ctypes.addressof(received), 8)()
+            attached = attached and received.value == rank + 1
+    except CommunicationError:
+        attached = False
+    return memory if min(comm.allgather(attached)) else None

@@ -1,177 +1,207 @@
-"""A collective by loads and stores, bound to buffers: entered together, run in tiles, or in blocks through the arena.
+"""Collectives of loads, stores and fences in the host memory of one node, bound to buffers.
 
-Directly, where every rank's touched buffers are symmetric, or ordinary memory that its neighbours can read: ranks tell
-each other where those are when they enter, and bind again where that has changed. Through the arena otherwise. Ranks
-that come in different ways find out at the entry, and all take the arena.
+Direct: the ranks access each other's buffers in place, where every accessed buffer is symmetric, or is large and can be
+read by cross-memory attach. The ranks tell each other the locations of their buffers when they enter, and bind again
+where these have changed. Staged: chunks are copied through the slots, segment by segment. Where some ranks enter direct
+and others staged, all of them learn it at the entry and run staged.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NoReturn
+from itertools import takewhile
+from typing import NamedTuple
 
-from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.lowering import MemoryKind
-from hpccoll.runtime.messages.executable import freed
-from hpccoll.runtime.shared_memory.bind import bound
-from hpccoll.runtime.shared_memory.direct import Direct
-from hpccoll.runtime.shared_memory.node import Node
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, FINGERPRINT, DisagreementError, Gate
-from hpccoll.runtime.shared_memory.staged import staged_steps
-from hpccoll.runtime.shared_memory.symmetric import token
-from hpccoll.runtime.shared_memory.task import Task, local
+from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
+from hpccoll.runtime.arrays import BoundCall, ScratchPool
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.executable import Complete
+from hpccoll.runtime.lowering import OWN, LocalInstruction, NodeFence, Program
+from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.shared_memory.node import NodeMemory, fingerprint_of
+from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.shared_memory.symmetric import is_token
+from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
+from hpccoll.selection import Selection
 
-REMOTE_LEAST = 256 * 2**10  # bytes of a buffer from which system calls cost less than copies through the arena
-
-
-def fingerprint(facts: Sequence[object]) -> int:
-    """Return a number for the arguments of a collective that is the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT
+LEAST_REMOTE_BYTES = 256 * 2**10  # of a buffer: from here on, cross-memory attach costs less than copies through slots
 
 
-class _MixedError(Exception):
-    """Some ranks came directly, some by way of the arena."""
+class StagedCalls(NamedTuple):
+    """The calls of a staged run: until the ranks enter, and after; and the slot that the next run begins with."""
+
+    before_entry: list[BoundCall]
+    after_entry: list[BoundCall]
+    next_slot: int
 
 
-def _enter_alike(gate: Gate, entry: int) -> None:
-    if not gate.enter(entry):
-        raise _MixedError
+class SharedMemoryExecutable(PlanExecutable):
+    """A collective bound to the shared memory of one node; see `Executable` and `PlanExecutable`."""
 
+    __slots__ = ("_direct_calls", "_entry", "_facts", "_location", "_locations", "_staged", "direct")
 
-class NodeExecutable:
-    """A collective bound to a node's shared memory: call it as often as you like.
-
-    Args:
-        node: the ranks of the node, which are all ranks.
-        task: the collective.
-        disagree: is called where ranks came with different arguments; raises.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_disagree",
-        "_entry",
-        "_node",
-        "_own",
-        "_places",
-        "_steps",
-        "_task",
-        "_variants",
-        "direct",
-        "live",
-    )
-
-    def __init__(self, node: Node, task: Task, direct: bool, disagree: Callable[[], NoReturn]) -> None:
-        self._node, self._task, self._disagree = node, task, disagree
-        self._entry = fingerprint(task.facts)
-        self.direct, self.live = direct, True
-        self._own = where(node, task)
-        self._places: tuple[int, ...] | None = None
-        self._steps: list[BoundCall] = []
-        self._variants: dict[int, tuple[list[BoundCall], int]] = {}
+    def __init__(
+        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
+    ) -> None:
+        super().__init__(context, call, selection, scratch)
+        symmetric, call = context.node.symmetric, self._call
+        self._facts = self._describe()
+        self._entry = fingerprint_of(self._facts)
+        self.direct = can_access_in_place(context.node, self._lower(), call)
+        self._location = symmetric.locate(call.source), symmetric.locate(call.result)
+        self._locations: tuple[int, ...] | None = None
+        self._direct_calls: list[BoundCall] = []
+        self._staged: dict[int, StagedCalls] = {}
+        symmetric.free_with(self, call.source, call.result)
 
     @property
-    def plan(self) -> Plan:
-        """The plan that is carried out."""
-        return self._task.plan
-
-    @property
-    def steps(self) -> tuple[BoundCall, ...]:
-        """What the latest call did, in order, to be done again step by step."""
-        gate = self._node.gate
-        if self.direct and self._places is not None:
-            return (partial(gate.enter, self._entry | DIRECT, *self._own), *self._steps)
-        return tuple(self._variants[gate.half][0] if gate.half in self._variants else ())
+    def calls(self) -> tuple[BoundCall, ...]:
+        barrier, slot = self._context.node.barrier, self._context.node.next_slot
+        if self.direct and self._locations is not None:
+            return (partial(barrier.enter, self._entry | DIRECT, *self._location), *self._direct_calls)
+        if slot not in self._staged:
+            return ()
+        staged = self._staged[slot]
+        return (*staged.before_entry, partial(barrier.enter, self._entry), *staged.after_entry)
 
     def __call__(self) -> None:
-        """Run once; blocks until this rank's part is done."""
         if not self.live:
-            freed()
-        for step in self._task.before:
+            self._require_live()
+        for step in self._before:
             step()
         try:
-            alike = self._run_direct() if self.direct else self._run_staged()
-            if not alike:
-                self._run_staged()
+            if not (self.direct and self._run_direct()):
+                _ = self._run_staged() or self._run_staged()
         except DisagreementError:
-            self._disagree()
-        for step in self._task.after:
+            self._context.node.raise_mismatch(self._facts)
+        for step in self._after:
             step()
 
+    def start(self) -> Complete:
+        self()  # loads and stores need this core anyway
+        return Complete()
+
     def free(self) -> None:
-        """Let go of all memory; the executable cannot run after."""
-        self.live, self._steps = False, []
-        self._variants.clear()
+        super().free()
+        self._direct_calls.clear()
+        self._staged.clear()
 
     def _run_direct(self) -> bool:
-        gate = self._node.gate
-        if not gate.enter(self._entry | DIRECT, *self._own):
+        """Run on all ranks' buffers in place; return False where some rank entered staged."""
+        barrier = self._context.node.barrier
+        if not barrier.enter(self._entry | DIRECT, *self._location):
             return False
-        places = gate.places()
-        if places != self._places:
-            self._bind(places)
-        for step in self._steps:
+        locations = barrier.locations()
+        if locations != self._locations:
+            self._direct_calls, self._locations = self._bind_direct(locations), locations
+        for step in self._direct_calls:
             step()
         return True
 
     def _run_staged(self) -> bool:
-        gate = self._node.gate
-        half = gate.half
-        if half not in self._variants:
-            enter = partial(_enter_alike, gate, self._entry)
-            self._variants[half] = staged_steps(self._node, self._task, half, enter)
-        steps, last = self._variants[half]
-        try:
-            for step in steps:
-                step()
-        except _MixedError:
+        """Run through the slots; return False where some rank entered direct."""
+        node = self._context.node
+        staged = self._staged.get(node.next_slot)
+        if staged is None:
+            staged = self._staged[node.next_slot] = self._bind_staged(node.next_slot)
+        for step in staged.before_entry:
+            step()
+        if not node.barrier.enter(self._entry):
             return False
-        gate.half = last
+        for step in staged.after_entry:
+            step()
+        node.next_slot = staged.next_slot
         return True
 
-    def _bind(self, places: tuple[int, ...]) -> None:
-        program = self._task.lowered(None)
-        there = dict(zip(self._node.others, zip(places[::2], places[1::2], strict=True), strict=True))
-        ground = Direct(self._node, self._task, program, there).ground()
-        gate = self._node.gate
-        # The first meeting is behind us: it told where the others' buffers are.
-        steps = bound(local(program), ground, gate.fence, _nothing)
-        self._steps = [step for step in steps if step is not _nothing]
-        self._places = places
+    def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
+        """Bind to the other ranks' buffers at `locations`, two per rank; the first fence is the entry."""
+        node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
+        used = program.work + program.landing
+        scratch = self._take_scratch(used + bounce_count(itemsize))
+        space = AddressSpace(self._call, program, scratch)
+        map_peers(space, node, self._call, locations)
+        before, after = split_at_first_fence(local_instructions(program))
+        binder = LocalBinder(space, node.barrier.fence, node.remote, scratch[used:])
+        return [*binder.bind(before), *binder.bind(after)]
+
+    def _bind_staged(self, slot: int) -> StagedCalls:
+        """Bind to the slots, segment after segment, from `slot` on; the first fence is the entry."""
+        node = self._context.node
+        calls: tuple[list[BoundCall], list[BoundCall]] = [], []
+        for number, segment in enumerate(self._segments()):
+            program = self._lower(segment.sizes, staged=True)
+            scratch = self._take_scratch(program.work + program.landing)
+            slots = slot_memory(node.slots[slot], node, self._call)
+            space = AddressSpace(self._call, program, scratch, slots=slots, segment=segment, rank=node.rank)
+            binder, instructions = LocalBinder(space, node.barrier.fence), local_instructions(program)
+            before, after = split_at_first_fence(instructions) if number == 0 else ([], instructions)
+            calls[0].extend(binder.bind(before))
+            calls[1].extend(binder.bind(after))
+            slot = (slot + 1) % len(node.slots)
+        return StagedCalls(*calls, slot)
+
+    def _segments(self) -> list[ChunkSegment]:
+        sizes = chunk_sizes(self.plan, self._call.count)
+        room = self._context.node.slot_bytes // self._call.dtype.itemsize - len(sizes)  # segments differ by an element
+        return cut_chunks(sizes, max(-(-int(sizes.sum()) // room), 1))
 
 
-def _nothing() -> None:
-    """Stands for the meeting that has taken place."""
+def local_instructions(program: Program) -> list[LocalInstruction]:
+    """Return the instructions that send no message: all, in a plan of loads and stores."""
+    return [step for step in program.instructions if isinstance(step, LocalInstruction)]
 
 
-def where(node: Node, task: Task) -> tuple[int, int]:
-    """Return where input and output of this rank are, as others can find them: a token, an address, or 0 for none."""
-    words = []
-    for buffer in (task.source, task.result):
-        block = node.symmetric.find(buffer.address, buffer.nbytes) if buffer else None
-        words.append(0 if buffer is None else token(block, buffer.address) if block else buffer.address)
-    return words[0], words[1]
+def split_at_first_fence(
+    instructions: Sequence[LocalInstruction],
+) -> tuple[list[LocalInstruction], list[LocalInstruction]]:
+    """Return the instructions before and after the first fence, which is left out."""
+    before = list(takewhile(lambda instruction: not isinstance(instruction, NodeFence), instructions))
+    return before, list(instructions[len(before) + 1 :])
 
 
-def is_direct(node: Node, task: Task) -> bool:
-    """Whether the others can touch what they need of this rank's buffers where it is.
+def slot_memory(slot: PipelineSlot, node: NodeMemory, call: CollectiveCall) -> dict[int, object]:
+    """Return the memory of a slot as arrays of the call's dtype, by rank, this rank's at OWN."""
+    itemsize = call.dtype.itemsize
 
-    Args:
-        node: the ranks of the node.
-        task: the collective.
-    """
-    program = task.lowered(None)
-    if program.uses_arena:  # what others touch of it is in no user's memory
+    def typed(rank: int) -> object:
+        memory = slot.memory[rank]
+        return memory[: len(memory) // itemsize * itemsize].view(call.dtype.numpy)
+
+    return {OWN: typed(node.rank)} | {rank: typed(rank) for rank in node.others}
+
+
+def peer_locations(node: NodeMemory, locations: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the other ranks of the node, each with the locations of its input and its output."""
+    return zip(node.others, zip(locations[::2], locations[1::2], strict=True), strict=True)
+
+
+def map_peers(space: AddressSpace, node: NodeMemory, call: CollectiveCall, locations: Sequence[int]) -> None:
+    """Map the inputs and outputs of the other ranks of the node, given their `locations`, two per rank."""
+    itemsize = call.dtype.itemsize
+    for rank, pair in peer_locations(node, locations):
+        for kind, location in zip(USER_MEMORY, pair, strict=True):
+            if not is_token(location):
+                space.map_peer(kind, rank, None, location)
+                continue
+            memory, offset = node.symmetric.resolve(rank, location)
+            if call.module.on_device:
+                space.map_peer(kind, rank, None, memory.address + offset)
+                continue
+            array = memory[offset:]
+            space.map_peer(kind, rank, array[: len(array) // itemsize * itemsize].view(call.dtype.numpy), 0)
+
+
+def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
+    """Whether the other ranks can access in place what the program lets them access of this rank's buffers."""
+    if program.uses_arena:  # these chunks are in no user's memory
         return False
-    touched = program.accessed
-    for memory, buffer in ((MemoryKind.SOURCE, task.source), (MemoryKind.RESULT, task.result)):
-        if memory not in touched or buffer is None or not buffer.nbytes:
+    for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
+        if kind not in program.touched or buffer is None or not buffer.nbytes:
             continue
-        if node.symmetric.find(buffer.address, buffer.nbytes) is None and (
-            node.remote is None or buffer.nbytes < REMOTE_LEAST
+        if not is_token(node.symmetric.locate(buffer)) and (
+            node.remote is None or call.module.on_device or buffer.nbytes < LEAST_REMOTE_BYTES
         ):
             return False
     return True

@@ -1,100 +1,92 @@
-"""What the ranks of a node have in common for one communicator: where they meet, an arena, symmetric buffers.
+"""The memory that the ranks of a node share for one communicator: barrier, pipeline slots, symmetric buffers.
 
-The arena is a piece of shared memory of each rank. It has two halves that are used in turn, so that a rank may fill
-one for the next block while others still read the one before.
+Each rank maps one segment of every rank of its node: a page of words for the barrier and the slots, then the slots. On
+one node there are two slots, used in turn, so that a rank can fill one while others still read the other; between nodes
+there are more, so that several segments of a collective are in flight at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
-from functools import partial
-from typing import Protocol
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.device import SharedDeviceMemory
-from hpccoll.runtime.hierarchical.lanes import LANE_BYTES, LANES, Lane
+from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
-from hpccoll.runtime.shared_memory.cross_memory import Remote, reachable
-from hpccoll.runtime.shared_memory.node_barrier import WORDS, Gate
-from hpccoll.runtime.shared_memory.segment import Mapped, mapped, words
-from hpccoll.runtime.shared_memory.symmetric import Bytes, Symmetric
+from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.shared_memory.cross_memory import attach_peers
+from hpccoll.runtime.shared_memory.node_barrier import FINGERPRINT, WORDS, NodeBarrier
+from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.shared_memory.segment import Mapped, map_segments, words
+from hpccoll.runtime.shared_memory.symmetric import SymmetricBuffers
 
-HALF = 4 * 2**20  # bytes of the arena for one block
-_WORDS_BYTES = 4096  # the words of each rank have a page of their own
-_LINE = 64  # bytes; the gate's words fill the first
-
-
-class Crossing(Protocol):
-    """A collective under way through the lanes; see mixed.py."""
-
-    done: bool
-
-    def step(self) -> bool:
-        """Let it go on for a moment; return whether anything was done."""
+SLOTS_ON_ONE_NODE: Final = 2
+SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
+SLOTS: Final = 6  # segments in flight at once: enough to keep a link busy while others synchronise, reduce and store
+SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by an element
+_WORDS_BYTES: Final = 4096
+_LINE_BYTES: Final = 64  # the barrier's words fill the first cache line, each slot's counter one of the following
+_MISMATCH_TAG: Final = 8191
+FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
 
 
-class Node:
-    """The ranks of this rank's node; `problem` says why they have no memory in common, where that is so.
+class NodeMemory:
+    """The shared memory of this rank's node; `problem` says why there is none, on every rank alike.
 
     Args:
         comm: all ranks; collective over it.
         layout: where they run.
-        under_way: the asynchronous operations of the communicator.
-        progress: carries those on.
+        progress: the in-flight operations, which advance during waits.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, layout: RankLayout, under_way: Sized, progress: Callable[[], object]
-    ) -> None:
-        self.rank = comm.rank
+    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
+        self.rank, self.comm, self._nodes = comm.rank, comm, layout.nodes
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
-        self.symmetric = Symmetric(comm, self.ranks)
-        self.gpu: SharedDeviceMemory | None = None  # once a device buffer was made
-        self._comm = comm
+        self.symmetric = SymmetricBuffers(comm, self.ranks)
+        self.device: Any = None  # the `cuda.device.Device` made with the first device buffer
+        self.oversubscribed = layout.oversubscribed
+        self.pipeline: InFlight | None = None  # the latest two-level collective; one at a time uses the slots
+        self.next_slot = 0  # on one node
+        slots = SLOTS if layout.nodes > 1 else SLOTS_ON_ONE_NODE
+        self.slot_bytes = SLOT_BYTES if layout.nodes > 1 else SLOT_BYTES_ON_ONE_NODE
         self.problem = ""
-        self._pieces: dict[int, Mapped] = {}
         try:
-            # Pages are taken when they are touched: most communicators never use the arena.
-            in_lanes = LANES * LANE_BYTES if layout.nodes > 1 else 0
-            self._pieces = mapped(comm, self.ranks, _WORDS_BYTES + 2 * HALF + in_lanes, reserve=False)
-        except UnavailableError as error:  # on every rank; all but the shared algorithms works without
-            self.problem = str(error)
-        own, *others = (words(self._piece(rank), WORDS) for rank in (comm.rank, *self.others))
-        self.gate = Gate(own, others, layout.oversubscribed, under_way, progress)
-        self.crowded = layout.oversubscribed
-        self.crossing: Crossing | None = None  # the latest collective that went through the lanes
-        self.lanes = tuple(self._lane(number) for number in range(LANES if layout.nodes > 1 else 0))
-        self.remote: Remote | None = reachable(comm, self.ranks)
+            # Pages are allocated at the first access: most communicators never use the slots.
+            nbytes = _WORDS_BYTES + slots * self.slot_bytes
+            segments = map_segments(comm, self.ranks, nbytes, reserve=False)
+        except UnavailableError as error:  # on every rank; algorithms that use messages only work without
+            self.problem, segments, slots = str(error), {}, 0
+        own, *others = (self._words(segments, rank, WORDS, 0) for rank in (self.rank, *self.others))
+        self.barrier = NodeBarrier(own, others, layout.oversubscribed, progress)
+        self.slots = tuple(self._slot(segments, number) for number in range(slots))
+        self.remote = attach_peers(comm, self.ranks)
 
-    def _lane(self, number: int) -> Lane:
-        """Return a lane between nodes; its words lie in a cache line of their own each."""
-        begin = _LINE * (number + 1)
-        own, *others = (
-            memoryview(self._piece(rank))[begin : begin + 8].cast("Q") for rank in (self.rank, *self.others)
-        )
-        return Lane(number, own, others, self.gate.sync, partial(self._lane_memory, number))
+    @staticmethod
+    def _words(segments: dict[int, Mapped], rank: int, count: int, start: int) -> memoryview:
+        return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
-    def _lane_memory(self, number: int, rank: int) -> Bytes:
-        begin = _WORDS_BYTES + 2 * HALF + number * LANE_BYTES
-        return np.frombuffer(self._pieces[rank], np.uint8, LANE_BYTES, begin)
+    def _slot(self, segments: dict[int, Mapped], number: int) -> PipelineSlot:
+        line, begin = _LINE_BYTES * (number + 1), _WORDS_BYTES + number * self.slot_bytes
+        own, *others = (self._words(segments, rank, 1, line) for rank in (self.rank, *self.others))
+        memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
+        return PipelineSlot(number, own, others, self.barrier.synchronize, memory)
 
-    def require(self, name: str, nodes: int) -> None:
-        """Raise where not all ranks have memory in common; `name` is what needs it, `nodes` on how many they are.
+    def require(self, name: str) -> None:
+        """Raise where not all ranks can share memory; `name` says for what it is needed.
 
         Raises:
-            UnavailableError: memory cannot be shared here.
+            UnavailableError: the ranks of a node cannot share memory.
             UsageError: there are several nodes.
         """
         self.require_memory(name)
-        if nodes > 1:
+        if self._nodes > 1:
             raise UsageError(
-                f"{name} loads and stores in shared memory, but the ranks are on {nodes} nodes; choose hierarchical, "
-                "or leave the choice to auto"
+                f"{name} loads and stores in shared memory, but the ranks are on {self._nodes} nodes; choose "
+                "hierarchical, or leave the choice to auto"
             )
 
     def require_memory(self, name: str) -> None:
@@ -102,34 +94,30 @@ class Node:
         if self.problem:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
-    def _piece(self, rank: int) -> Mapped | bytearray:
-        return bytearray(_WORDS_BYTES) if self.problem else self._pieces[rank]
-
-    def device_empty(self, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
-        """Return this rank's CuPy array of a new symmetric buffer of device memory, uninitialised; collective.
-
-        All of a communicator's are on the device of each rank that was current at the first; ranks may share one.
-
-        Raises:
-            UsageError: a negative extent or an unknown dtype.
-            MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: on every rank, where one has no CuPy, no device, too little memory, or none to share.
-        """
-        self.require("device memory that ranks share", 1)
-        if self.gpu is None:
-            self.gpu = SharedDeviceMemory(self._comm, self.ranks, self.gate)
-        return self.gpu.empty(self.symmetric, shape, dtype)
-
-    def arena(self, rank: int, half: int) -> Bytes:
-        """Return one half of a rank's arena, as bytes."""
-        return np.frombuffer(self._pieces[rank], np.uint8, HALF, _WORDS_BYTES + half * HALF)
+    def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:
+        """Raise MismatchError that names the ranks that called different collectives; all ranks of the node call it."""
+        facts_by_rank = {self.rank: facts}
+        requests = [self.comm.isend(facts, rank, _MISMATCH_TAG) for rank in self.others]
+        facts_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}
+        for request in requests:
+            request.wait()
+        differing = [at for at in range(len(FACTS)) if len({known[at] for known in facts_by_rank.values()}) > 1]
+        listed = "; ".join(
+            f"rank {rank}: " + ", ".join(f"{FACTS[at]} {known[at]}" for at in differing)
+            for rank, known in sorted(facts_by_rank.items())
+        )
+        raise MismatchError(f"ranks called different collectives: {listed}; pass the same arguments on every rank")
 
     def free(self) -> None:
-        """Let go of all shared memory; MPI must not have ended."""
+        """Release all shared memory; MPI must not be finalized."""
         self.symmetric.close()
-        if self.gpu is not None:
-            self.gpu.free()
-            self.gpu = None
-        self.gate.free()
-        self.lanes, self.crossing = (), None
-        self._pieces = {}
+        if self.device is not None:
+            self.device.free()
+            self.device = None
+        self.barrier.free()
+        self.slots, self.pipeline = (), None
+
+
+def fingerprint_of(facts: Sequence[object]) -> int:
+    """Return a number for the arguments of a collective that is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT

@@ -1,157 +1,133 @@
-"""Where the ranks of a node wait for each other: a word of each in shared memory, counted up at every fence.
+"""The barrier of a node's ranks: each counts its fences up in a word of shared memory and reads the others' words.
 
-A rank writes its own word and reads the others'; nobody waits for a message, and two ranks on two cores meet in about
-a microsecond. At the first fence of a collective the word also says which collective it is, so ranks that do not
-agree find out at once instead of mixing their data.
+Two ranks on two cores meet in about a microsecond, without a message. At the first fence of a collective the rank also
+publishes a fingerprint of the collective, so ranks that called different collectives find out before they mix data.
 
-Order of memory: what a rank stored before its word must be there for who reads the word. On x86 stores and loads are
-seen in program order. On other machines MPI_Win_sync, which is a full memory barrier, comes before the word is written
-and after the others' were read.
-
-Waiting: spinning is right while every rank has a core of its own. Where ranks outnumber cores, who waits holds up who
-is waited for: then the core is given away at once, and after a while for longer and longer.
+Memory order: what a rank stored before its word must be visible to a rank that reads the word. x86 keeps stores and
+loads in program order. On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and
+follows the reads of the others' words.
 """
 
 from __future__ import annotations
 
-import os
 import platform
-import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpi4py import MPI
 
-DIRECT: Final = 1 << 62  # in an entry: others can touch this rank's buffers where they are
+from hpccoll.runtime.backoff import Backoff
+from hpccoll.runtime.progress import Progress
+
+DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# A rank's words: its count of fences; then, for even and odd entries (who is an entry ahead must not overwrite what
-# others still read; nobody can be two ahead), what it entered and where its input and output are.
-_ENTRY = (1, 4)
+# The words of a rank: its count of fences; then its entry and the locations of its input and output, once for even and
+# once for odd entries. A rank may be one entry ahead of those that still read its words, and never two.
+_ENTRY_WORDS = (1, 4)
 WORDS: Final = 8
-_SPINS, _SPINS_CROWDED = 500, 4
-_YIELDS = 200
-_FIRST_NAP_S, _LONGEST_NAP_S = 20e-6, 1e-3
-_IN_ORDER = ("x86_64", "AMD64", "i386", "i686")
+_SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
+_ORDERED_MACHINES = ("x86_64", "AMD64", "i386", "i686")
 
 
 class DisagreementError(Exception):
-    """Ranks are in different collectives, or the same one with different arguments."""
+    """The ranks of a node entered different collectives, or one collective with different arguments."""
 
 
-class Gate:
-    """The ranks of a node, waiting for each other.
+class NodeBarrier:
+    """A barrier of the ranks of one node in shared memory.
 
     Args:
         own: this rank's WORDS words of 64 bits, zero at first.
         others: the words of the other ranks.
-        crowded: whether ranks outnumber cores.
-        under_way: the asynchronous operations of the communicator; while there are any, `progress` carries them on.
-        progress: see `under_way`.
-        in_order: whether the machine shows stores in program order; found out where it is None.
+        oversubscribed: whether ranks outnumber cores; then waiting yields the core sooner.
+        progress: the in-flight operations, which advance during waits.
+        ordered: whether the machine keeps stores in program order; None looks it up.
     """
 
-    __slots__ = (
-        "_count",
-        "_entries",
-        "_others",
-        "_own",
-        "_progress",
-        "_spins",
-        "_sync",
-        "_under_way",
-        "half",
-        "window",
-    )
+    __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
 
     def __init__(
         self,
         own: memoryview,
         others: Sequence[memoryview],
-        crowded: bool,
-        under_way: Sized,
-        progress: Callable[[], object],
-        in_order: bool | None = None,
+        oversubscribed: bool,
+        progress: Progress,
+        ordered: bool | None = None,
     ) -> None:
         self._own, self._others = own, tuple(others)
         self._count = self._entries = 0
-        self._spins = _SPINS_CROWDED if crowded else _SPINS
-        self._under_way, self._progress = under_way, progress
-        self.half = 0  # of the arena, for the next block
+        self._spins = _SPINS_OVERSUBSCRIBED if oversubscribed else _SPINS
+        self._progress = progress
         self.window: MPI.Win | None = None
-        if in_order is None:
-            in_order = platform.machine() in _IN_ORDER
-        if not in_order:
+        if ordered is None:
+            ordered = platform.machine() in _ORDERED_MACHINES
+        if not ordered:
             self.window = MPI.Win.Create(bytearray(8), comm=MPI.COMM_SELF)
             self.window.Lock_all()
-        self._sync = None if self.window is None else self.window.Sync
+        self._synchronize = None if self.window is None else self.window.Sync
 
     def fence(self) -> None:
-        """Wait until all ranks are here; what they stored before can be loaded after."""
-        if self._sync is not None:
-            self._sync()
+        """Wait until all ranks are here; what they stored before is visible after."""
+        if self._synchronize is not None:
+            self._synchronize()
         self._own[0] = self._count = count = self._count + 1
         for other in self._others:
             if other[0] < count:
                 self._wait(other, count)
-        if self._sync is not None:
-            self._sync()
+        if self._synchronize is not None:
+            self._synchronize()
 
     @property
-    def sync(self) -> Callable[[], object] | None:
-        """Orders memory where the machine does not; None where it does."""
-        return self._sync
+    def synchronize(self) -> Callable[[], object] | None:
+        """A full memory barrier; None where the machine keeps stores in order."""
+        return self._synchronize
 
     @property
-    def turn(self) -> int:
-        """Which of two things goes with the next meeting: 0 and 1 in turn, alike on all ranks."""
+    def parity(self) -> int:
+        """0 or 1 for the next fence, alternating, the same on all ranks."""
         return (self._count + 1) & 1
 
     def enter(self, entry: int, source: int = 0, result: int = 0) -> bool:
-        """Wait for all ranks at the beginning of a collective; return whether all came as DIRECT as this one.
+        """Wait for all ranks at the start of a collective; return whether all entered as DIRECT as this one.
 
         Args:
-            entry: a fingerprint of the collective and its arguments; with DIRECT set, others can touch this rank's
-                buffers where they are.
-            source: where this rank's input is, for `places`.
-            result: where its output is.
+            entry: a fingerprint of the collective and its arguments, with DIRECT set where other ranks can access this
+                rank's buffers in place.
+            source: the location of this rank's input, for `locations`.
+            result: the location of its output.
 
         Raises:
-            DisagreementError: another rank came with another fingerprint; every rank finds that out.
+            DisagreementError: fingerprints differ; raised on every rank.
         """
         own, slot = self._own, self._entries & 1
         self._entries += 1
-        at = _ENTRY[slot]
+        at = _ENTRY_WORDS[slot]
         own[at], own[at + 1], own[at + 2] = entry, source, result
         self.fence()
-        differ = 0
+        differing_bits = 0
         for other in self._others:
-            differ |= other[at] ^ entry
-        if differ & FINGERPRINT:
+            differing_bits |= other[at] ^ entry
+        if differing_bits & FINGERPRINT:
             raise DisagreementError
-        return not differ
+        return not differing_bits
 
-    def places(self) -> tuple[int, ...]:
-        """Return where the inputs and outputs of the others are, after `enter`: two words each, in their order."""
-        at = _ENTRY[(self._entries - 1) & 1]
+    def locations(self) -> tuple[int, ...]:
+        """Return the locations of the other ranks' inputs and outputs after `enter`: two words per rank, in order."""
+        at = _ENTRY_WORDS[(self._entries - 1) & 1]
         return tuple(other[word] for other in self._others for word in (at + 1, at + 2))
 
     def _wait(self, other: memoryview, count: int) -> None:
         for _ in range(self._spins):
             if other[0] >= count:
                 return
-        nap, turns = _FIRST_NAP_S, 0
+        backoff = Backoff(spins=False)
         while other[0] < count:
-            turns += 1
-            if self._under_way:
-                self._progress()
-            if turns <= _YIELDS:
-                os.sched_yield()
-            else:
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP_S)
+            if self._progress:
+                self._progress.advance()
+            backoff.pause()
 
     def free(self) -> None:
-        """Let go of the shared words; MPI must not have ended."""
+        """Release the shared words; MPI must not be finalized."""
         if self.window is not None:
             self.window.Unlock_all()
             self.window.Free()

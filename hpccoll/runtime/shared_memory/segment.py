@@ -1,9 +1,9 @@
-"""A piece of memory of every rank, mapped by all ranks of its host.
+"""Memory segments: one per rank, mapped by all ranks of its host.
 
-The memory has no name in any file system: it is a memfd, and the others open it through the owner's /proc entry. So
-nothing is left behind however a process ends, and the limit is the host's memory rather than /dev/shm. Where that is
-refused (containers with process tables of their own, other systems), it is a file that loses its name as soon as all
-have mapped it.
+A segment has no name in any file system: it is a memfd, which the other ranks open through the owner's /proc entry. So
+nothing is left behind however a process ends, and the limit is the host's memory rather than /dev/shm. Where memfds
+cannot be opened that way (separate PID namespaces, other systems), a segment is a file that is unlinked as soon as all
+ranks have mapped it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,102 +23,101 @@ import psutil
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
+from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.units import format_size
 
-DIRECTORY = "HPCCOLL_SHARED_DIR"  # files there instead of nameless memory
+DIRECTORY = "HPCCOLL_SHARED_DIR"  # where set, segments are files in this directory
 
 
 class Mapped(mmap.mmap):
-    """A mapping that can be referred to weakly, and whose arrays can be told from others by their base."""
+    """A mapping that supports weak references, and that arrays over it have as their base."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """Where a rank's piece can be opened: its size in bytes, the path, and which file that must turn out to be."""
+class SegmentOffer:
+    """How to open a rank's segment: its size in bytes, its path, and the device and inode expected there."""
 
     nbytes: int
-    path: str = ""
-    identity: tuple[int, int] = (0, 0)
-    error: str = ""
+    path: str
+    identity: tuple[int, int]
 
 
-class RefusedError(Exception):
-    """This way of sharing memory does not work here."""
-
-
-def mapped(
-    comm: MPI.Intracomm, here: Sequence[int], nbytes: int, *, reserve: bool, environ: Mapping[str, str] = os.environ
+def map_segments(
+    comm: MPI.Intracomm,
+    node_ranks: Sequence[int],
+    nbytes: int,
+    *,
+    reserve: bool,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[int, Mapped]:
-    """Return the pieces of all ranks of this host, by rank, this rank's own among them; collective over `comm`.
+    """Create this rank's segment and map those of all ranks of this host; collective over `comm`.
 
     Args:
-        comm: all ranks, also those of other hosts.
-        here: the ranks of this host.
-        nbytes: this rank's piece; it may differ by rank, and 0 is a page.
-        reserve: take the pages now, so that running out of memory shows here and not when they are first touched.
+        comm: all ranks, those of other hosts too.
+        node_ranks: the ranks of this host.
+        nbytes: the size of this rank's segment; it may differ by rank, and 0 gives one page.
+        reserve: allocate the pages now, so that a lack of memory shows here and not at the first access.
         environ: where HPCCOLL_SHARED_DIR is looked up.
 
+    Returns:
+        The segments by rank, this rank's included.
+
     Raises:
-        UnavailableError: on every rank, where one has too little memory or none can be shared.
+        UnavailableError: on every rank, where one has too little memory or memory cannot be shared.
 
     Cost: two small all-gathers; page faults for `nbytes` where reserved.
     """
     directory = environ.get(DIRECTORY)
     needed = max(nbytes, mmap.PAGESIZE)
-    ways: list[Callable[[], tuple[int, str]]] = [] if directory else [lambda: _nameless(needed, reserve)]
-    ways.append(lambda: _named(_directory(directory), needed))
-    failures: list[str] = []
-    for way in ways:
-        pieces, failures = _tried(comm, here, needed, way)
-        if not failures:
-            return pieces
-    raise UnavailableError(f"memory cannot be shared among the ranks of this host: {failures[0]}")
+    if not directory:
+        with suppress(UnavailableError):
+            return _share(comm, node_ranks, needed, lambda: _create_memfd(needed, reserve))
+    return _share(comm, node_ranks, needed, lambda: _create_file(_shared_directory(directory), needed))
 
 
-def _tried(
-    comm: MPI.Intracomm, here: Sequence[int], nbytes: int, way: Callable[[], tuple[int, str]]
-) -> tuple[dict[int, Mapped], list[str]]:
-    """Offer and map in one way; return what was mapped, and what failed on any rank (alike on all ranks)."""
-    descriptor, path = -1, ""
-    pieces: dict[int, Mapped] = {}
+def _share(
+    comm: MPI.Intracomm, node_ranks: Sequence[int], nbytes: int, create: Callable[[], tuple[int, str]]
+) -> dict[int, Mapped]:
+    """Create a segment with `create`, offer it to the other ranks and map theirs; raise alike on all ranks."""
+    created: list[tuple[int, str]] = []
+
+    def offer() -> SegmentOffer:
+        created.append(create())
+        descriptor, path = created[0]
+        status = os.fstat(descriptor)
+        return SegmentOffer(nbytes, path or f"/proc/{os.getpid()}/fd/{descriptor}", (status.st_dev, status.st_ino))
+
+    def map_all() -> dict[int, Mapped]:
+        return {rank: _map(offers[rank], created[0][0] if rank == comm.rank else None) for rank in node_ranks}
+
     try:
-        try:
-            descriptor, path = way()
-            status = os.fstat(descriptor)
-            shown = path or f"/proc/{os.getpid()}/fd/{descriptor}"
-            offer = Offered(nbytes, shown, (status.st_dev, status.st_ino))
-        except (OSError, RefusedError, AttributeError) as error:
-            offer = Offered(nbytes, error=f"rank {comm.rank}: {error}")
-        offers = comm.allgather(offer)
-        failures = [each.error for each in offers if each.error]
-        if failures:
-            return {}, failures
-        try:
-            pieces = {rank: _map(offers[rank], descriptor if rank == comm.rank else None) for rank in here}
-            failure = ""
-        except (OSError, RefusedError) as error:
-            failure = f"rank {comm.rank}: {error}"
-        return pieces, [each for each in comm.allgather(failure) if each]
+        offers = gather_or_raise(comm, offer, _cannot_share)
+        return run_or_raise(comm, map_all, _cannot_share)
     finally:
-        if path:
-            Path(path).unlink(missing_ok=True)
-        if descriptor >= 0:
+        for descriptor, path in created:
+            if path:
+                Path(path).unlink(missing_ok=True)
             os.close(descriptor)
 
 
-def _map(offer: Offered, own: int | None) -> Mapped:
+def _cannot_share(reason: str) -> UnavailableError:
+    return UnavailableError(f"memory cannot be shared among the ranks of this host: {reason}")
+
+
+def _map(offer: SegmentOffer, own: int | None) -> Mapped:
+    """Map a segment by its path, or this rank's own by its descriptor."""
     descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
     try:
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != offer.identity:
-            raise RefusedError(f"{offer.path} is another process's here: the ranks do not share a process table")
+            raise UnavailableError(f"{offer.path} belongs to another process: the ranks have separate PID namespaces")
         return Mapped(descriptor, offer.nbytes)
     finally:
         if own is None:
             os.close(descriptor)
 
 
-def _nameless(nbytes: int, reserve: bool) -> tuple[int, str]:
+def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
     if reserve:
         _require(nbytes, psutil.virtual_memory().available, "memory", "ask for smaller buffers, or for more memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
@@ -131,7 +131,7 @@ def _nameless(nbytes: int, reserve: bool) -> tuple[int, str]:
     return descriptor, ""
 
 
-def _named(directory: Path, nbytes: int) -> tuple[int, str]:
+def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
     remedy = (
         f"enlarge it (mount -o remount,size=... {directory}; docker run --shm-size=...), or name a directory on "
         f"another memory file system in {DIRECTORY}"
@@ -140,12 +140,12 @@ def _named(directory: Path, nbytes: int) -> tuple[int, str]:
     path = directory / f"hpccoll-{os.getpid()}-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # Pages are always taken: beyond the file system's limit a first touch would end the process.
+        # Always allocate the pages: beyond the file system's limit, a first access would kill the process.
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         os.close(descriptor)
         path.unlink(missing_ok=True)
-        raise RefusedError(
+        raise UnavailableError(
             f"{directory} cannot hold {format_size(nbytes)} more ({error.strerror}); {remedy}"
         ) from error
     return descriptor, str(path)
@@ -153,16 +153,16 @@ def _named(directory: Path, nbytes: int) -> tuple[int, str]:
 
 def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
     if nbytes > free:
-        raise RefusedError(
+        raise UnavailableError(
             f"this rank needs {format_size(nbytes)} of {where}, which has {format_size(free)} left; {remedy}"
         )
 
 
-def _directory(given: str | None) -> Path:
+def _shared_directory(given: str | None) -> Path:
     memory = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
     return Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
 
 
-def words(piece: Any, count: int) -> memoryview:
-    """Return the first `count` 64-bit words of a piece, which a rank reads and writes one at a time and whole."""
-    return memoryview(piece)[: 8 * count].cast("Q")
+def words(segment: Any, count: int, start: int = 0) -> memoryview:
+    """Return `count` 64-bit words of a segment from byte `start` on; loads and stores of one word are atomic."""
+    return memoryview(segment)[start : start + 8 * count].cast("Q")

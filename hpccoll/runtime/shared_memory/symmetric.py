@@ -1,7 +1,7 @@
-"""Symmetric buffers: arrays of every rank, alike in shape, that all ranks of the node can address.
+"""Symmetric buffers: one array per rank, equal in shape, that all ranks of the node can address.
 
-An address tells which buffer an array lies in, also for views of it and for torch tensors that share its memory.
-Which addresses are shared is a fact of the process, so all communicators ask the same `Ledger`.
+The address of an array tells which symmetric buffer it lies in, also for views of it and for torch tensors that share
+its memory. Addresses belong to the process, so all communicators look them up in one registry.
 """
 
 from __future__ import annotations
@@ -11,210 +11,227 @@ import weakref
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.arrays import Buffer, DType, dtype_from_numpy, get_dtype
-from hpccoll.runtime.shared_memory.segment import mapped
+from hpccoll.runtime.agreement import gather_or_raise
+from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
+from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.shared_memory.segment import map_segments
 
 Bytes = NDArray[np.uint8]
-_IDS = 2**20  # numbers of buffers before they begin again
-_OFFSETS = 2**42  # bytes
+_BUFFER_NUMBERS = 2**20  # then numbers start again
+_LARGEST_OFFSET = 2**42  # bytes
 _TOKEN = 2**63  # set in a token, and in no address
 
 
-class Freed(Protocol):
-    """What is bound to symmetric buffers."""
-
-    def free(self) -> None:
-        """Let go of them."""
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Block:
-    """One symmetric buffer: where it begins, its size in bytes, and every rank's piece, by rank.
+class SymmetricBuffer:
+    """One symmetric buffer: its owner, its number, this rank's address and size in bytes, the other ranks' memory.
 
-    The own piece is not among them: it lives as long as the user's array, and the others' as long as the block.
+    `peers` are the other ranks' memory by rank: bytes of host memory, or `OpenedMemory` of a device. This rank's memory
+    is not among them: it lives as long as the user's array, and the peers' as long as this object.
     """
 
     owner: object
     number: int
     address: int
     nbytes: int
-    pieces: dict[int, Any]  # bytes of host memory, or `device.Opened`
+    peers: dict[int, Any]
     freed: bool = False
-    users: weakref.WeakSet[Freed] = field(default_factory=weakref.WeakSet)
+    executables: weakref.WeakSet[Executable] = field(default_factory=weakref.WeakSet)
 
     def free(self) -> None:
-        """Let go of the others' pieces and of what was bound to them."""
+        """Release the other ranks' memory, and free the executables bound to the buffer."""
         self.freed = True
-        self.pieces = {}
-        for user in list(self.users):
-            user.free()
+        self.peers = {}
+        for executable in list(self.executables):
+            executable.free()
 
 
-class Ledger:
+class BufferRegistry:
     """All symmetric buffers of this process, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._buffers: dict[int, SymmetricBuffer] = {}
 
-    def add(self, block: Block) -> None:
-        """Record a buffer."""
-        insort(self._starts, block.address)
-        self._blocks[block.address] = block
+    def add(self, buffer: SymmetricBuffer) -> None:
+        """Add a buffer."""
+        insort(self._starts, buffer.address)
+        self._buffers[buffer.address] = buffer
 
     def remove(self, address: int) -> None:
-        """Forget a buffer whose memory is gone."""
-        block = self._blocks.pop(address)
+        """Remove and free the buffer at `address`, whose memory is gone."""
+        buffer = self._buffers.pop(address)
         self._starts.remove(address)
-        block.free()
+        buffer.free()
 
-    def find(self, address: int) -> Block | None:
-        """Return the buffer that an address lies in."""
+    def find(self, address: int) -> SymmetricBuffer | None:
+        """Return the buffer that contains `address`."""
         at = bisect_right(self._starts, address) - 1
         if at < 0:
             return None
-        block = self._blocks[self._starts[at]]
-        return block if address < block.address + block.nbytes else None
+        buffer = self._buffers[self._starts[at]]
+        return buffer if address < buffer.address + buffer.nbytes else None
 
 
 @cache
-def ledger() -> Ledger:
-    """Return the ledger of this process."""
-    return Ledger()
+def buffer_registry() -> BufferRegistry:
+    """Return the registry of this process."""
+    return BufferRegistry()
 
 
-class Symmetric:
+class SymmetricBuffers:
     """The symmetric buffers of one communicator.
 
     Args:
         comm: all ranks.
-        here: the ranks of this host.
+        node_ranks: the ranks of this host.
     """
 
-    def __init__(self, comm: MPI.Intracomm, here: tuple[int, ...]) -> None:
-        self._comm, self._here = comm, here
+    def __init__(self, comm: MPI.Intracomm, node_ranks: tuple[int, ...]) -> None:
+        self._comm, self._node_ranks = comm, node_ranks
         self._made = 0
-        self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+        self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
     def empty(self, shape: int | tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Return this rank's array of a new symmetric buffer, uninitialised; collective.
 
         Raises:
-            UsageError: a negative extent or an unknown dtype.
+            UsageError: a negative extent or an unknown dtype; on every rank.
             MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: there is too little memory, or it cannot be shared.
+            UnavailableError: there is too little memory, or it cannot be shared; on every rank.
         """
-        extents, kind = self.agreed(shape, dtype)
-        nbytes = math.prod(extents) * kind.itemsize
-        pieces = mapped(self._comm, self._here, nbytes, reserve=True)
-        own = pieces.pop(self._comm.rank)
+        extents, element = self.agree_on(shape, dtype)
+        nbytes = math.prod(extents) * element.itemsize
+        segments = map_segments(self._comm, self._node_ranks, nbytes, reserve=True)
+        own = segments.pop(self._comm.rank)
         flat = np.frombuffer(own, np.uint8, nbytes)
-        address = flat.__array_interface__["data"][0]
-        others = {rank: np.frombuffer(piece, np.uint8, nbytes) for rank, piece in pieces.items()}
-        self.record(own, address, nbytes, others)
-        return np.asarray(flat.view(kind.numpy).reshape(extents))
+        peers = {rank: np.frombuffer(segment, np.uint8, nbytes) for rank, segment in segments.items()}
+        self.register(own, flat.__array_interface__["data"][0], nbytes, peers)
+        return np.asarray(flat.view(element.numpy).reshape(extents))
 
-    def agreed(self, shape: int | tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], DType]:
-        """Return the extents and the element type, once all ranks have asked for the same; see `empty`."""
-        extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        wrong: UsageError | None = None
-        kind = get_dtype("uint8")
-        try:
-            kind = get_dtype(dtype)
-        except UsageError as error:
-            wrong = error
-        if any(extent < 0 for extent in extents):
-            wrong = UsageError(f"shape {extents} has a negative extent")
-        asked = self._comm.allgather((extents, dtype, str(wrong or "")))  # the others must not be left waiting
-        if wrong is not None:
-            raise wrong
-        for rank, each in enumerate(asked):
-            if each != asked[self._comm.rank]:
-                theirs = each[2] or f"{each[0]} of {each[1]}"
+    def agree_on(self, shape: int | tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], DType]:
+        """Return the checked shape and element type once all ranks have asked for the same; raise as `empty`."""
+
+        def check() -> tuple[tuple[int, ...], str]:
+            extents = (shape,) if isinstance(shape, int) else tuple(shape)
+            if any(extent < 0 for extent in extents):
+                raise UsageError(f"shape {extents} has a negative extent")
+            return extents, get_dtype(dtype).name
+
+        requests = gather_or_raise(self._comm, check, UsageError)
+        own = requests[self._comm.rank]
+        for rank, request in enumerate(requests):
+            if request != own:
                 raise MismatchError(
-                    f"rank {self._comm.rank} asked for a symmetric buffer of shape {extents} of {dtype}, rank {rank} "
-                    f"for {theirs}; ask for the same on every rank"
+                    f"rank {self._comm.rank} asked for a symmetric buffer of shape {own[0]} of {own[1]}, rank {rank} "
+                    f"for {request[0]} of {request[1]}; ask for the same on every rank"
                 )
-        return extents, kind
+        return own[0], get_dtype(own[1])
 
-    def record(self, own: object, address: int, nbytes: int, others: dict[int, Any]) -> None:
-        """Make this rank's memory a symmetric buffer, until `own`, which holds it, is gone.
+    def register(self, own: object, address: int, nbytes: int, peers: dict[int, Any]) -> None:
+        """Make this rank's memory a symmetric buffer until `own`, which the user's arrays keep alive, is collected.
 
         Args:
-            own: what the user's arrays keep alive.
+            own: the object that holds the memory.
             address: where it begins.
             nbytes: bytes.
-            others: the pieces of the other ranks.
+            peers: the other ranks' memory, by rank.
         """
         self._made += 1
-        block = Block(self, self._made % _IDS, address, nbytes, others)
-        self._blocks[block.number] = block
-        known = ledger()
-        known.add(block)
-        # The user's array keeps `own`; when the last view of it is gone, so is the buffer on this rank.
-        weakref.finalize(own, known.remove, address).atexit = False
+        buffer = SymmetricBuffer(self, self._made % _BUFFER_NUMBERS, address, nbytes, peers)
+        self._buffers[buffer.number] = buffer
+        registry = buffer_registry()
+        registry.add(buffer)
+        weakref.finalize(own, registry.remove, address).atexit = False
 
-    def find(self, address: int, nbytes: int) -> Block | None:
-        """Return the buffer of this communicator that holds `nbytes` bytes at an address; None for other memory.
+    def find(self, address: int, nbytes: int) -> SymmetricBuffer | None:
+        """Return the buffer of this communicator that holds `nbytes` bytes at `address`; None for other memory.
 
         Raises:
             UsageError: the buffer was freed, or belongs to another communicator.
         """
-        block = ledger().find(address)
-        if block is None or not nbytes:
+        buffer = buffer_registry().find(address)
+        if buffer is None or not nbytes:
             return None
-        if block.freed:
+        if buffer.freed:
             raise UsageError("this symmetric buffer was freed; make another with `empty`, or free it later")
-        if block.owner is not self:
+        if buffer.owner is not self:
             raise UsageError(
-                "this symmetric buffer belongs to another communicator, whose ranks alone can address it; make one "
-                "with this communicator's `empty`, or pass a copy"
+                "this symmetric buffer belongs to another communicator, and only that one's ranks can address it; make "
+                "one with this communicator's `empty`, or pass a copy"
             )
-        return block if address + nbytes <= block.address + block.nbytes else None
+        return buffer if address + nbytes <= buffer.address + buffer.nbytes else None
 
-    def numbered(self, number: int) -> Block:
-        """Return the buffer of that number, which another rank came with.
+    def locate(self, buffer: Buffer | None) -> int:
+        """Return the word by which other ranks find a buffer: a token if it is symmetric, else its address; 0 for None.
+
+        A token holds the number of the symmetric buffer and the offset in it, in bytes.
+        """
+        if buffer is None:
+            return 0
+        found = self.find(buffer.address, buffer.nbytes)
+        if found is None:
+            return buffer.address
+        return _TOKEN | found.number * _LARGEST_OFFSET | (buffer.address - found.address)
+
+    def resolve(self, rank: int, token: int) -> tuple[Any, int]:
+        """Return the memory of `rank` in the symmetric buffer of a token, and the offset in it, in bytes.
 
         Raises:
-            UsageError: it is gone on this rank.
+            UsageError: the buffer is gone on this rank.
         """
-        block = self._blocks.get(number)
-        if block is None or block.freed:
+        buffer = self._buffers.get((token & ~_TOKEN) // _LARGEST_OFFSET)
+        if buffer is None or buffer.freed:
             raise UsageError(
-                f"rank {self._comm.rank}: another rank uses a symmetric buffer that is gone here; keep its array, and "
-                "do not free it, as long as any rank uses the buffer"
+                f"rank {self._comm.rank}: another rank uses a symmetric buffer that was freed here; keep its "
+                "array, and do not free it, while any rank uses the buffer"
             )
-        return block
+        return buffer.peers[rank], token % _LARGEST_OFFSET
 
-    def uses(self, user: Freed, *buffers: Buffer | None) -> None:
-        """Record that `user` is freed with the symmetric buffers among these."""
+    def free_with(self, executable: Executable, *buffers: Buffer | None) -> None:
+        """Free `executable` as soon as one of the symmetric buffers among `buffers` is freed."""
         for buffer in buffers:
-            block = self.find(buffer.address, buffer.nbytes) if buffer else None
-            if block is not None:
-                block.users.add(user)
+            found = self.find(buffer.address, buffer.nbytes) if buffer else None
+            if found is not None:
+                found.executables.add(executable)
 
     def free(self, array: Any) -> None:
-        """Give a buffer back; its memory goes when no array lies in it any more. Each rank frees for itself.
+        """Free a buffer on this rank; its memory is released when no array uses it any more.
 
         Raises:
             UsageError: `array` is no symmetric buffer of this communicator, or was freed before.
         """
-        block = self.find(_address(array), 1)
-        if block is None:
+        buffer = self.find(_address(array), 1)
+        if buffer is None:
             raise UsageError("free takes an array that this communicator's `empty` returned")
-        block.free()
+        buffer.free()
 
     def close(self) -> None:
         """Free all buffers."""
-        for block in list(self._blocks.values()):
-            block.free()
+        for buffer in list(self._buffers.values()):
+            buffer.free()
+
+
+def is_token(location: int) -> bool:
+    """Whether a location is a token of a symmetric buffer, not an address."""
+    return location >= _TOKEN
+
+
+def as_torch_tensor(array: Any) -> Any:
+    """Return a torch tensor that shares the memory of a NumPy or CuPy array, of the same shape and element type."""
+    if not isinstance(array, np.ndarray):
+        return cupy_as_torch_tensor(array)
+    import torch
+
+    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)
 
 
 def _address(array: Any) -> int:
@@ -222,30 +239,3 @@ def _address(array: Any) -> int:
         return int(array.data_ptr())
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return int(interface["data"][0])
-
-
-def token(block: Block, address: int) -> int:
-    """Return where a buffer lies, for other ranks to read: the block's number and the offset in it."""
-    return _TOKEN | block.number * _OFFSETS + address - block.address
-
-
-def is_token(word: int) -> bool:
-    """Whether a rank's word is a token, not an address."""
-    return word >= _TOKEN
-
-
-def parsed(word: int) -> tuple[int, int]:
-    """Return the block's number and the offset that a token names."""
-    return divmod(word & ~_TOKEN, _OFFSETS)
-
-
-def tensor_on(array: Any) -> Any:
-    """Return a torch tensor on the memory of a NumPy or CuPy array, of the same shape and element type."""
-    if not isinstance(array, np.ndarray):
-        from hpccoll.runtime.arrays import cupy_as_torch_tensor
-
-        return cupy_as_torch_tensor(array)
-    import torch
-
-    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)

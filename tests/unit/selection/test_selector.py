@@ -20,7 +20,7 @@ from hpccoll.selection.cost_model import (
     predict_seconds,
 )
 from hpccoll.selection.rules import MULTI_NODE_RULES, ONE_NODE_RULES
-from hpccoll.selection.selector import SelectionQuery, Selector
+from hpccoll.selection.selector import Selection, Selector
 from hpccoll.selection.tuning_table import (
     MPI_LIBRARY,
     BufferKind,
@@ -80,12 +80,13 @@ def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind
     return TuningTable(HERE, (TuningSeries(operation, itemsize, buffer, tuple(made)),))
 
 
-def ask(nbytes, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST, library=True, shared=True):
-    return SelectionQuery(operation, nbytes, itemsize, buffer, library, shared)
+def ask(selector: Selector, nbytes, operation=Operation.ALL_REDUCE, buffer=BufferKind.HOST, **how) -> Selection:
+    how = {"itemsize": 4, "library": True, "shared": True} | how
+    return selector.select(operation, nbytes, buffer=buffer, **how)
 
 
 def chosen(known, nbytes, ranks=4, nodes=1, **about):
-    return Selector(ranks, nodes, known).select(ask(nbytes, **about))
+    return ask(Selector(ranks, nodes, known), nbytes, **about)
 
 
 def test_the_fastest_measured_candidate_is_taken_and_why_is_said():
@@ -160,13 +161,13 @@ def test_other_buffers_and_operations_are_not_answered():
 
 def test_sizes_of_one_class_get_one_answer():
     selector = Selector(4, 1, table((1024, {"ring": 1.0}), (2048, {"tree": 1.0})))
-    first = selector.select(ask(1024))
-    assert selector.select(ask(1279)) is first, "the three leading bits are those of 1024"
-    assert selector.select(ask(1280)) is not first
-    assert selector.select(ask(2048)).name == "tree"
+    first = ask(selector, 1024)
+    assert ask(selector, 1279) is first, "the three leading bits are those of 1024"
+    assert ask(selector, 1280) is not first
+    assert ask(selector, 2048).name == "tree"
     for nbytes in range(1, 5000):
         bits = max(nbytes.bit_length() - 3, 0)
-        assert selector.select(ask(nbytes)) == selector.select(ask(nbytes >> bits << bits))
+        assert ask(selector, nbytes) == ask(selector, nbytes >> bits << bits)
 
 
 def test_pipelined_algorithms_get_their_chunks():

@@ -15,7 +15,7 @@ from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.plan import Operation
 from hpccoll.records import StopReason
 from hpccoll.selection import tuning_files
-from hpccoll.selection.selector import LOG_VARIABLE, SelectionQuery, Selector, open_selection_log
+from hpccoll.selection.selector import LOG_VARIABLE, Selector, open_selection_log
 from hpccoll.selection.tuning_files import (
     TUNING_VARIABLE,
     default_table_path,
@@ -160,11 +160,11 @@ def test_the_log_tells_each_decision_once(capsys):
     log = open_selection_log(0, 4, {LOG_VARIABLE: "1"})
     assert log is not None
     known = TuningTable(site(4), (series("ring", MiB),))
-    query = SelectionQuery(Operation.ALL_REDUCE, MiB, 4, BufferKind.HOST, library=True, shared=True)
-    selection = Selector(4, 1, known).select(query)
+    host = BufferKind.HOST
+    selection = Selector(4, 1, known).select(Operation.ALL_REDUCE, MiB, 4, host, library=True, shared=True)
     for _ in range(3):
-        log(query, selection, "float32", "sum")
-    log(query._replace(operation=Operation.BARRIER, nbytes=0), selection, "", "sum")
+        log(Operation.ALL_REDUCE, MiB, host, selection, "float32", "sum")
+    log(Operation.BARRIER, 0, host, selection, "", "sum")
     first, second = capsys.readouterr().err.splitlines()
     assert first == "hpccoll: all_reduce 1 MiB float32 sum on 4 ranks (host): ring, measured 2026-01-02 (1 us)"
     assert second.startswith("hpccoll: barrier 0 B on 4 ranks (host): ring")

@@ -14,7 +14,7 @@ import pytest
 from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
-from hpccoll.runtime.cuda.executable import bound
+from hpccoll.runtime.cuda.executable import bind_launch
 from hpccoll.runtime.cuda.fuse import AddressRange, plan_launches
 from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, FusedChain, KernelSpec, round_up_rows
 from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
@@ -113,7 +113,7 @@ def launched(steps, field, function, driver, scratch=NOWHERE):
     phases = plan_launches(steps, field.extent, scratch, function, field.kind)
     found = [launch for phase in phases for launch in phase]
     for launch in found:
-        bound(launch, driver)(0)
+        bind_launch(launch, driver)(0)
     return found
 
 

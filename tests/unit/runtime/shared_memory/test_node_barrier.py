@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, DisagreementError, Gate
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.shared_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, DisagreementError, NodeBarrier
 
 
 def words() -> memoryview:
     return memoryview(bytearray(8 * WORDS)).cast("Q")
 
 
-def gates(n: int, *, crowded: bool = True, under_way: Any = (), progress: Callable[[], object] = int) -> list[Gate]:
-    memory = [words() for _ in range(n)]
+def barriers(n: int, *, oversubscribed: bool = True, progress: Progress | None = None) -> list[NodeBarrier]:
+    memory, progress = [words() for _ in range(n)], progress or Progress()
     return [
-        Gate(memory[rank], [memory[r] for r in range(n) if r != rank], crowded, under_way, progress, in_order=True)
+        NodeBarrier(
+            memory[rank], [memory[r] for r in range(n) if r != rank], oversubscribed, progress or Progress(), True
+        )
         for rank in range(n)
     ]
 
@@ -38,15 +41,15 @@ def together(work: Callable[[int], Any], n: int) -> list[Any]:
         return list(pool.map(caught, range(n), timeout=60))
 
 
-def entered(ranks: list[Gate], *entries: int) -> list[Any]:
+def entered(ranks: list[NodeBarrier], *entries: int) -> list[Any]:
     """Let every rank enter with its own entry."""
     return together(lambda rank: ranks[rank].enter(entries[rank]), len(ranks))
 
 
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("oversubscribed", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_nobody_leaves_a_fence_before_all_have_come(n, crowded):
-    ranks, came = gates(n, crowded=crowded), [0] * n
+def test_nobody_leaves_a_fence_before_all_have_come(n, oversubscribed):
+    ranks, came = barriers(n, oversubscribed=oversubscribed), [0] * n
 
     def work(rank: int) -> int:
         short = 0
@@ -63,7 +66,7 @@ def test_nobody_leaves_a_fence_before_all_have_come(n, crowded):
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
-    ranks = gates(n)
+    ranks = barriers(n)
     assert entered(ranks, *[5 | DIRECT] * n) == [True] * n
     assert entered(ranks, *[5] * n) == [True] * n
     for odd in range(n):
@@ -73,7 +76,7 @@ def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
-    ranks = gates(n)
+    ranks = barriers(n)
     for odd in range(n):
         for flag in (0, DIRECT):
             found = entered(ranks, *((3 + (rank == odd)) | flag for rank in range(n)))
@@ -82,24 +85,24 @@ def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
 
 
 def test_disagreement_goes_before_the_way_that_ranks_came():
-    ranks = gates(2)
+    ranks = barriers(2)
     found = entered(ranks, 2 | DIRECT, 1)
     assert all(isinstance(each, DisagreementError) for each in found)
 
 
 def test_every_bit_of_a_fingerprint_counts():
     for bit in range(62):
-        ranks = gates(2)
+        ranks = barriers(2)
         found = entered(ranks, 0, 1 << bit & FINGERPRINT)
         assert all(isinstance(each, DisagreementError) for each in found), bit
 
 
 def test_places_are_those_of_the_others_in_their_order():
-    ranks = gates(3)
+    ranks = barriers(3)
     together(lambda rank: ranks[rank].enter(1, 10 * rank + 1, 2**63 + rank), 3)
-    assert ranks[0].places() == (11, 2**63 + 1, 21, 2**63 + 2)
-    assert ranks[1].places() == (1, 2**63, 21, 2**63 + 2)
-    assert ranks[2].places() == (1, 2**63, 11, 2**63 + 1)
+    assert ranks[0].locations() == (11, 2**63 + 1, 21, 2**63 + 2)
+    assert ranks[1].locations() == (1, 2**63, 21, 2**63 + 2)
+    assert ranks[2].locations() == (1, 2**63, 11, 2**63 + 1)
 
 
 @pytest.mark.parametrize("behind", range(4))
@@ -107,8 +110,8 @@ def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
     """The fast rank is let through by a word that says the slow one has come, as it has by then."""
     fast_words, slow_words, come = words(), words(), words()
     come[0] = 1000
-    fast = Gate(fast_words, [come], True, (), int, in_order=True)
-    slow = Gate(slow_words, [fast_words], True, (), int, in_order=True)
+    fast = NodeBarrier(fast_words, [come], True, Progress(), True)
+    slow = NodeBarrier(slow_words, [fast_words], True, Progress(), True)
     for turn in range(behind):
         come[1], come[4] = turn, turn  # what the fast one finds of the slow one
         fast.enter(turn, 100 + turn, 200 + turn)
@@ -117,38 +120,38 @@ def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
         come[1], come[4] = turn, turn
         fast.enter(turn, 100 + turn, 200 + turn)
     assert slow.enter(behind, 0, 0)
-    assert slow.places() == (100 + behind, 200 + behind)
+    assert slow.locations() == (100 + behind, 200 + behind)
 
 
-def test_what_is_under_way_is_carried_on_while_a_rank_waits():
-    progressed = threading.Event()
-    ranks = gates(2, under_way=(1,), progress=progressed.set)
+class Polled:
+    """An operation in flight that never completes and notes that it was advanced."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def advance(self) -> bool:
+        self.event.set()
+        return False
+
+
+def test_operations_in_flight_advance_while_a_rank_waits():
+    progress, operation = Progress(), Polled()
+    progress.add(1, operation)
+    ranks = barriers(2, progress=progress)
 
     def work(rank: int) -> bool:
-        if rank:  # comes only once the other has carried something on
-            assert progressed.wait(30)
+        if rank:  # enters only once the other rank has advanced the operation
+            assert operation.event.wait(30)
         ranks[rank].fence()
         return True
 
     assert together(work, 2) == [True, True]
 
 
-def test_nothing_is_carried_on_where_nothing_is_under_way():
-    calls: list[int] = []
-    ranks = gates(2, progress=lambda: calls.append(1))
-
-    def work(rank: int) -> None:
-        time.sleep(0.02 * rank)
-        ranks[rank].fence()
-
-    together(work, 2)
-    assert not calls
-
-
-@pytest.mark.parametrize("crowded", [False, True])
-def test_who_waits_long_leaves_its_core_to_others(crowded):
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_who_waits_long_leaves_its_core_to_others(oversubscribed):
     """Half a second of waiting costs far less than half a second of a core: counted in CPU time, not by the clock."""
-    ranks = gates(2, crowded=crowded)
+    ranks = barriers(2, oversubscribed=oversubscribed)
 
     def work(rank: int) -> float:
         if rank:
@@ -163,7 +166,7 @@ def test_who_waits_long_leaves_its_core_to_others(crowded):
 def test_freed_words_are_let_go():
     memory = bytearray(8 * WORDS)
     shared = memoryview(memory).cast("Q")
-    gate = Gate(shared, [], False, (), int, in_order=True)
-    gate.free()
+    barrier = NodeBarrier(shared, [], False, Progress(), True)
+    barrier.free()
     shared.release()
     memory.append(0)  # refused while anything still looks at it

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall, FlatArray, NumPyModule, as_buffer, get_dtype
-from hpccoll.runtime.lowering import lower_plan
-from hpccoll.runtime.shared_memory import bind, staged
-from hpccoll.runtime.shared_memory.task import Task
-from tests.depth import mark_full
+from hpccoll.runtime.arrays import (
+    ArrayModule,
+    BoundCall,
+    DType,
+    FlatArray,
+    NumPyModule,
+    Reduction,
+    ScratchPool,
+    as_buffer,
+)
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.lowering import Program, lower_plan
+from hpccoll.runtime.plan_executable import Context
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.shared_memory import tiling
+from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
+from hpccoll.selection import Selection
 from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, by_name, drawn, wanted
 from tests.unit.runtime.simulated import JUNK
-from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, shares, take_turns, users
+from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, take_turns, users
 
 
 class Mixing(NumPyModule):
@@ -31,66 +42,75 @@ class Mixing(NumPyModule):
         return lambda: np.copyto(out, mixed(left, right))
 
 
-@dataclass
-class Arenas:
-    """What staged steps ask of a node: who is there, the halves of all arenas, and where to wait."""
+class JunkScratch(ScratchPool):
+    """Scratch that is full of junk at every call."""
 
-    rank: int
-    ranks: tuple[int, ...]
-    halves: list[list[Array]]
-    gate: Any
-
-    def arena(self, rank: int, half: int) -> Array:
-        return self.halves[half][rank]
-
-
-def enter() -> None:
-    """Stands for the first meeting of a collective."""
+    def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:  # noqa: ARG002
+        return np.full(count, JUNK)
 
 
 def fence() -> None:
-    """Stands for every other one."""
+    """Stands for every fence; the scheduler recognises it."""
+
+
+def node_of(rank: int, ranks: int, slots: list[list[Array]]) -> Any:
+    """Return what a staged run asks of a node's memory, without shared memory."""
+    return SimpleNamespace(
+        rank=rank,
+        others=[other for other in range(ranks) if other != rank],
+        symmetric=SimpleNamespace(locate=lambda _: 0, free_with=lambda *_: None),
+        remote=None,
+        slots=[SimpleNamespace(memory=dict(enumerate(memory))) for memory in slots],
+        slot_bytes=slots[0][0].nbytes,
+        barrier=SimpleNamespace(fence=fence),
+    )
 
 
 def bound_rank(
-    node: Arenas, plan: Plan, count: int, inputs: Array, in_place: bool, calls: int, outputs: list[Array]
+    node: Any, plan: Plan, count: int, inputs: Array, in_place: bool, calls: int, outputs: list[Array]
 ) -> Iterator[bool]:
-    """Bind a collective to memory and run it several times, as an executable does."""
-    chunks = plan.column(0).chunks
-    sharing = shares(plan, node.rank, chunks, in_place)
-    source, result = users(plan, node.rank, plan.operation.chunk_sizes(count, plan.ranks, chunks), in_place)
-    dtype, module, half = get_dtype("int64"), Mixing(), 0
-    through = partial(lower_plan, plan, node.rank, count, ITEMSIZE, sharing, staged=True)
-    task = Task(
-        plan, as_buffer(source, "x", True), as_buffer(result, "out", True), count, dtype, module, "mixed",
-        lambda sizes: through(sizes=np.array(sizes)), lambda length: np.full(length, JUNK), (), (), (),
-    )  # fmt: skip
+    """Bind a collective to slots and run it several times, as an executable does."""
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
+    source, result = users(plan, node.rank, sizes, in_place)
+    brought, got = (replace(as_buffer(flat, "x", True), module=Mixing()) for flat in (source, result))
+    call = CollectiveCall(plan.operation, None, plan.root, Reduction("sum"), brought, got, count)
+
+    def lowered(*arguments: Any) -> Program:
+        *_, sharing, _, staged, sizes = arguments
+        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=sizes and np.array(sizes))
+
+    ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
+    context = Context(ranks, node, Progress(), JunkScratch(), lowered, lambda: False)
+    executable, slot = SharedMemoryExecutable(context, call, Selection(None, 1, "")), 0
     for _ in range(calls):
         result[:] = JUNK
         source[:] = inputs
-        steps, half = staged.staged_steps(node, task, half, enter)  # type: ignore[arg-type]
-        for step in steps:
-            if step is not enter and step is not fence:
+        for step in executable._before:
+            step()
+        staged = executable._bind_staged(slot)
+        for step in (*staged.before_entry, fence, *staged.after_entry):
+            if step is not fence:
                 step()
-            yield step is enter or step is fence
+            yield step is fence
+        slot = staged.next_slot
         outputs.append(result.copy())
         source[:] = result[:] = JUNK
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
+@pytest.mark.parametrize("tile", [1, 3, 1000])
 def test_what_is_bound_in_blocks_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
-    monkeypatch.setattr(bind, "TILE", tile * ITEMSIZE)
+    monkeypatch.setattr(tiling, "TILE_BYTES", tile * ITEMSIZE)
 
     @settings(max_examples=6)
     @given(room=st.integers(16, 48), **CASES)
     def check_them(room, n, count, root, in_place, seed):
-        monkeypatch.setattr(staged, "HALF", room * ITEMSIZE)  # of up to 12 chunks; the rest is for elements
         plan = drawn(algorithm, n, root)
         inputs, calls = brought(plan, count, seed), 3
-        halves = [[np.full(room * ITEMSIZE, 0xA5, np.uint8) for _ in range(n)] for _ in (0, 1)]
+        # Up to 12 chunks; the rest is for elements.
+        slots = [[np.full(room * ITEMSIZE, 0xA5, np.uint8) for _ in range(n)] for _ in (0, 1)]
         outputs: list[list[Array]] = [[] for _ in range(n)]
-        nodes = [Arenas(rank, tuple(range(n)), halves, SimpleNamespace(fence=fence)) for rank in range(n)]
+        nodes = [node_of(rank, n, slots) for rank in range(n)]
         ranks = [
             bound_rank(nodes[rank], plan, count, inputs[rank], in_place, calls, outputs[rank]) for rank in range(n)
         ]

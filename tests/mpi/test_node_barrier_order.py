@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 import hpccoll
-from hpccoll.runtime.shared_memory import node_barrier as gate
+from hpccoll.runtime.shared_memory import node_barrier
 
 
 def test_barriers_of_memory_are_set_and_given_back(comm, monkeypatch):
-    monkeypatch.setattr(gate, "_IN_ORDER", ())
+    monkeypatch.setattr(node_barrier, "_ORDERED_MACHINES", ())
     with hpccoll.Communicator(comm) as hpc:
-        words = hpc._engine.node.gate
-        assert words.window is not None
+        barrier = hpc._engine.node.barrier
+        assert barrier.window is not None
         x = hpc.empty(1000, "int64")
         for turn in range(20):
             x[:] = hpc.rank + turn
@@ -20,24 +20,24 @@ def test_barriers_of_memory_are_set_and_given_back(comm, monkeypatch):
             assert (x == hpc.size * turn + hpc.size * (hpc.size - 1) // 2).all()
             y = hpc.all_gather(np.full(3, turn + hpc.rank), algorithm="shared")
             assert (y == turn + np.arange(hpc.size)[:, None]).all()
-    assert words.window is None
+    assert barrier.window is None
 
 
 def test_they_come_before_a_word_is_written_and_after_the_others_were_read(comm, monkeypatch):
-    monkeypatch.setattr(gate, "_IN_ORDER", ())
+    monkeypatch.setattr(node_barrier, "_ORDERED_MACHINES", ())
     with hpccoll.Communicator(comm) as hpc:
-        words = hpc._engine.node.gate
+        barrier = hpc._engine.node.barrier
         seen: list[int] = []
-        sync = words._sync
+        sync = barrier._synchronize
         assert sync is not None
 
         def watched() -> None:
-            seen.append(words._own[0])
+            seen.append(barrier._own[0])
             sync()
 
-        words._sync = watched
+        barrier._synchronize = watched
         hpc.barrier(algorithm="shared")
-        words._sync = sync
+        barrier._synchronize = sync
     assert len(seen) % 2 == 0
     assert all(after == before + 1 for before, after in zip(seen[::2], seen[1::2], strict=True))
     assert seen or comm.size == 1

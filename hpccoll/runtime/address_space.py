@@ -1,0 +1,156 @@
+"""The memory behind the memory ranges of a program: arrays of this process, or addresses in other processes.
+
+A program is lowered for a shape and knows offsets only. An `AddressSpace` adds the memory: this rank's input, output
+and scratch, the slots of the node's ranks, and the inputs and outputs of other ranks that are accessed in place.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.plan import Plan
+from hpccoll.plan.step import IntArray
+from hpccoll.runtime.arrays import FlatArray
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
+
+USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSegment:
+    """Elements `low` to `high` of every chunk, shape (C,) each: the part of a collective that one slot holds.
+
+    A segment keeps each chunk's owner and reduction order, so all segments together give the plan's result bit for bit.
+    """
+
+    low: IntArray
+    high: IntArray
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each chunk."""
+        return tuple((self.high - self.low).tolist())
+
+
+def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
+    """Cut chunks of `sizes` elements, shape (C,), into `segments` segments of nearly equal size."""
+    return [ChunkSegment(sizes * number // segments, sizes * (number + 1) // segments) for number in range(segments)]
+
+
+class SegmentOffsets:
+    """Maps offsets in the packed chunks of a segment to offsets in memory that holds the whole chunks.
+
+    Args:
+        present: the chunks that the memory holds, shape (C,).
+        sizes: elements of each whole chunk, shape (C,).
+        segment: which elements of each chunk are packed.
+    """
+
+    def __init__(self, present: IntArray, sizes: IntArray, segment: ChunkSegment) -> None:
+        ends, counts = np.cumsum(np.where(present, sizes, 0)), np.where(present, segment.high - segment.low, 0)
+        chunks = np.nonzero(counts)[0]
+        self._packed = (np.cumsum(counts) - counts)[chunks].tolist()
+        self._whole = (ends - sizes + segment.low)[chunks].tolist()
+
+    def locate(self, start: int) -> int:
+        """Return the offset in the whole memory of packed element `start`."""
+        at = bisect_right(self._packed, start) - 1
+        return int(self._whole[at]) + start - int(self._packed[at])
+
+
+class AddressSpace:
+    """Maps the memory ranges of one rank's program to memory. All offsets and counts are in elements.
+
+    Args:
+        call: whose input and output are SOURCE and RESULT; every array has its module and dtype.
+        program: says how much of the scratch is WORK and how much LANDING.
+        scratch: this rank's scratch, at least as large as both.
+        slots: slot memory by rank, this rank's at OWN.
+        segment: the segment that the program is for; None if it is for whole chunks.
+        rank: this rank, where `segment` is given.
+    """
+
+    def __init__(
+        self,
+        call: CollectiveCall,
+        program: Program,
+        scratch: FlatArray,
+        *,
+        slots: Mapping[int, FlatArray] | None = None,
+        segment: ChunkSegment | None = None,
+        rank: int = 0,
+    ) -> None:
+        self.module, self.itemsize = call.module, call.dtype.itemsize
+        self.reduce_function = call.reduction.function
+        none, work = scratch[:0], program.work
+        self._own: tuple[FlatArray, ...] = (  # in the order of MemoryKind
+            call.source.flat if call.source else none,
+            call.result.flat if call.result else none,
+            scratch[:work],
+            scratch[work : work + program.landing],
+            slots[OWN] if slots else none,
+        )
+        self._slots = slots or {}
+        self._peers: dict[tuple[MemoryKind, int], tuple[FlatArray | None, int]] = {}
+        self._segment, self._plan, self._count, self._rank = segment, program.plan, call.count, rank
+        self._offsets: dict[tuple[MemoryKind, int], SegmentOffsets] = {}
+
+    def map_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
+        """Map the input or output of another rank: as an array, or by its address in that rank's process only."""
+        self._peers[kind, rank] = array, address
+
+    def view(self, place: MemoryRange) -> FlatArray | None:
+        """Return the elements of a range as an array; None where another process alone can address them."""
+        if place.owner == OWN:
+            array = self._own[place.memory]
+        elif place.memory is MemoryKind.ARENA:
+            array = self._slots[place.owner]
+        else:
+            array = self._peers[place.memory, place.owner][0]
+            if array is None:
+                return None
+        start = self._start(place)
+        return array[start : start + place.count]
+
+    def own_view(self, place: MemoryRange) -> FlatArray:
+        """Return the elements of a range that this process can address."""
+        view = self.view(place)
+        if view is None:
+            raise LookupError(f"{place} is memory of another process")  # plans never copy from remote to remote memory
+        return view
+
+    def address(self, place: MemoryRange) -> int:
+        """Return the address of a range, in the process that owns the memory."""
+        if place.owner == OWN:
+            base = self.module.get_address(self._own[place.memory])
+        else:
+            base = self._peers[place.memory, place.owner][1]
+        return base + self._start(place) * self.itemsize
+
+    def _start(self, place: MemoryRange) -> int:
+        """Return the offset of a range in its memory."""
+        if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
+            return place.start
+        key = place.memory, place.owner
+        if key not in self._offsets:
+            self._offsets[key] = self._offsets_of(*key)
+        return self._offsets[key].locate(place.start)
+
+    def _offsets_of(self, kind: MemoryKind, owner: int) -> SegmentOffsets:
+        plan, segment = self._plan, self._segment
+        assert segment is not None  # noqa: S101
+        rank = np.array([self._rank if owner == OWN else owner])
+        chunks = len(segment.low)
+        mask = plan.operation.input_mask if kind is MemoryKind.SOURCE else plan.operation.output_mask
+        sizes = chunk_sizes(plan, self._count)
+        return SegmentOffsets(mask(rank, plan.ranks, chunks, plan.root)[0], sizes, segment)
+
+
+def chunk_sizes(plan: Plan, count: int) -> IntArray:
+    """Return the elements of each chunk, shape (C,), for a vector or blocks of `count` elements."""
+    return plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

@@ -1,0 +1,81 @@
+"""HPCCOLL_DEBUG=1: before each collective, all ranks compare the arguments that they were called with.
+
+Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a communicator of its own. A rank
+whose arguments are refused tells the others, so that none of them waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll.errors import HpccollError, MismatchError
+from hpccoll.plan import Operation
+from hpccoll.runtime.progress import Progress
+
+Announcement = tuple[str, str, dict[str, Any]]  # operation, why this rank refused the call, arguments
+
+
+def is_enabled() -> bool:
+    """Whether HPCCOLL_DEBUG asks for the comparison."""
+    return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
+
+
+class ArgumentCheck:
+    """Compares the arguments of every collective across the ranks of a communicator.
+
+    Args:
+        comm: the ranks; it is duplicated, which is collective.
+        progress: the in-flight operations, which advance while ranks wait for each other.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
+        self._comm, self._progress = comm.Dup(), progress
+        self._calls = 0
+
+    def free(self) -> None:
+        """Free the duplicated communicator; collective."""
+        self._comm.Free()
+
+    @contextmanager
+    def compare(self, operation: Operation) -> Iterator[dict[str, Any]]:
+        """Yield a dictionary for the arguments of this rank's call; compare them when the body ends. Collective.
+
+        Raises:
+            MismatchError: the ranks differ, or one refused the call; names the first such rank and both values.
+        """
+        self._calls += 1
+        arguments: dict[str, Any] = {}
+        try:
+            yield arguments
+        except HpccollError as error:
+            self._exchange((operation.value, f"{error}", {}))
+            raise
+        self._require_equal(self._exchange((operation.value, "", arguments)))
+
+    def _exchange(self, own: Announcement) -> list[Announcement]:
+        everyone = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
+        self._progress.wait_until(everyone.Test)
+        return self._comm.allgather(own)
+
+    def _require_equal(self, announcements: list[Announcement]) -> None:
+        first_operation, _, first_arguments = announcements[0]
+        for rank, (operation, refusal, arguments) in enumerate(announcements):
+            if refusal:
+                raise MismatchError(f"collective {self._calls}: rank {rank} refused its {operation}: {refusal}")
+            if operation != first_operation:
+                raise MismatchError(
+                    f"collective {self._calls}: rank 0 called {first_operation} and rank {rank} called {operation}; "
+                    "every rank must call the same collectives in the same order"
+                )
+            differing = [name for name in arguments if arguments[name] != first_arguments.get(name)]
+            if differing:
+                values = ", ".join(
+                    f"{name} {first_arguments.get(name)} on rank 0, {arguments[name]} on rank {rank}"
+                    for name in differing
+                )
+                raise MismatchError(f"collective {self._calls} ({operation}): ranks differ: {values}")

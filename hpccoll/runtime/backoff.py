@@ -1,0 +1,45 @@
+"""Waiting by polling, for shared memory that another rank writes and for requests of MPI."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+SPIN_S: Final = 50e-6
+YIELD_S: Final = 100e-6
+FIRST_SLEEP_S: Final = 10e-6
+LONGEST_SLEEP_S: Final = 400e-6
+
+
+class Backoff:
+    """A wait that spins, then yields the core, then sleeps for longer and longer.
+
+    Args:
+        spins: whether to spin at first; right while every rank has a core of its own.
+        sleeps: whether to sleep at last; wrong where each poll moves data, as in a long message of MPI.
+    """
+
+    __slots__ = ("_since", "_sleep_s", "_sleeps", "_spin_s")
+
+    def __init__(self, *, spins: bool, sleeps: bool = True) -> None:
+        self._spin_s, self._sleeps = SPIN_S if spins else 0.0, sleeps
+        self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
+
+    def reset(self) -> None:
+        """Begin again with the shortest pause: there was something to do."""
+        self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
+
+    def pause(self) -> None:
+        """Pause once, after a check that found nothing to do."""
+        now = time.perf_counter()
+        if not self._since:
+            self._since = now
+        waited_s = now - self._since
+        if waited_s < self._spin_s:
+            return
+        if waited_s < YIELD_S or not self._sleeps:
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep_s)
+            self._sleep_s = min(2 * self._sleep_s, LONGEST_SLEEP_S)

@@ -1,0 +1,132 @@
+"""The executables that a communicator keeps, found by the arrays of a call.
+
+An entry must not outlive what it stands for. A new array may get the id or the address of an old one; a NumPy array can
+change its dtype, and a torch tensor its storage, under the same id. (A NumPy array with weak references cannot be
+resized.)
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+from hpccoll.runtime.arrays import is_torch_tensor
+from hpccoll.runtime.executable import Executable
+
+CAPACITY = 256  # executables found by address
+ARRAY_CAPACITY = 512  # calls found by array
+SEEN_CAPACITY = 1024
+
+# An array that an executable was bound to: its dtype, the address and bytes of a torch tensor (None otherwise), and a
+# weak reference that removes the entry before the array's id can be another's. Plain tuples, since a named tuple takes
+# 0.1 us longer to unpack in every call.
+KnownArray: TypeAlias = tuple[Any, tuple[int, int] | None, weakref.ref[Any]]
+CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
+
+
+class CallCache:
+    """Executables by the array objects of a call, or by the addresses of its buffers; all are freed by `clear`.
+
+    `by_array` is public for the shortest way from `all_reduce(x)` to its executable: there the key of such a call is
+    `id(x)`; the key of any other call is a tuple.
+    """
+
+    def __init__(self) -> None:
+        self.by_array: dict[Hashable, CachedCall] = {}
+        self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._prepared: list[Executable] = []
+        _clear_at_fork().add(self)
+
+    def __len__(self) -> int:
+        return len(self._by_address)
+
+    def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
+        """Return the executable of a call with these array objects, if it still stands for them."""
+        cached = self.by_array.get(key)
+        if cached is None:
+            return None
+        executable, known_x, known_out = cached
+        fits = executable.live and _is_unchanged(known_x, x) and (known_out is None or _is_unchanged(known_out, out))
+        return executable if fits else None
+
+    def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
+        """Let the next call with these array objects find the executable."""
+        if len(self.by_array) >= ARRAY_CAPACITY:
+            self.by_array.clear()
+        forget = partial(_forget, self.by_array, key)
+        self.by_array[key] = executable, _know(x, forget), None if out is None else _know(out, forget)
+
+    def find_by_address(self, key: Hashable) -> Executable | None:
+        """Return the live executable of a call on this memory, and mark it as used."""
+        executable = self._by_address.get(key)
+        if executable is None or not executable.live:
+            return None
+        self._by_address.move_to_end(key)
+        return executable
+
+    def add_by_address(self, key: Hashable, executable: Executable) -> None:
+        """Keep an executable; free the least recently used one where there are more than CAPACITY."""
+        self._by_address[key] = executable
+        while len(self._by_address) > CAPACITY:
+            self._by_address.popitem(last=False)[1].free()
+
+    def was_seen(self, key: Hashable) -> bool:
+        """Whether a call on this memory was made before; record it."""
+        seen = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > SEEN_CAPACITY:
+            self._seen.popitem(last=False)
+        return seen
+
+    def keep(self, executable: Executable) -> None:
+        """Free a prepared executable with the communicator, unless its user frees it before."""
+        self._prepared = [*(known for known in self._prepared if known.live), executable]
+
+    def forget_arrays(self) -> None:
+        """Forget all calls by array; their executables are still found by address."""
+        self.by_array.clear()
+
+    def clear(self) -> None:
+        """Free all executables; MPI must not be finalized."""
+        self.forget_arrays()
+        while self._by_address:
+            self._by_address.popitem()[1].free()
+        while self._prepared:
+            self._prepared.pop().free()
+
+
+def _know(array: Any, forget: Any) -> KnownArray:
+    storage = (array.data_ptr(), array.nbytes) if is_torch_tensor(array) else None
+    return array.dtype, storage, weakref.ref(array, forget)
+
+
+def _is_unchanged(known: KnownArray, array: Any) -> bool:
+    """Whether an array has the dtype and, if it is a torch tensor, the storage that it had when it was bound."""
+    dtype, storage, _ = known
+    return array.dtype is dtype and (storage is None or storage == (array.data_ptr(), array.nbytes))
+
+
+def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any]) -> None:
+    calls.pop(key, None)
+
+
+@cache
+def _clear_at_fork() -> weakref.WeakSet[CallCache]:
+    """Return the caches that a forked child clears, so that its next call takes the checked way and is refused.
+
+    Asking for the process id in every call instead would cost a system call each.
+    """
+    caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
+
+    def clear() -> None:
+        for call_cache in caches:
+            call_cache.forget_arrays()
+
+    os.register_at_fork(after_in_child=clear)
+    return caches

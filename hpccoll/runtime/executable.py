@@ -1,0 +1,56 @@
+"""What carries out a collective on given buffers, whatever its kind.
+
+Five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), both
+(`hierarchical.executable`), device memory (`cuda.executable`) and the MPI library's own collectives
+(`messages.mpi_collectives`).
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from hpccoll.errors import UsageError
+from hpccoll.plan import Plan
+from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.progress import InFlight
+
+
+class Executable(Protocol):
+    """A collective bound to buffers: call it as often as needed; free it before MPI is finalized.
+
+    `plan` is None for the MPI library's own collectives; `live` is false once the executable, or one of the symmetric
+    buffers that it accesses, was freed.
+    """
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that runs."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the executable can run."""
+
+    def __call__(self) -> object:
+        """Run the collective once; block until this rank's part is complete."""
+
+    def start(self) -> InFlight:
+        """Begin the collective and return the operation in flight; run it to its end where it sends no messages."""
+
+    @property
+    def calls(self) -> tuple[BoundCall, ...]:
+        """The calls of a run, for timing them one by one; the executable itself where they overlap."""
+
+    def free(self) -> None:
+        """Release requests and memory; the executable cannot run after."""
+
+
+class Complete:
+    """An operation that was complete before its handle was made."""
+
+    def advance(self) -> bool:
+        return True
+
+
+def raise_freed() -> NoReturn:
+    """Raise UsageError: an executable was called after it was freed."""
+    raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")

@@ -1,0 +1,108 @@
+"""A pipeline task: one segment of a two-level collective on its way through a slot. It never blocks.
+
+Where a task would have to wait, it returns and is polled again later; after a few calls it returns as well, so that the
+messages of other tasks make progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from mpi4py import MPI
+
+from hpccoll.runtime.address_space import AddressSpace
+from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
+from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.shared_memory.tiling import LocalBinder
+
+CALLS_PER_POLL = 4  # about as long as the message of one tile takes
+_CALL, _POST, _WAIT, _FENCE = range(4)
+Action: TypeAlias = tuple[int, Any]
+
+
+def bind_actions(
+    program: Program, space: AddressSpace, binder: LocalBinder, comm: MPI.Intracomm, tag: int
+) -> list[Action]:
+    """Return the actions of a task, in order: calls, messages to post, messages to wait for, fences."""
+    actions: list[Action] = []
+    group: list[Reduce | Copy] = []
+
+    def bind_group() -> None:
+        actions.extend((_CALL, call) for call in binder.bind(group))
+        group.clear()
+
+    for index, step in enumerate(program.instructions):
+        if isinstance(step, Reduce | Copy):
+            group.append(step)
+            continue
+        bind_group()
+        match step:
+            case Receive(peer, place) | Send(peer, place):
+                post = comm.Isend if isinstance(step, Send) else comm.Irecv
+                message = [space.module.as_bytes(space.own_view(place)), MPI.BYTE]
+                actions.append((_POST, (index, partial(post, message, peer, tag))))
+            case Wait(start):
+                actions.append((_WAIT, start))
+            case NodeFence():
+                actions.append((_FENCE, None))
+    bind_group()
+    return actions
+
+
+class PipelineTask:
+    """A segment in flight.
+
+    Args:
+        actions: what it does; see `bind_actions`.
+        slot: where; the task begins when all ranks have released the slot's previous segment.
+    """
+
+    __slots__ = ("_actions", "_arrived", "_begun", "_next", "_requests", "_slot", "done")
+
+    def __init__(self, actions: Sequence[Action], slot: PipelineSlot) -> None:
+        self._actions, self._slot = actions, slot
+        self._next, self._begun, self._arrived, self.done = 0, False, False, False
+        self._requests: dict[int, MPI.Request] = {}
+
+    def advance(self) -> bool:
+        """Go as far as possible, for at most CALLS_PER_POLL calls; return whether anything was done."""
+        if not self._begun:
+            if not self._slot.all_arrived():
+                return False
+            self._begun = True
+        first, calls, actions = self._next, CALLS_PER_POLL, self._actions
+        while calls and self._next < len(actions):
+            kind, argument = actions[self._next]
+            if kind == _CALL:
+                argument()
+                calls -= 1
+            elif kind == _POST:
+                self._requests[argument[0]] = argument[1]()
+            elif kind == _WAIT:
+                if not self._requests[argument].Test():
+                    break
+                del self._requests[argument]
+            elif not self._pass_fence():
+                break
+            self._next += 1
+        if self._next == len(actions):
+            self._slot.arrive()  # the slot is free for the next segment once all ranks have arrived
+            self.done = True
+        return self.done or self._next > first
+
+    def _pass_fence(self) -> bool:
+        if not self._arrived:
+            self._slot.arrive()
+            self._arrived = True
+        if not self._slot.all_arrived():
+            return False
+        self._arrived = False
+        return True
+
+
+def calls_in(actions: Sequence[Action]) -> tuple[BoundCall, ...]:
+    """Return the calls among actions."""
+    return tuple(argument for kind, argument in actions if kind == _CALL)
