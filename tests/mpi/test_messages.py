@@ -115,7 +115,7 @@ def test_waiting_for_a_message_carries_collectives_on(hpc):
 @pytest.mark.parametrize("most", [1, 8, 100])
 @pytest.mark.parametrize("dtype", ["int8", "complex128"])
 def test_large_messages_are_cut_into_parts(hpc, monkeypatch, most, dtype):
-    monkeypatch.setattr(messaging, "MOST_BYTES", most)
+    monkeypatch.setattr(messaging, "LONGEST_SEGMENT", most)
     x = make_input(DTYPES[dtype], 1, hpc.rank, 61)
     y = np.zeros_like(x)
     around(hpc, x, y)

@@ -269,7 +269,7 @@ def test_pinned_memory_is_bounded_by_what_is_in_flight(eng, stream, takes):
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypatch, count):
     monkeypatch.setattr(messaging, "as_buffer", lambda flat, role, writable: buffer(stream, flat))
-    monkeypatch.setattr(messaging, "cut_payload", partial(messaging.cut_payload, longest=1200))
+    monkeypatch.setattr(messaging, "LONGEST_SEGMENT", 1200)
     there, back = (eng.rank + 1) % eng.size, (eng.rank - 1) % eng.size
     for _ in range(3):
         x, y = stream.empty(count, FLOAT), stream.empty(count, FLOAT)

@@ -150,9 +150,10 @@ class MessageExecutable(PlanExecutable):
         return MessageRun(self._message_calls(persistent=False), self._after)
 
     def free(self) -> None:
+        if self.live:
+            del self._space
         super().free()
         self._calls = (raise_freed,)
-        del self._space
         while self._requests:
             self._requests.popitem()[1].Free()
 

@@ -59,7 +59,7 @@ class MpiExecutable(partial[object]):
     def free(self) -> None:
         """Free the persistent request, if any; a later call raises UsageError."""
         self.live, self.memories = False, ()
-        self.non_blocking = raise_freed
+        self.start = self.non_blocking = raise_freed
         self.replace_function(raise_freed)
         if self.request is not None:
             self.request.Free()

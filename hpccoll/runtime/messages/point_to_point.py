@@ -43,10 +43,10 @@ def irecv(engine: Engine, comm: MPI.Intracomm, x: Any, source: int, tag: int) ->
     return Work(engine.rank, engine.progress, transfer, x, (x, payload))
 
 
-def cut_payload(buffer: Buffer, payload: Any, longest: int = LONGEST_SEGMENT) -> list[Any]:
-    """Cut the bytes of a buffer at whole elements into segments of at most `longest` bytes; at least one segment."""
+def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
+    """Cut the bytes of a buffer at whole elements into segments of at most LONGEST_SEGMENT bytes; at least one."""
     itemsize = buffer.dtype.itemsize
-    step = max(longest // itemsize, 1) * itemsize
+    step = max(LONGEST_SEGMENT // itemsize, 1) * itemsize
     return [payload[start : start + step] for start in range(0, max(buffer.nbytes, 1), step)]
 
 
