@@ -17,7 +17,7 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.measure.data import make_input, reduction_function
+from hpccoll.measure.data import get_reduction_function, make_input
 from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
@@ -121,7 +121,7 @@ def job(stream, algorithm, root, op, x, out, count) -> CollectiveCall:
 
 def wanted(eng, made, inputs) -> list[Any]:
     plan = made.algorithm.plan(eng.size, made.root, eng.select(made).chunks)
-    return replay(plan, made.count, inputs, reduction_function("sum") if made.operation.reduces else None)
+    return replay(plan, made.count, inputs, get_reduction_function("sum") if made.operation.reduces else None)
 
 
 def data(rank, length):

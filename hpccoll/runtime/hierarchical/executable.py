@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpccoll.algorithms.pipelining import MESSAGE_BYTES, wanted_parts
+from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
@@ -123,7 +123,9 @@ class TwoLevelExecutable(PlanExecutable):
                 f"{plan.name} on {plan.ranks} ranks has {len(sizes)} chunks, and a slot has room for {room} elements; "
                 "choose another algorithm"
             )
-        return cut_chunks(sizes, max(wanted_parts(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room)))
+        return cut_chunks(
+            sizes, max(choose_segment_count(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
+        )
 
     def _enter(self) -> None:
         """Enter together with the ranks of the node; bind again where locations have changed."""

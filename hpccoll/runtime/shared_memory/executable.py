@@ -198,7 +198,7 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
     if program.uses_arena:  # these chunks are in no user's memory
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
-        if kind not in program.touched or buffer is None or not buffer.nbytes:
+        if kind not in program.accessed or buffer is None or not buffer.nbytes:
             continue
         if not is_token(node.symmetric.locate(buffer)) and (
             node.remote is None or call.module.on_device or buffer.nbytes < LEAST_REMOTE_BYTES

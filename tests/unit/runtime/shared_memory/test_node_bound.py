@@ -30,6 +30,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.shared_memory import tiling
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import Selection
+from tests.depth import mark_full
 from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, by_name, drawn, wanted
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, take_turns, users
@@ -98,7 +99,7 @@ def bound_rank(
 
 
 @pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
-@pytest.mark.parametrize("tile", [1, 3, 1000])
+@pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_is_bound_in_blocks_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
     monkeypatch.setattr(tiling, "TILE_BYTES", tile * ITEMSIZE)
 
