@@ -51,11 +51,7 @@ def check_call(
     reduction = Reduction.parse(op)
     if not 0 <= root < n:
         raise UsageError(f"root {root} is not a rank of 0..{n - 1}")
-    selected = algorithm if isinstance(algorithm, Algorithm) else None
-    if isinstance(algorithm, str) and algorithm not in ("auto", MPI_LIBRARY):
-        selected = get_algorithm(operation, algorithm)
-    if selected is not None and selected.operation is not operation:
-        raise UsageError(f"{selected.full_name} is no algorithm for {operation.value}; name one of its own")
+    selected = _find_algorithm(operation, algorithm)
     source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root)
     buffer = source or result
     if operation.reduces and buffer is not None:
@@ -64,6 +60,15 @@ def check_call(
     call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
     is_in_place(call, rank)  # raises where input and output overlap in any other way
     return call
+
+
+def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorithm | None:
+    """Return the algorithm that a call names, or None if it leaves the choice to the selector or the MPI library."""
+    if isinstance(algorithm, str):
+        return None if algorithm in ("auto", MPI_LIBRARY) else get_algorithm(operation, algorithm)
+    if algorithm.operation is not operation:
+        raise UsageError(f"{algorithm.full_name} is no algorithm for {operation.value}; name one of its own")
+    return algorithm
 
 
 def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:

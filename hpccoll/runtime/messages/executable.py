@@ -55,13 +55,8 @@ def message_calls(
 ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
     """Yield the calls that carry out a program, in order; with a wait, its request, so that it can be tested instead.
 
-    Args:
-        program: this rank's instructions.
-        space: the memory.
-        comm: where messages are sent.
-        tag: of the messages.
-        persistent: make persistent requests, to be started by calls; otherwise post each message when it is reached.
-        pinned: pass messages through pinned host memory.
+    Persistent requests are made at once and started by the calls; other messages are posted when they are reached.
+    `pinned` passes messages through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
