@@ -86,12 +86,16 @@ def message_calls(
                     queued = module.on_device
                 if staging:
                     staging.release()
-            case Reduce(left, right, out):
-                yield module.bind_reduce(space.reduce_function, *map(space.own_view, (left, right, out))), None
+            case Reduce() | Copy():
+                yield bind_local(step, space), None
                 queued = module.on_device
-            case Copy(source, out):
-                yield module.bind_copy(space.own_view(out), space.own_view(source)), None
-                queued = module.on_device
+
+
+def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
+    """Return the call that carries out a local instruction on this rank's memory."""
+    if isinstance(step, Copy):
+        return space.module.bind_copy(space.own_view(step.out), space.own_view(step.source))
+    return space.module.bind_reduce(space.reduce_function, *map(space.own_view, (step.left, step.right, step.out)))
 
 
 class MessageExecutable(PlanExecutable):
