@@ -31,7 +31,7 @@ def linear_cost(n: int) -> Cost:
 
 @algorithm(Operation.BARRIER, "linear", linear_cost)
 def linear(rank: IntArray, n: int) -> Rounds:
-    """Every rank signals rank 0, one per round; then rank 0 signals every rank."""
+    """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank."""
 
     def report(t: int) -> list[Move]:
         """Return round t of the reports: rank t + 1 signals rank 0."""
@@ -44,7 +44,7 @@ def linear(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.BARRIER, "double_ring", linear_cost)
 def double_ring(rank: IntArray, n: int) -> Rounds:
-    """Rank t mod n signals the next rank in round t, twice around."""
+    """Plan a barrier: rank t mod n signals the next rank in round t, twice around."""
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def make_round(t: int) -> list[Move]:
@@ -61,5 +61,5 @@ def dissemination_cost(n: int) -> Cost:
 
 @algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
 def dissemination(rank: IntArray, n: int) -> Rounds:
-    """Signal the rank at distance 1, 2, 4, ... around the circle."""
+    """Plan a barrier: signal the rank at distance 1, 2, 4, ... around the circle."""
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -49,6 +49,6 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "bine", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Halve distance and bytes in every round, then the same rounds backwards."""
+    """Plan an all-reduce: halve distance and bytes in every round, then the same rounds backwards."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

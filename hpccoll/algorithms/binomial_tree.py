@@ -66,19 +66,19 @@ def all_reduce_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE, "tree", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Partial results climb a binomial tree to the root."""
+    """Plan a reduce: partial results climb a binomial tree to the root."""
     return _climb(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
 
 
 @algorithm(Operation.BROADCAST, "tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """The binomial reduce backwards: in every round each rank that has the message sends it to one more rank."""
+    """Plan a broadcast: the reduce backwards; each rank that has the message sends it to one more per round."""
     return reduce(rank, n, root).reversed()
 
 
 @algorithm(Operation.ALL_REDUCE, "tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """A binomial reduce to rank 0, then a binomial broadcast."""
+    """Plan an all-reduce: a binomial reduce to rank 0, then a binomial broadcast."""
     return reduce(rank, n, 0) + broadcast(rank, n, 0)
 
 
@@ -100,7 +100,7 @@ def scatter_cost(n: int) -> Cost:
 
 @algorithm(Operation.GATHER, "tree", gather_cost)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
+    """Plan a gather: each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
     place = (rank - root) % n  # counted from the root
 
     def make_round(t: int) -> list[Move]:
@@ -119,7 +119,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """The binomial gather backwards: each rank keeps its block and passes on those of its subtree."""
+    """Plan a scatter: the binomial gather backwards; each rank keeps its block and passes on those of its subtree."""
     return gather(rank, n, root).reversed()
 
 
@@ -130,6 +130,6 @@ def barrier_cost(n: int) -> Cost:
 
 @algorithm(Operation.BARRIER, "tree", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Empty messages climb a binomial tree to rank 0 as ranks arrive, and come down again to release them."""
+    """Plan a barrier: empty messages climb a binomial tree to rank 0 as ranks arrive, and come down to release them."""
     up = _climb(rank, n, 0, SIGNAL, Op.COPY, 0)
     return up + up.reversed()

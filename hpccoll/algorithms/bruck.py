@@ -33,7 +33,7 @@ def all_gather_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "bruck", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
+    """Plan an all-gather: every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
 
     def make_round(t: int) -> list[Move]:
         distance = 1 << t
@@ -46,7 +46,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Bruck's all-gather backwards, with sums instead of copies."""
+    """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
@@ -64,7 +64,7 @@ def all_to_all_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Blocks move 1, 2, 4, ... ranks up; those that move alike share a message."""
+    """Plan an all-to-all: blocks move 1, 2, 4, ... ranks up; those that move alike share a message."""
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def hop(t: int) -> Move:

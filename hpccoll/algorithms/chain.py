@@ -26,7 +26,7 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.BROADCAST, "chain", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Chunk c leaves place p of the line in round c + p."""
+    """Plan a broadcast: chunk c leaves place p of the line in round c + p."""
     if n == 1:
         return empty_rounds(chunks)
     place = (rank - root) % n
@@ -44,7 +44,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "chain", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """The chain broadcast backwards: partial sums move towards the root, chunk by chunk."""
+    """Plan a reduce: the chain broadcast backwards; partial sums move towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
 
 
@@ -55,7 +55,7 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """A chain reduce to rank 0 and a chain broadcast from it, at the same time."""
+    """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from it, at the same time."""
     if n == 1:
         return empty_rounds(chunks)
 

@@ -45,7 +45,7 @@ def reduce_scatter_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "circulant", reduce_scatter_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Send the far half of the chunks left to sum, at distances ceil(n/2), ceil(n/4), ..., 1."""
+    """Plan a reduce-scatter: send the far half of the chunks left to sum, at distances ceil(n/2), ceil(n/4), ..., 1."""
     skips = list_skips(n)
 
     def make_round(t: int) -> list[Move]:
@@ -58,7 +58,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "circulant", reduce_scatter_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """The reduce-scatter backwards: the interval of chunks that a rank holds about doubles in every round."""
+    """Plan an all-gather: the reduce-scatter backwards; a rank's interval of chunks about doubles in every round."""
     return reduce_scatter(rank, n).reversed()
 
 
@@ -113,7 +113,7 @@ def reduce_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.BROADCAST, "circulant", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Each rank passes on one chunk per round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn."""
+    """Plan a broadcast: each rank sends one chunk per round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn."""
     if n == 1:
         return empty_rounds(chunks)
     sends, receives = _send_and_receive_schedules((rank - root) % n, n)
@@ -135,5 +135,5 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "circulant", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """The circulant broadcast backwards: partial sums of one chunk per round move towards the root."""
+    """Plan a reduce: the circulant broadcast backwards; partial sums of one chunk per round move towards the root."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)

@@ -33,7 +33,7 @@ def two_shot_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "one_shot", one_shot_cost)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Every rank sends its message to every other rank and reduces all of them in rank order."""
+    """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order."""
     whole = Span(0, 1, 1)
 
     def exchange(t: int, wraps: bool) -> Move:
@@ -56,7 +56,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1)
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Every rank sends each chunk to its owner, then each owner its result to every rank."""
+    """Plan an all-reduce: every rank sends each chunk to its owner, then each owner its result to every rank."""
 
     def make_round(t: int) -> list[Move]:
         moves = []

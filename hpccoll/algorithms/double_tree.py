@@ -113,7 +113,7 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "double_tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Chunks go up and down two complementary binary trees at once."""
+    """Plan an all-reduce: chunks go up and down two complementary binary trees at once."""
     if n == 1:
         return empty_rounds(2 * chunks)
     first = _climb_and_descend(rank, n, chunks)
@@ -156,11 +156,11 @@ def _run_on_two_trees(
 
 @algorithm(Operation.BROADCAST, "double_tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Each half of the message goes down its own tree, chunk by chunk."""
+    """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk."""
     return _run_on_two_trees(descend, rank, n, root, chunks)
 
 
 @algorithm(Operation.REDUCE, "double_tree", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Partial sums of each half climb their own tree, chunk by chunk."""
+    """Plan a reduce: partial sums of each half climb their own tree, chunk by chunk."""
     return _run_on_two_trees(climb, rank, n, root, chunks)

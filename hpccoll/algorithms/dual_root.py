@@ -115,7 +115,7 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
 
 @algorithm(Operation.ALL_REDUCE, "dual_root", cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Chunks go up two trees, across between their roots, and down again, with one partner per round."""
+    """Plan an all-reduce: chunks go up two trees, across between their roots, and down; one partner per round."""
     if n == 1:
         return empty_rounds(chunks)
     places, longest = find_tree_places(rank, n), find_longest_path(-(-n // 2), LEFT, RIGHT)

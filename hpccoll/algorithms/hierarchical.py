@@ -166,7 +166,7 @@ def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
-    """A ring reduce-scatter within nodes, a double tree across them, and the ring backwards."""
+    """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across them, and the ring backwards."""
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
@@ -178,7 +178,7 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.BARRIER, "hierarchical", barrier_cost)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Empty messages climb a binomial tree within each node, disseminate among the nodes, and come down again."""
+    """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again."""
     groups = nodes or Groups((n,))
     tree = run_in_groups(lambda slot, size: tree_broadcast(slot, size, 0), groups, rank)
     down = tree.map_regions(lambda _: SIGNAL, 0)

@@ -37,14 +37,14 @@ def cost(n: int, nodes: Groups | None = None) -> Cost:
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the group size where ranks are numbered node by node, since all nodes then do alike; else n."""
+    """Return the group size where ranks are numbered node by node, since all nodes then behave alike; else n."""
     groups = split_into_even_groups(n, nodes)
     return groups.sizes[0] if groups.members is None else n
 
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical", cost, period)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Blocks move to their receiver's slot within the node, then to its node."""
+    """Plan an all-to-all: blocks move to their receiver's slot within the node, then to its node."""
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)

@@ -104,7 +104,7 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Columns are reduced within each node, then on a ring of nodes."""
+    """Plan a reduce-scatter: columns are reduced within each node, then on a ring of nodes."""
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
@@ -115,7 +115,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Columns are reduced within each node, then across nodes by Bruck's algorithm."""
+    """Plan a reduce-scatter: columns are reduced within each node, then across nodes by Bruck's algorithm."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -137,7 +137,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Columns are gathered on a ring of nodes, then every rank loads the other columns of its node."""
+    """Plan an all-gather: columns are gathered on a ring of nodes, then every rank loads its node's other columns."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -148,7 +148,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Columns are gathered across nodes by Bruck's algorithm, then every rank loads the other columns of its node."""
+    """Plan an all-gather: columns are gathered by Bruck's algorithm, then every rank loads its node's other columns."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
@@ -162,7 +162,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Every block goes directly to the same slot on the root's node, whose ranks store their blocks to the root."""
+    """Plan a gather: every block goes to the same slot on the root's node, whose ranks store it to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -193,7 +193,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """The gather backwards: the ranks of the root's node load a column each and send every block to its node."""
+    """Plan a scatter: ranks of the root's node load a column each and send every block to its node."""
     return gather(rank, n, root, nodes).reversed()
 
 
@@ -206,7 +206,7 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Every rank loads its column's blocks from its node, then sends those for each other node as one message."""
+    """Plan an all-to-all: every rank loads its column's blocks, then sends those for each other node as one message."""
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
         return pairwise.all_to_all(rank, n)

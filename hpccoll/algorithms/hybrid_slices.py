@@ -148,7 +148,7 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, uses_shared_memory=True)
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Owners reduce slices within each node, all-reduce them on a ring of nodes, and store them to their node."""
+    """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node."""
     return _all_reduce(rank, nodes or Groups((n,)), "ring")
 
 
@@ -159,7 +159,7 @@ def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Owners reduce slices within each node, all-reduce them by recursive doubling, and store them to their node."""
+    """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node."""
     return _all_reduce(rank, nodes or Groups((n,)), "recursive_doubling")
 
 
@@ -195,7 +195,7 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
 
 @algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True)
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Owners on the root's node load slices, send them along a chain of nodes, and store them to their node."""
+    """Plan a broadcast: slices are loaded on the root's node, sent along a chain of nodes, and stored to each node."""
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
 
@@ -206,7 +206,7 @@ def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Owners on the root's node load slices, send them down a binomial tree of nodes, and store them to their node."""
+    """Plan a broadcast: slices are loaded on the root's node, sent down a tree of nodes, and stored to each node."""
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
 
@@ -242,7 +242,7 @@ def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True)
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Owners reduce slices within each node and along a chain of nodes, and store them to the root."""
+    """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
 
 
@@ -253,7 +253,7 @@ def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, uses_shared_memory=True)
 def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Owners reduce slices within each node and up a binomial tree of nodes, and store them to the root."""
+    """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
 
 
@@ -264,7 +264,7 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """A fence on each node, a dissemination barrier among one rank per node, and a fence on each node again."""
+    """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node."""
     groups = nodes or Groups((n,))
     signals = run_across_groups(
         get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1

@@ -37,13 +37,13 @@ def reduce_scatter_cost(n: int) -> Cost:
 
 
 def _period(n: int) -> int:
-    """Return 2 for even n, where all pairs do alike; else n."""
+    """Return 2 for even n, where all pairs behave alike; else n."""
     return n if n % 2 else 2
 
 
 @algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Exchange the blocks that arrived last with the left and the right neighbour in turn."""
+    """Plan an all-gather: exchange the blocks that arrived last with the left and the right neighbour in turn."""
     if n == 1:
         return empty_rounds(1)
     odd, even = n % 2, n - n % 2
@@ -77,5 +77,5 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """The all-gather backwards: two partial sums at a time move between neighbours towards their owners."""
+    """Plan a reduce-scatter: the all-gather backwards; partial sums move between neighbours, two at a time."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

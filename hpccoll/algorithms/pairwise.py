@@ -19,7 +19,7 @@ def cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Each block goes directly to its receiver, the rank 0, 1, 2, ... above."""
+    """Plan an all-to-all: each block goes directly to its receiver, the rank 0, 1, 2, ... above."""
 
     def make_round(t: int) -> list[Move]:
         dest, source = (rank + t) % n, (rank - t) % n

@@ -41,7 +41,7 @@ def _count_far_rounds(n: int, most: int | None) -> int:
 
 @algorithm(Operation.ALL_GATHER, "pat", cost, period=1)
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Each block goes down a binomial tree of its own, far ranks first; blocks with the same way share a message.
+    """Plan an all-gather: each block goes down its own binomial tree, far ranks first; blocks share messages.
 
     Args:
         rank: the ranks of the column.
@@ -76,5 +76,5 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "pat", cost, period=1)
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """The all-gather backwards: each block's partial sums climb a tree of their own, near ranks first."""
+    """Plan a reduce-scatter: the all-gather backwards; each block's partial sums climb their own tree."""
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

@@ -50,7 +50,7 @@ def rabenseifner_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "recursive_doubling", doubling_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Exchange the whole message with the rank at distance 1, 2, 4, ..."""
+    """Plan an all-reduce: exchange the whole message with the rank at distance 1, 2, 4, ..."""
     return fold_ranks(_doubling, rank, n, floor_power_of_two(n), Span(0, 1, 1))
 
 
@@ -67,7 +67,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "rabenseifner", rabenseifner_cost)
 def rabenseifner(rank: IntArray, n: int) -> Rounds:
-    """A reduce-scatter by recursive halving, then the same rounds backwards as an all-gather."""
+    """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
 
@@ -79,7 +79,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 
 def recursive_halving(rank: IntArray, n: int) -> Rounds:
-    """Return a reduce-scatter for a power of two of ranks: send the partner its half, keep and reduce one's own."""
+    """Return a reduce-scatter for a power of two of ranks: send the partner its half, reduce the other half."""
 
     def make_round(t: int) -> list[Move]:
         half = n >> (t + 1)
@@ -113,7 +113,7 @@ def barrier_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "recursive_doubling", all_gather_cost)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Exchange all blocks held so far with the rank at distance 1, 2, 4, ..."""
+    """Plan an all-gather: exchange all blocks held so far with the rank at distance 1, 2, 4, ..."""
     core = floor_power_of_two(n)
     guests = n - core
     place = np.where(rank < 2 * guests, rank // 2, rank - guests)  # in the core; a guest has its host's place
@@ -142,11 +142,11 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """The all-gather backwards, with sums: in each round the partner gets the half that it has to finish."""
+    """Plan a reduce-scatter: the all-gather backwards; in each round the partner gets the half that it finishes."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
 @algorithm(Operation.BARRIER, "recursive_doubling", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Exchange empty messages with the rank at distance 1, 2, 4, ...: an all-gather without data."""
+    """Plan a barrier: exchange empty messages with the rank at distance 1, 2, 4, ..., as in the all-gather."""
     return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

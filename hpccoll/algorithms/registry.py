@@ -50,11 +50,6 @@ class Algorithm:
         """Whether ranks use shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
 
-    @property
-    def summary(self) -> str:
-        """The first line of the algorithm's docstring."""
-        return (inspect.getdoc(self.make_rounds) or "").split("\n", 1)[0]
-
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
         """Return the plan on `ranks` ranks; arguments that the algorithm does not use are ignored.
 

@@ -28,7 +28,7 @@ def all_reduce_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "ring", reduce_scatter_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Each chunk travels once around the ring and collects a contribution at every rank."""
+    """Plan a reduce-scatter: each chunk travels once around the ring and collects a contribution at every rank."""
     dest, source = (rank + 1) % n, (rank - 1) % n
     return Rounds(
         n - 1, n, lambda t: [Move(dest, source, Span(rank - t - 1, 1, n), Span(rank - t - 2, 1, n), Op.OWN_FIRST)]
@@ -37,11 +37,11 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Each chunk travels once around the ring: the reduce-scatter backwards."""
+    """Plan an all-gather: each chunk travels once around the ring, as in the reduce-scatter backwards."""
     return reduce_scatter(rank, n).reversed()
 
 
 @algorithm(Operation.ALL_REDUCE, "ring", all_reduce_cost, period=1)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """A ring reduce-scatter, then a ring all-gather."""
+    """Plan an all-reduce: a ring reduce-scatter, then a ring all-gather."""
     return reduce_scatter(rank, n) + all_gather(rank, n)

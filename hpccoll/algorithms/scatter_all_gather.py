@@ -56,11 +56,11 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """A binomial scatter, then Bruck's all-gather of the missing chunks."""
+    """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks."""
     return scatter(rank, n, root) + _all_gather_missing(rank, n, root)
 
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """The broadcast backwards: a reduce-scatter, then a gather that adds the partial sums left at inner ranks."""
+    """Plan a reduce: the broadcast backwards, a reduce-scatter and a gather that adds what inner ranks hold."""
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

@@ -56,7 +56,7 @@ def one_shot_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Every rank reduces the vectors of all ranks in rank order, directly from their memory."""
+    """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory."""
     whole = Span(0, 1, 1)
 
     def loads() -> list[Step]:
@@ -72,7 +72,7 @@ def two_shot_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True)
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Every rank reduces its own chunk from the memory of all ranks and stores it to all of them."""
+    """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
     # No fence between: each rank overwrites only those places in other ranks' memory that it alone has read.
     return between_fences(
@@ -91,13 +91,13 @@ def block_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Every rank reduces its own block from the memory of all ranks."""
+    """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks."""
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
 
 
 @algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Every rank loads the block of every other rank."""
+    """Plan an all-gather: every rank loads the block of every other rank."""
     return between_fences(
         rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _peers(rank, n)]
     )
@@ -110,14 +110,14 @@ def rooted_cost(n: int) -> Cost:
 
 @algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Every rank stores its block in the root's memory."""
+    """Plan a gather: every rank stores its block in the root's memory."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Every rank loads its block from the root's memory."""
+    """Plan a scatter: every rank loads its block from the root's memory."""
     own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Load(source, own, own)])
 
@@ -130,14 +130,14 @@ def reduce_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
+    """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """The root stores one chunk to all ranks, and they load the others from it, so all ranks move equally much."""
+    """Plan a broadcast: the root stores one chunk to all ranks, and they load the other chunks from it."""
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def transfers() -> list[Step]:
@@ -149,7 +149,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Every rank loads its block from every other rank; chunks 0 to n-1 are the input, n to 2n-1 the output."""
+    """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1."""
     own = Span(rank, 1, n)
 
     def loads() -> list[Step]:
@@ -165,5 +165,5 @@ def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
 
 @algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """One fence of all ranks."""
+    """Plan a barrier: one fence of all ranks."""
     return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])

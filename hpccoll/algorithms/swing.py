@@ -2,7 +2,7 @@
 
 Like recursive halving and doubling, but the distances grow to n/3 only instead of n/2, which shortens the paths on
 rings and tori, and most bytes move while partners are close. A rank exchanges the chunks of the ranks that its partner
-can still reach, so they are scattered over the message. The rounds backwards gather.
+can still reach, so they are scattered over the message. The same rounds backwards are the all-gather.
 
 If n is not a power of two, the ranks from the largest power c on fold into rank r mod c before and receive the result
 after: two more rounds, and up to S more sent by the hosts. This serves odd n as well, unlike the paper's way for even
@@ -52,12 +52,12 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 
 def period(n: int) -> int:
-    """Return 2 for powers of two, where even ranks do alike and odd ranks do alike; else n."""
+    """Return 2 for powers of two, where even ranks behave alike and odd ranks behave alike; else n."""
     return min(n, 2) if n == floor_power_of_two(n) else n
 
 
 @algorithm(Operation.ALL_REDUCE, "swing", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Halve the exchanged part in every round while distances grow, then the same rounds backwards."""
+    """Plan an all-reduce: halve the exchanged part per round while distances grow, then the rounds backwards."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
