@@ -186,7 +186,7 @@ def test_without_torch_the_error_names_the_install_command() -> None:
 
 
 def test_wrong_gradients_are_counted_and_end_with_status_1(tmp_path: Path) -> None:
-    forget = "from hpccoll.parallel import data_parallel\ndata_parallel.Buckets.all_reduce = lambda *_: None"
+    forget = "from hpccoll.parallel import data_parallel\ndata_parallel.GradientBuckets.all_reduce = lambda *_: None"
     out = tmp_path / "train.jsonl"
     done = scripted(2, forget, "train", "dp", *SMALL, "--steps", "2", "--check", "--json", str(out))
     assert done.returncode == 1, done.stderr
