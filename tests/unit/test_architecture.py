@@ -61,17 +61,6 @@ OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subpr
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
 DRIVES_DEVICES = {"runtime", "peers"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
-REPEATED_CLASS_NAMES = {
-    "Crossing",
-    "LegendEntry",
-    "MeasuredRow",
-    "Message",
-    "Options",
-    "Run",
-    "_Call",
-    "_Outputs",
-    "_Window",
-}  # to be renamed
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 MOST_LINES_OF_FILE = 420
 MOST_LINES_OF_FUNCTION = 39
@@ -223,7 +212,7 @@ def test_class_names_are_unique():
             if isinstance(node, ast.ClassDef):
                 paths.setdefault(node.name, []).append(path)
     repeated = {name: found for name, found in paths.items() if len(found) > 1}
-    assert set(repeated) <= REPEATED_CLASS_NAMES, repeated
+    assert not repeated
 
 
 def test_every_room_has_a_floor_and_a_place_in_the_picture():

@@ -9,12 +9,5 @@ from hpccoll.plan.proof.checker import Proof, check
 from hpccoll.plan.proof.free_programs import Action, FreeProgram, RecvAction, SendAction, check_program, flatten_plan
 
 __all__ = [
-    "Action",
-    "FreeProgram",
-    "Proof",
-    "RecvAction",
-    "SendAction",
-    "check",
-    "check_program",
-    "flatten_plan",
-]
+    "Action", "FreeProgram", "Proof", "RecvAction", "SendAction", "check", "check_program", "flatten_plan",
+]  # fmt: skip

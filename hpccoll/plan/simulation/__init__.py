@@ -19,20 +19,7 @@ from hpccoll.plan.simulation.timeline import (
 )
 
 __all__ = [
-    "Arrow",
-    "Bounds",
-    "ChunkBytes",
-    "CriticalPath",
-    "Link",
-    "Machine",
-    "MachineError",
-    "MessageWait",
-    "Simulation",
-    "Slice",
-    "Timeline",
-    "build_machine",
-    "build_round_timeline",
-    "build_simulated_timeline",
-    "compute_bounds",
-    "simulate",
-]
+    "Arrow", "Bounds", "ChunkBytes", "CriticalPath", "Link", "Machine", "MachineError", "MessageWait",
+    "Simulation", "Slice", "Timeline", "build_machine", "build_round_timeline", "build_simulated_timeline",
+    "compute_bounds", "simulate",
+]  # fmt: skip
