@@ -26,7 +26,7 @@ from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.messages import point_to_point
-from hpccoll.runtime.shared_memory.symmetric import as_torch_tensor
+from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 

@@ -13,7 +13,7 @@ import os
 import sys
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.shared_memory.cross_memory import CrossMemory
+from hpccoll.runtime.node_memory.cross_memory import CrossMemory
 
 _PARENT, _CHILD = b"text of the parent", b"text of the child."
 

@@ -32,10 +32,10 @@ from hpccoll.runtime.job import detect_layout, get_mpi_library
 from hpccoll.runtime.lowering import Program, lower_plan
 from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
-from hpccoll.runtime.shared_memory.node import NodeMemory
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import open_selection_log
 from hpccoll.selection.tuning_files import load_tuning_table

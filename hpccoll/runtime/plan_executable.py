@@ -11,8 +11,8 @@ from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.lowering import Program
+from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.shared_memory.node import NodeMemory
 from hpccoll.selection import Selection
 
 if TYPE_CHECKING:

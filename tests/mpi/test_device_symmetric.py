@@ -23,8 +23,8 @@ from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, get_deferred_frees
+from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.shared_memory.node_barrier import NodeBarrier
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
 from tests.mpi.cases import Case

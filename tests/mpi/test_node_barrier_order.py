@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hpccoll
-from hpccoll.runtime.shared_memory import node_barrier
+from hpccoll.runtime.node_memory import node_barrier
 
 
 def test_barriers_of_memory_are_set_and_given_back(comm, monkeypatch):

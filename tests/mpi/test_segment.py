@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.shared_memory.segment import DIRECTORY, map_segments
+from hpccoll.runtime.node_memory.segment import DIRECTORY, map_segments
 
 MEMORY = Path("/dev/shm")
 ROOM = 2**20

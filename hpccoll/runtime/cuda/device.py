@@ -32,10 +32,10 @@ from hpccoll.errors import UnavailableError
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, CupyRuntime, IpcCloseCounters, get_deferred_frees
-from hpccoll.runtime.shared_memory.node import NodeMemory
-from hpccoll.runtime.shared_memory.node_barrier import NodeBarrier
-from hpccoll.runtime.shared_memory.segment import map_segments, words
-from hpccoll.runtime.shared_memory.symmetric import SymmetricBuffers
+from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
+from hpccoll.runtime.node_memory.segment import map_segments, words
+from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 
 _EVENTS: Final = 0  # the number of the events in `IpcCloseCounters`; buffers count from 1
 _REMEDY: Final = (

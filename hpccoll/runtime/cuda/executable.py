@@ -25,10 +25,10 @@ from hpccoll.runtime.cuda.fuse import AddressRange, KernelLaunch, plan_launches
 from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.executable import Complete
+from hpccoll.runtime.node_memory.node import fingerprint_of
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import can_access_in_place, local_instructions, map_peers
-from hpccoll.runtime.shared_memory.node import fingerprint_of
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
 from hpccoll.selection import Selection
 
 BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as are resident at once

@@ -17,11 +17,11 @@ from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.hierarchical.pipeline_task import Action, PipelineTask, bind_actions
 from hpccoll.runtime.lowering import Program
+from hpccoll.runtime.node_memory.node import fingerprint_of
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import can_access_in_place, map_peers, slot_memory
-from hpccoll.runtime.shared_memory.node import fingerprint_of
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
-from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 

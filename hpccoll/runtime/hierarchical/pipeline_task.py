@@ -15,7 +15,7 @@ from mpi4py import MPI
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
-from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.shared_memory.tiling import LocalBinder
 
 CALLS_PER_POLL = 4  # about as long as the message of one tile takes

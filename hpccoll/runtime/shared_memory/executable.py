@@ -18,11 +18,11 @@ from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.executable import Complete
 from hpccoll.runtime.lowering import OWN, LocalInstruction, NodeFence, Program
+from hpccoll.runtime.node_memory.node import NodeMemory, fingerprint_of
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.shared_memory.node import NodeMemory, fingerprint_of
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, DisagreementError
-from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.shared_memory.symmetric import is_token
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 

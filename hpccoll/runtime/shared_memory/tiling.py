@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import BoundCall, FlatArray
 from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
-from hpccoll.runtime.shared_memory.cross_memory import CrossMemory
+from hpccoll.runtime.node_memory.cross_memory import CrossMemory
 
 TILE_BYTES = 128 * 2**10  # fits the second-level cache with its operands, and costs little in calls
 REMOTE_TILE_BYTES = 256 * 2**10  # a system call each

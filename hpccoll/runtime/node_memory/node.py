@@ -16,12 +16,12 @@ from mpi4py import MPI
 
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
+from hpccoll.runtime.node_memory.cross_memory import attach_peers
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, WORDS, NodeBarrier
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.node_memory.segment import Mapped, map_segments, words
+from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
-from hpccoll.runtime.shared_memory.cross_memory import attach_peers
-from hpccoll.runtime.shared_memory.node_barrier import FINGERPRINT, WORDS, NodeBarrier
-from hpccoll.runtime.shared_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.shared_memory.segment import Mapped, map_segments, words
-from hpccoll.runtime.shared_memory.symmetric import SymmetricBuffers
 
 SLOTS_ON_ONE_NODE: Final = 2
 SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank

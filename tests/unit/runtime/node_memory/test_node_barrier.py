@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, DisagreementError, NodeBarrier
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.shared_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, DisagreementError, NodeBarrier
 
 
 def words() -> memoryview:

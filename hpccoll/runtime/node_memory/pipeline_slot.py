@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.shared_memory.symmetric import Bytes
+    from hpccoll.runtime.node_memory.symmetric import Bytes
 
 
 class PipelineSlot:

@@ -21,7 +21,7 @@ from hpccoll.errors import MismatchError, UsageError
 from hpccoll.runtime.agreement import gather_or_raise
 from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.shared_memory.segment import map_segments
+from hpccoll.runtime.node_memory.segment import map_segments
 
 Bytes = NDArray[np.uint8]
 _BUFFER_NUMBERS = 2**20  # then numbers start again
