@@ -25,7 +25,7 @@ from hpccoll.runtime.cuda.device import device_empty
 from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.messages import point_to_point
+from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
@@ -54,6 +54,7 @@ class Communicator:
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, is_mpi_cuda_aware)
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
+        self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._in_flight = self._cache.by_array, self._engine.progress.operations
         self._release = weakref.finalize(self, _release, self._engine)
@@ -166,12 +167,12 @@ class Communicator:
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
         """Start sending `x`; it must not change until the Work is done."""
         self._require_open()
-        return point_to_point.isend(self._engine, self._message_comm, x, dest, tag)
+        return self._messages.isend(x, dest, tag)
 
     def irecv(self, x: Any, source: int, tag: int = 0) -> Work:
         """Start receiving into `x`; it must not be touched until the Work is done."""
         self._require_open()
-        return point_to_point.irecv(self._engine, self._message_comm, x, source, tag)
+        return self._messages.irecv(x, source, tag)
 
     def new_group(self, ranks: list[int]) -> Communicator | None:
         """Return a communicator of these ranks, in this order; only they need to call, others get None.

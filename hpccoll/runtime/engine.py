@@ -144,7 +144,7 @@ class Engine:
             UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
-        nbytes = call.count * dtype.itemsize * (self.size if operation.has_blocks else 1)
+        nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
         if call.library:
             if not self.library.can_run(call):
                 raise UsageError(

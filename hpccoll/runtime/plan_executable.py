@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
+from hpccoll.runtime.arrays import FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.lowering import Program
@@ -108,9 +108,3 @@ class PlanExecutable:
     def _require_live(self) -> None:
         if not self.live:
             raise_freed()
-
-
-def run_calls(calls: tuple[BoundCall, ...]) -> None:
-    """Run the calls in order."""
-    for call in calls:
-        call()

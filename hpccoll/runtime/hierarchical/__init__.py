@@ -1,1 +1,4 @@
-"""..."""
+"""Two-level collectives: shared memory within nodes and messages between them, pipelined.
+
+Start with executable.py; pipeline_task.py carries one segment.
+"""

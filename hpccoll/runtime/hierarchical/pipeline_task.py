@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
-from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.shared_memory.tiling import LocalBinder
@@ -101,8 +100,3 @@ class PipelineTask:
             return False
         self._arrived = False
         return True
-
-
-def calls_in(actions: Sequence[Action]) -> tuple[BoundCall, ...]:
-    """Return the calls among actions."""
-    return tuple(argument for kind, argument in actions if kind == _CALL)
