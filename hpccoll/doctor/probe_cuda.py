@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver, CudaDriverError
+from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver
 
 
 def query_devices() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def query_devices() -> dict[str, Any]:
         version, devices = driver.query_int("cuDriverGetVersion"), range(driver.count_devices())
     except OSError as error:
         return report | {"error": f"{LIBRARY} cannot be loaded ({error})"}
-    except CudaDriverError as error:
+    except RuntimeError as error:
         return report | {"error": str(error)}
     pairs = [(a, b) for a in devices for b in devices if a != b]
     return report | {

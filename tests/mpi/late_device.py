@@ -104,7 +104,7 @@ class Compiled:
 
 
 class LateDriver:
-    """`CudaRuntime` on that device. `log` is what was called, for tests that count."""
+    """Stands in for `CudaRuntime`, on that device. `log` is what was called, for tests that count."""
 
     processors = 2
 

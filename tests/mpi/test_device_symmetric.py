@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ class World:
     def __init__(self, comm, folder):
         self.comm = comm
         self.hpc = hpccoll.Communicator(comm)
-        self.driver = LateDriver(comm.rank, folder)
+        self.driver: Any = LateDriver(comm.rank, folder)
         self.module = LateModule(self.driver)
         self.node = self.hpc._engine.node
         self.node.device = SharedDeviceMemory(

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
-from hpccoll.runtime.arrays.interface import (
-    ArrayModule,
-    BoundCall,
-    ExternalMemory,
-    FlatArray,
-    StreamTimer,
-)
+from hpccoll.runtime.arrays.interface import ArrayModule, BoundCall, ExternalMemory, FlatArray, StreamTimer
 
 _ALIGNED_BYTES = 4096
 

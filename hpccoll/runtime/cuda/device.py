@@ -24,14 +24,14 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, CupyRuntime, IpcCloseCounters, get_deferred_frees
+from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, get_deferred_frees
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.node_memory.segment import map_segments, words
@@ -44,22 +44,10 @@ _REMEDY: Final = (
 )
 
 
-class _IpcHandles(NamedTuple):
-    """IPC handles of a rank's allocation and events."""
-
-    device: str = ""
-    memory: bytes = b""
-    events: tuple[bytes, ...] = ()
-
-
 class StreamFences:
     """Fences of the ranks' streams; see the module's docstring.
 
-    Args:
-        cuda: this rank's CUDA runtime.
-        barrier: the barrier of the hosts.
-        own: two events of this rank, for even and odd barriers.
-        theirs: two events of each other rank, likewise.
+    `own` are this rank's two events, for even and odd barriers of the hosts; `theirs` are those of each other rank.
     """
 
     __slots__ = ("_barrier", "_cuda", "_own", "_theirs")
@@ -104,25 +92,17 @@ def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
         cuda.destroy_event(event)
 
 
-class IpcMapping:
-    """Another rank's allocation, mapped into this process; unmapped when the last reference to this object is gone."""
+class DeviceAllocation:
+    """An allocation of this rank or, mapped by IPC, of another; given up when the last reference to this is gone."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
 
-class _AllocationOwner:
-    """Stands for an allocation of this rank; the arrays over the allocation keep it alive."""
-
-
 class SharedDeviceMemory:
-    """CUDA memory that the ranks of a node share, for one communicator. Made with its first device buffer.
+    """CUDA memory that the ranks `here` of a node share, for one communicator.
 
-    Args:
-        comm: all ranks; making this is collective over it.
-        here: the ranks of this node.
-        barrier: their barrier.
-        make_cuda: makes the runtime of the device that is current.
+    Made with the communicator's first device buffer, on the current device; collective over `comm`.
 
     Raises:
         UnavailableError: on every rank, if one rank has no CUDA device or its memory cannot be shared.
@@ -133,7 +113,7 @@ class SharedDeviceMemory:
         comm: MPI.Intracomm,
         here: Sequence[int],
         barrier: NodeBarrier,
-        make_cuda: Callable[[], CudaRuntime] = CupyRuntime,
+        make_cuda: Callable[[], CudaRuntime] = CudaRuntime,
     ) -> None:
         self._comm, self._others = comm, tuple(rank for rank in here if rank != comm.rank)
         self.cuda = run_or_raise(comm, make_cuda, _cannot_share)
@@ -145,9 +125,11 @@ class SharedDeviceMemory:
         self._number = _EVENTS
         self._last: tuple[int, object] | None = None
         self._events: list[int] = []
-        handles = gather_or_raise(comm, lambda: _IpcHandles(events=self._export_events()), _cannot_share)
+        handles = gather_or_raise(comm, self._export_events, _cannot_share)
         others = [handles[rank] for rank in self._others]
-        theirs = run_or_raise(comm, lambda: list(map(self._open_events, others)), _cannot_share)
+        theirs = run_or_raise(
+            comm, lambda: [[self.cuda.open_event(handle) for handle in events] for events in others], _cannot_share
+        )
         self._close_counters.add_buffer(_EVENTS)
         self._switch = self.cuda.create_event(shared=False)
         self.fences = StreamFences(self.cuda, barrier, self._events, theirs)
@@ -166,22 +148,19 @@ class SharedDeviceMemory:
         extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         get_deferred_frees().free_ready()
-        address, mappings = self._allocate_shared(nbytes)
+        owner, mappings = self._allocate_shared(nbytes)
         self._number += 1
         self._close_counters.add_buffer(self._number)
         self._close_when_unused(self._number, mappings)
-        owner = _AllocationOwner()
         is_closed = partial(self._close_counters.is_closed_by_all, self._number)
-        weakref.finalize(owner, get_deferred_frees().add, is_closed, partial(self._free, address)).atexit = False
-        symmetric.register(owner, address, nbytes, dict(zip(self._others, mappings, strict=True)))
-        return self.cuda.wrap_memory(address, nbytes, owner).view(kind.numpy).reshape(extents)
+        weakref.finalize(owner, get_deferred_frees().add, is_closed, partial(self._free, owner.address)).atexit = False
+        symmetric.register(owner, owner.address, nbytes, dict(zip(self._others, mappings, strict=True)))
+        return self.cuda.wrap_memory(owner.address, nbytes, owner).view(kind.numpy).reshape(extents)
 
     def order_after_previous(self, stream: int, keeper: object) -> None:
-        """Make `stream` wait for this rank's previous collective, if that was queued on another stream.
+        """Make the current `stream` wait for this rank's previous collective, if that was queued on another stream.
 
-        Args:
-            stream: the current stream.
-            keeper: an object that keeps the stream alive until the next collective.
+        `keeper`, which keeps the stream alive, is itself kept until the next collective.
         """
         last = self._last
         if last is None or last[0] != stream:
@@ -203,20 +182,24 @@ class SharedDeviceMemory:
         is_closed = partial(self._close_counters.is_closed_by_all, _EVENTS)
         get_deferred_frees().add(is_closed, partial(_destroy_events, self.cuda, self._events))
 
-    def _allocate_shared(self, nbytes: int) -> tuple[int, list[IpcMapping]]:
+    def _allocate_shared(self, nbytes: int) -> tuple[DeviceAllocation, list[DeviceAllocation]]:
         """Allocate this rank's memory and map the other ranks'; collective. After an error all ranks undo it."""
-        own: list[int] = []
-        mappings: list[IpcMapping] = []
+        own: list[DeviceAllocation] = []
+        mappings: list[DeviceAllocation] = []
         try:
             handles = gather_or_raise(self._comm, lambda: self._allocate(own, nbytes), _cannot_share)
             others = [handles[rank] for rank in self._others]
-            run_or_raise(self._comm, lambda: mappings.extend(map(self._open_memory, others)), _cannot_share)
+            run_or_raise(
+                self._comm,
+                lambda: mappings.extend(DeviceAllocation(self.cuda.open_memory(handle)) for handle in others),
+                _cannot_share,
+            )
         except UnavailableError:
             for mapping in mappings:
                 self.cuda.close_memory(mapping.address)
             self._comm.Barrier()
-            for address in own:
-                self.cuda.free(address)
+            for allocation in own:
+                self.cuda.free(allocation.address)
             raise
         return own[0], mappings
 
@@ -227,29 +210,23 @@ class SharedDeviceMemory:
         self.cuda.free(address)
         self.cuda.restore_current(before)
 
-    def _allocate(self, own: list[int], nbytes: int) -> _IpcHandles:
-        """Allocate memory, append its address to `own`, and return its IPC handle."""
+    def _allocate(self, own: list[DeviceAllocation], nbytes: int) -> bytes:
+        """Allocate memory, append it to `own`, and return its IPC handle."""
         device = self.cuda.get_device_uuid()
         if device != self.device:
             raise UnavailableError(
                 f"device {device} is current, but this communicator's first device buffer was made on {self.device}; "
                 "make that one current again, or another communicator"
             )
-        own.append(self.cuda.allocate(nbytes))
-        return _IpcHandles(device, self.cuda.export_memory(own[0]))
+        own.append(DeviceAllocation(self.cuda.allocate(nbytes)))
+        return bytes(self.cuda.export_memory(own[0].address))
 
     def _export_events(self) -> tuple[bytes, ...]:
         """Create this rank's two events and return their IPC handles."""
         self._events += [self.cuda.create_event(shared=True) for _ in range(2)]
         return tuple(map(self.cuda.export_event, self._events))
 
-    def _open_events(self, handles: _IpcHandles) -> list[int]:
-        return [self.cuda.open_event(handle) for handle in handles.events]
-
-    def _open_memory(self, handles: _IpcHandles) -> IpcMapping:
-        return IpcMapping(self.cuda.open_memory(handles.memory))
-
-    def _close_when_unused(self, number: int, mappings: Sequence[IpcMapping]) -> None:
+    def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
         """Unmap each mapping of a buffer when its last reference is gone; count the close after the last of them."""
         left = len(mappings)
 

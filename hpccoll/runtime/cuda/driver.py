@@ -14,10 +14,6 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there
 HANDLE_NBYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
-class CudaDriverError(Exception):
-    """A driver call failed; the message has its name and error code."""
-
-
 class _IpcHandle(ctypes.Structure):
     """`CUipcMemHandle`, a structure because the driver takes it by value."""
 
@@ -34,7 +30,7 @@ class CudaDriver:
 
     Raises:
         OSError: the driver library cannot be loaded.
-        CudaDriverError: the driver or the device cannot be initialised.
+        RuntimeError: the driver or the device cannot be initialised.
     """
 
     def __init__(self, device: int | None = 0) -> None:
@@ -49,13 +45,13 @@ class CudaDriver:
         """Call a driver function by name.
 
         Raises:
-            CudaDriverError: it returned an error code.
+            RuntimeError: it returned an error code.
         """
         status = getattr(self._library, name)(*arguments)
         if status != 0:
             error_name = ctypes.c_char_p()
             self._library.cuGetErrorName(status, ctypes.byref(error_name))
-            raise CudaDriverError(f"{name} returned {status} ({(error_name.value or b'unknown').decode()})")
+            raise RuntimeError(f"{name} returned {status} ({(error_name.value or b'unknown').decode()})")
 
     def query_int(self, name: str, *arguments: object) -> int:
         """Return the integer that a driver function writes to its first argument."""

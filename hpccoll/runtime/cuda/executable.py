@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -137,17 +137,6 @@ def bind_launch(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], obje
     wanted = -(-launch.units // (THREADS * kernel.unrolled))
     most = max(cuda.processors * BLOCKS_PER_PROCESSOR // count, 1)
     grid = (min(max(wanted, 1), most), count)
-    return _Queued(cuda, function, grid, words, parameters)
-
-
-class _Queued:
-    """A kernel with its parameters, which must stay where they are until it was queued for the last time."""
-
-    __slots__ = ("_call", "_words")
-
-    def __init__(self, cuda: CudaRuntime, function: Any, grid: tuple[int, int], words: Any, parameters: Any) -> None:
-        self._words = words, parameters
-        self._call = partial(cuda.launch_kernel, function, grid, int(parameters.ctypes.data))
-
-    def __call__(self, stream: int) -> None:
-        self._call(stream)
+    queue = partial(cuda.launch_kernel, function, grid, int(parameters.ctypes.data))
+    queue.__dict__["kept"] = words, parameters  # which must stay in place as long as the kernel may be queued
+    return queue

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,68 +24,10 @@ BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks
 SLOTS: Final = 512  # close counters per rank
 
 
-class CudaRuntime(Protocol):
-    """The CUDA calls of one device that symmetric memory needs. Addresses, events and streams are CUDA's integers."""
+class CudaRuntime:
+    """The CUDA calls behind symmetric memory, for the device that is current when this is made, through CuPy.
 
-    processors: int  # multiprocessors of the device
-
-    def get_device_uuid(self) -> str:
-        """Return the UUID of the current device, which is the same in all processes."""
-
-    def make_current(self) -> int:
-        """Make this device current and return the number of the device that was current before."""
-
-    def restore_current(self, device: int) -> None:
-        """Make the device with this number current again."""
-
-    def allocate(self, nbytes: int) -> int:
-        """Allocate memory that can be shared between processes and return its address."""
-
-    def free(self, address: int) -> None:
-        """Free memory from `allocate`."""
-
-    def export_memory(self, address: int) -> bytes:
-        """Return the IPC handle of an allocation."""
-
-    def open_memory(self, handle: bytes) -> int:
-        """Map another process's allocation and return its address here."""
-
-    def close_memory(self, address: int) -> None:
-        """Unmap another process's allocation."""
-
-    def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
-        """Return memory as an array of bytes that keeps `owner` alive."""
-
-    def create_event(self, *, shared: bool) -> int:
-        """Create an event without timing; a `shared` one can be exported to other processes."""
-
-    def export_event(self, event: int) -> bytes:
-        """Return the IPC handle of a shared event."""
-
-    def open_event(self, handle: bytes) -> int:
-        """Return a handle of another process's event."""
-
-    def destroy_event(self, event: int) -> None:
-        """Destroy an event, or this process's handle of another process's event."""
-
-    def record_event(self, event: int, stream: int) -> None:
-        """Record the event on the stream; returns immediately."""
-
-    def stream_wait_event(self, event: int, stream: int) -> None:
-        """Make the stream wait for the event's latest record at the time of this call; returns immediately."""
-
-    def synchronize(self) -> None:
-        """Block until the device has done all work that this process queued. Too slow to be called per collective."""
-
-    def compile_kernel(self, kernel: KernelSpec) -> Any:
-        """Return the kernel compiled for this device; each kernel is compiled once."""
-
-    def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
-        """Queue a kernel on a stream; `parameters` is the address of the array of its parameters' addresses."""
-
-
-class CupyRuntime:
-    """`CudaRuntime` through CuPy, for the device that is current when this is made.
+    Addresses, events and streams are CUDA's integers.
 
     Raises:
         UnavailableError: CuPy is not installed, or there is no working CUDA device.
@@ -99,60 +41,69 @@ class CupyRuntime:
                 f"CuPy cannot be imported ({error}); install hpccoll[cuda12] or hpccoll[cuda13]"
             ) from error
         self._cupy, self._runtime, self._launch = cupy, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
+        runtime = self._runtime
         self._kernels: dict[KernelSpec, Any] = {}
         try:
-            self._device = int(self._runtime.getDevice())
-            self._runtime.free(0)  # initializes the device
-            self.processors = int(
-                self._runtime.deviceGetAttribute(self._runtime.cudaDevAttrMultiProcessorCount, self._device)
-            )
-        except self._runtime.CUDARuntimeError as error:
+            self._device = int(runtime.getDevice())
+            runtime.free(0)  # initializes the device
+            self.processors = int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, self._device))
+        except runtime.CUDARuntimeError as error:
             raise UnavailableError(f"no CUDA device works here ({error}); see `hpccoll doctor`") from error
-        self.record_event, self.synchronize = self._runtime.eventRecord, self._runtime.deviceSynchronize
-        self.free, self.open_memory, self.close_memory = self._runtime.free, self._open, self._runtime.ipcCloseMemHandle
-        self.export_memory, self.export_event = self._runtime.ipcGetMemHandle, self._runtime.ipcGetEventHandle
-        self.open_event, self.destroy_event = self._runtime.ipcOpenEventHandle, self._runtime.eventDestroy
+        # CuPy's own functions, without a Python function around them.
+        self.record_event, self.destroy_event = runtime.eventRecord, runtime.eventDestroy
+        self.export_event, self.open_event = runtime.ipcGetEventHandle, runtime.ipcOpenEventHandle
+        self.export_memory, self.close_memory = runtime.ipcGetMemHandle, runtime.ipcCloseMemHandle
+        self.free, self.synchronize = runtime.free, runtime.deviceSynchronize  # blocks: too slow for each collective
 
     def get_device_uuid(self) -> str:
+        """Return the UUID of the current device, which is the same in all processes."""
         uuid = self._runtime.getDeviceProperties(self._runtime.getDevice())["uuid"]
         return bytes(uuid).hex()
 
     def make_current(self) -> int:
+        """Make this device current and return the number of the device that was current before."""
         current = int(self._runtime.getDevice())
         if current != self._device:
             self._runtime.setDevice(self._device)
         return current
 
     def restore_current(self, device: int) -> None:
+        """Make the device with this number current again."""
         if device != self._device:
             self._runtime.setDevice(device)
 
     def allocate(self, nbytes: int) -> int:
+        """Allocate memory that can be shared between processes and return its address."""
         return int(self._runtime.malloc(max(-(-nbytes // BLOCK), 1) * BLOCK))
 
-    def _open(self, handle: bytes) -> int:
+    def open_memory(self, handle: bytes) -> int:
+        """Map another process's allocation, given its IPC handle, and return its address here."""
         return int(self._runtime.ipcOpenMemHandle(handle, self._runtime.cudaIpcMemLazyEnablePeerAccess))
 
     def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
+        """Return memory as an array of bytes that keeps `owner` alive."""
         cuda = self._cupy.cuda
         memory = cuda.UnownedMemory(address, nbytes, owner, self._device)
         return self._cupy.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(memory, 0))
 
     def create_event(self, *, shared: bool) -> int:
+        """Create an event without timing; a `shared` one can be exported to other processes."""
         runtime = self._runtime
-        return int(
-            runtime.eventCreateWithFlags(runtime.eventDisableTiming | (runtime.eventInterprocess if shared else 0))
-        )
+        flags = runtime.eventDisableTiming | (runtime.eventInterprocess if shared else 0)
+        return int(runtime.eventCreateWithFlags(flags))
 
     def stream_wait_event(self, event: int, stream: int) -> None:
+        """Make the stream wait for the event's latest record at the time of this call; returns immediately."""
         self._runtime.streamWaitEvent(stream, event, 0)
 
     def compile_kernel(self, kernel: KernelSpec) -> Any:
+        """Return the kernel compiled for this device; each kernel is compiled once."""
         if kernel not in self._kernels:
             self._kernels[kernel] = self._cupy.RawKernel(generate_source(kernel), "fused", OPTIONS).kernel
         return self._kernels[kernel]
 
     def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
+        """Queue a kernel on a stream; `parameters` is the address of the array of its parameters' addresses."""
         self._launch(function.ptr, grid[0], grid[1], 1, THREADS, 1, 1, 0, stream, parameters, 0)
 
 
@@ -161,10 +112,7 @@ class IpcCloseCounters:
 
     A buffer's slot is its number modulo SLOTS. A slot counts as closed when each other rank has closed as many mappings
     as there are buffers in it. Buffers that share a slot are thus freed later than necessary, never too early.
-
-    Args:
-        own: this rank's counters, which it writes.
-        others: the counters of each other rank, which this rank reads.
+    This rank writes the counters `own` and reads those of the `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:

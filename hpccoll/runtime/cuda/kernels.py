@@ -109,11 +109,7 @@ def generate_source(kernel: KernelSpec) -> str:
     """
     chain = kernel.chain
     small = min(kernel.width, get_dtype(chain.dtype).itemsize)
-    types = {
-        "T": _STORED_AS[chain.dtype],
-        "Word": _WORDS[kernel.width],
-        "Small": _WORDS[small],
-    }
+    types = {"T": _STORED_AS[chain.dtype], "Word": _WORDS[kernel.width], "Small": _WORDS[small]}
     numbers = {
         "UNIT": kernel.unit,
         "UNROLLED": kernel.unrolled,

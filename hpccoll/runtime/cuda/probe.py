@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from hpccoll.runtime import job
 from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
-from hpccoll.runtime.cuda.driver import CudaDriver, CudaDriverError
+from hpccoll.runtime.cuda.driver import CudaDriver
 
 COUNTS = (16, 2**18)  # elements of 4 bytes: MPI libraries send short and long messages by different protocols
 REQUIRED_OPERATIONS = ("send_recv", "all_reduce")
@@ -44,7 +44,7 @@ def list_device_names() -> tuple[str, ...]:
     try:
         driver = CudaDriver(device=None)
         return tuple(driver.query_device_name(device) for device in range(driver.count_devices()))
-    except (OSError, CudaDriverError):
+    except (OSError, RuntimeError):
         return ()
 
 
@@ -58,10 +58,7 @@ def is_mpi_cuda_aware() -> bool:
 
 
 def probe_operation(
-    operation: str,
-    memory: Literal["device", "host"] = "device",
-    mpirun: Path | None = None,
-    limit_s: float = LIMIT_S,
+    operation: str, memory: Literal["device", "host"] = "device", mpirun: Path | None = None, limit_s: float = LIMIT_S
 ) -> CommandResult:
     """Run one MPI operation on device or host memory in a separate MPI job, and return how the job ended.
 

@@ -30,10 +30,7 @@ from hpccoll.runtime.progress import InFlight, Progress
 
 # Operations whose persistent form was no slower than the blocking one, at 8 bytes and at 64 KiB, on two ranks of a host
 # (bench/call_overhead.py). The others were slower: Open MPI's persistent Reduce of 64 KiB takes three times as long.
-PERSISTENT = {
-    "MPICH": (Operation.BARRIER,),
-    "Open MPI": (Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL),
-}
+PERSISTENT = {"MPICH": (Operation.BARRIER,), "Open MPI": (Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL)}
 MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 
 
