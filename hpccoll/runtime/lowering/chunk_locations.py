@@ -15,17 +15,14 @@ from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
 class ChunkLocations:
-    """Where the chunks of one rank are now, and their homes. Changes while the plan's rounds are lowered.
+    """Where the chunks of `rank` are now, their homes, and free scratch. Changes while the plan's rounds are lowered.
 
     Args:
-        plan: the plan.
-        rank: the rank whose chunks these are.
         sizes: elements of each chunk, shape (C,).
         used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
         arena: whether the chunk lives in the node's shared memory, packed there, shape (C,).
-        separate: whether ranges of neighbouring chunks must not be merged, because the user's memory has gaps between
-            them.
+        separate: whether neighbouring chunks must not be merged, because the user's memory has gaps between them.
     """
 
     def __init__(
@@ -46,6 +43,7 @@ class ChunkLocations:
         scratch = used & ~self.is_output & ~arena
         self.sizes, self.separate = sizes, separate
         self.work, self.arena = int(sizes[scratch].sum()), int(sizes[arena].sum())
+        self.landing = self._landing_used = 0  # elements of LANDING needed in all, and in use
         masks = (self.is_input, self.is_output, scratch, none, arena)  # in the order of MemoryKind
         self._start = np.stack([self._pack(mask) for mask in masks])
         self._home = np.where(arena, MemoryKind.ARENA, np.where(self.is_output, MemoryKind.RESULT, MemoryKind.WORK))
@@ -56,6 +54,16 @@ class ChunkLocations:
         """Return where each chunk starts when the masked chunks lie next to each other."""
         ends = np.cumsum(np.where(mask, self.sizes, 0))
         return np.asarray(ends - self.sizes, np.int64)
+
+    def take_scratch(self, count: int) -> MemoryRange:
+        """Return the next `count` elements of LANDING, which stay in use until `reset_scratch`."""
+        begin, self._landing_used = self._landing_used, self._landing_used + count
+        self.landing = max(self.landing, self._landing_used)
+        return MemoryRange(MemoryKind.LANDING, begin, self._landing_used)
+
+    def reset_scratch(self) -> None:
+        """Make all of LANDING free again."""
+        self._landing_used = 0
 
     def current_ranges(self, chunks: IntArray) -> list[MemoryRange]:
         """Return where the chunks are now. Adjacent ranges are merged and empty ones left out."""

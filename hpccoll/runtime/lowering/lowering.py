@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hpccoll.plan import NO_PEER, IntArray, Load, Move, Operation, Plan, Step
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations
 from hpccoll.runtime.lowering.message_lowering import MessageLowering, get_own_chunks, get_own_move, get_own_value
-from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, Program
+from hpccoll.runtime.lowering.program import Instruction, Program
 from hpccoll.runtime.lowering.shared_memory_lowering import SharedMemoryLowering
 
 
@@ -29,7 +29,6 @@ def lower_plan(
 
     Args:
         plan: a plan that `check` proves. The program of any other plan may hang or compute a wrong result.
-        rank: the rank whose column to lower.
         count: elements of the vector, or of one block.
         itemsize: bytes per element.
         in_place: whether input and output share memory for the chunks that are in both.
@@ -41,17 +40,15 @@ def lower_plan(
     rounds = list(column)
     sizes = plan.operation.chunk_sizes(count, plan.ranks, column.chunks) if sizes is None else sizes
     instructions: list[Instruction] = []
-    scratch = _LandingAllocator()
-    node: SharedMemoryLowering | None = None
-    if any(not isinstance(step, Move) for steps in rounds for step in steps):
-        node = SharedMemoryLowering(plan, rank, sizes, staged, in_place, instructions, scratch.allocate)
+    has_only_moves = all(isinstance(step, Move) for steps in rounds for step in steps)
+    node = None if has_only_moves else SharedMemoryLowering(plan, rank, sizes, staged, in_place, instructions)
     used, arena = _find_used_chunks(rounds, len(sizes)), node.find_arena_chunks(rank) if node else None
     locations = ChunkLocations(plan, rank, sizes, used, in_place, arena, separate)
     signals = plan.operation is Operation.BARRIER
-    messages = MessageLowering(rank, itemsize, on_device, signals, locations, instructions, scratch.allocate)
-    _lower_rounds(rounds, messages, node, locations, scratch)
+    messages = MessageLowering(rank, itemsize, on_device, signals, locations, instructions)
+    _lower_rounds(rounds, messages, node, locations)
     accessed = node.find_accessed_memories() if node else frozenset()
-    return Program(tuple(instructions), locations.work, scratch.most, plan, locations.arena, accessed)
+    return Program(tuple(instructions), locations.work, locations.landing, plan, locations.arena, accessed)
 
 
 def _lower_rounds(
@@ -59,14 +56,13 @@ def _lower_rounds(
     messages: MessageLowering,
     node: SharedMemoryLowering | None,
     locations: ChunkLocations,
-    scratch: _LandingAllocator,
 ) -> None:
     """Append the instructions of all rounds, then copy the missing outputs to the result."""
     if node is not None:
         node.begin(locations)
     for t, steps in enumerate(rounds):
         if node is None or not node.has_deferred:
-            scratch.reset()
+            locations.reset_scratch()
         messages.lower_round([get_own_move(step) for step in steps if isinstance(step, Move)])
         if node is not None:
             node.lower_round(t, [step for step in steps if not isinstance(step, Move)])
@@ -86,20 +82,3 @@ def _find_used_chunks(rounds: Sequence[Sequence[Step]], chunks: int) -> NDArray[
             elif isinstance(step, Load) and get_own_value(step.source) != NO_PEER:
                 used[get_own_chunks(step.local)] = True
     return used
-
-
-class _LandingAllocator:
-    """Allocates ranges of LANDING one after the other; `most` is the memory needed in all."""
-
-    def __init__(self) -> None:
-        self._used = self.most = 0
-
-    def allocate(self, count: int) -> MemoryRange:
-        place = MemoryRange(MemoryKind.LANDING, self._used, self._used + count)
-        self._used += count
-        self.most = max(self.most, self._used)
-        return place
-
-    def reset(self) -> None:
-        """Start from the beginning again."""
-        self._used = 0

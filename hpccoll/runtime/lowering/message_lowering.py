@@ -17,7 +17,6 @@ because these depend only on the number of elements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,38 +53,24 @@ def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class IncomingMessage:
-    """A message that this round receives, or the rank's own operand among them.
+    """A message that this round receives, or the rank's own operand among them."""
 
-    Args:
-        peer: the sender.
-        op: how the message is combined with the rank's chunks.
-        chunks: the chunks that it is for.
-        landing: where each segment is received.
-        home: where the chunks belong.
-        starts: the instructions that start to receive its segments.
-        rolling: whether the segments share WINDOW ranges of scratch in turn.
-    """
-
-    peer: int
-    op: int
-    chunks: IntArray
-    landing: list[MemoryRange]
-    home: list[MemoryRange]
-    starts: list[int] = field(default_factory=list)
-    rolling: bool = False
+    peer: int  # the sender
+    op: int  # how the message is combined with the rank's chunks
+    chunks: IntArray  # that the message is for
+    landing: list[MemoryRange]  # where each segment is received
+    home: list[MemoryRange]  # of the chunks
+    starts: list[int] = field(default_factory=list)  # the instructions that start to receive its segments
+    rolling: bool = False  # whether the segments share WINDOW ranges of scratch in turn
 
 
 class MessageLowering:
-    """Lowers one rank's messages, round by round.
+    """Lowers one rank's messages, round by round: appends to `instructions` and updates the chunks' `locations`.
 
     Args:
-        rank: the rank.
         itemsize: bytes per element.
         on_device: whether the memory is a device's, which no other rank's core caches.
         signals: whether messages without elements are sent.
-        locations: of this rank's chunks.
-        instructions: the list to append to.
-        take_scratch: returns a scratch range of that many elements.
     """
 
     def __init__(
@@ -96,10 +81,9 @@ class MessageLowering:
         signals: bool,
         locations: ChunkLocations,
         instructions: list[Instruction],
-        take_scratch: Callable[[int], MemoryRange],
     ) -> None:
         self._rank, self._itemsize, self._on_device, self._signals = rank, itemsize, on_device, signals
-        self._locations, self._instructions, self._take_scratch = locations, instructions, take_scratch
+        self._locations, self._instructions = locations, instructions
 
     def copy_home(self, chunks: IntArray) -> None:
         """Copy chunks from where they are to their homes."""
@@ -176,10 +160,10 @@ class MessageLowering:
             reads.append(home[0])
         elif rolling:
             longest = max(stop - start for start, stop in cuts)
-            window = [self._take_scratch(longest) for _ in range(WINDOW)]
+            window = [self._locations.take_scratch(longest) for _ in range(WINDOW)]
             landing = [window[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
         else:
-            landing = [self._take_scratch(stop - start) for start, stop in cuts]
+            landing = [self._locations.take_scratch(stop - start) for start, stop in cuts]
         message = IncomingMessage(move.source, op, chunks, landing, home, rolling=rolling)
         if count or (self._signals and not len(chunks)):
             for part in landing[:WINDOW] if rolling else landing:
@@ -199,7 +183,7 @@ class MessageLowering:
 
     def _stage(self, ranges: list[MemoryRange]) -> list[MemoryRange]:
         """Copy ranges into one range of scratch, and return that."""
-        staged = [self._take_scratch(sum(part.count for part in ranges))]
+        staged = [self._locations.take_scratch(sum(part.count for part in ranges))]
         self._copy(ranges, staged)
         return staged
 
@@ -212,7 +196,7 @@ class MessageLowering:
         if len(ranges) > 1 or self._should_pack(count, ranges, written):
             packed = self._stage(ranges)[0]
         else:
-            packed = ranges[0] if ranges else self._take_scratch(0)
+            packed = ranges[0] if ranges else self._locations.take_scratch(0)
         starts = []
         for start, stop in split_message(count, self._itemsize):
             starts.append(len(self._instructions))

@@ -115,23 +115,14 @@ Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A plan lowered for one rank.
-
-    Args:
-        instructions: in the order in which they run.
-        work: elements of WORK.
-        landing: elements of LANDING.
-        plan: the plan.
-        arena: elements of ARENA.
-        accessed: which of the user's memories (SOURCE, RESULT) other ranks of the node access.
-    """
+    """A plan lowered for one rank: instructions in order, and the elements of each scratch memory that they need."""
 
     instructions: tuple[Instruction, ...]
     work: int
     landing: int
     plan: Plan
     arena: int = 0
-    accessed: frozenset[MemoryKind] = frozenset()
+    accessed: frozenset[MemoryKind] = frozenset()  # the user's memories that other ranks of the node access
 
     @property
     def uses_arena(self) -> bool:

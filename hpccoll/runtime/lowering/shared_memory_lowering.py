@@ -11,7 +11,7 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,31 +27,19 @@ Operand = tuple[int, list[MemoryRange]]  # how it is combined (`Op`), and where 
 
 
 class SharedMemoryLowering:
-    """Lowers one rank's loads, stores and fences, round by round.
+    """Lowers one rank's loads, stores and fences, round by round: appends to `instructions`.
 
     Args:
-        plan: the plan.
-        rank: the rank.
         sizes: elements of each chunk, shape (C,).
         staged: whether other ranks' chunks are accessed in the arena.
         in_place: whether this rank's input and output share memory.
-        instructions: the list to append to.
-        take_scratch: returns a scratch range of that many elements.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        sizes: IntArray,
-        staged: bool,
-        in_place: bool,
-        instructions: list[Instruction],
-        take_scratch: Callable[[int], MemoryRange],
+        self, plan: Plan, rank: int, sizes: IntArray, staged: bool, in_place: bool, instructions: list[Instruction]
     ) -> None:
         self._plan, self._rank, self._sizes, self._staged, self._in_place = plan, rank, sizes, staged, in_place
-        self._instructions, self._take_scratch = instructions, take_scratch
-        self._accesses = RemoteAccesses(plan)
+        self._instructions, self._accesses = instructions, RemoteAccesses(plan)
         self._deferred: list[tuple[list[MemoryRange], IntArray]] = []  # results in scratch, copied after the next fence
         self._others: dict[int, ChunkLocations] = {}
 
@@ -145,15 +133,9 @@ class SharedMemoryLowering:
     def _get_locations(self, rank: int) -> ChunkLocations:
         """Return the locations of another rank's chunks at the start of the plan."""
         if rank not in self._others:
-            unused = np.zeros(len(self._sizes), np.bool_)
+            unused, arena = np.zeros(len(self._sizes), np.bool_), self.find_arena_chunks(rank)
             self._others[rank] = ChunkLocations(
-                self._plan,
-                rank,
-                self._sizes,
-                unused,
-                in_place=False,
-                arena=self.find_arena_chunks(rank),
-                separate=self._locations.separate,
+                self._plan, rank, self._sizes, unused, in_place=False, arena=arena, separate=self._locations.separate
             )
         return self._others[rank]
 
@@ -171,7 +153,7 @@ class SharedMemoryLowering:
         )
         later = [part for _, ranges in operands[1:] for part in ranges]
         if is_still_loaded or any(part.overlaps(out) for part in later for out in home):
-            target = [self._take_scratch(sum(part.count for part in home))] if home else []
+            target = [self._locations.take_scratch(sum(part.count for part in home))] if home else []
         accumulated: list[MemoryRange] | None = None
         for op, ranges in operands:
             if op == Op.COPY:
