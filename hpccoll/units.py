@@ -1,8 +1,9 @@
-"""Units of bytes: sizes use binary multiples (1M = 2**20), bandwidths decimal ones (GB = 1e9)."""
+"""Units of bytes (sizes use binary multiples: 1M = 2**20, bandwidths decimal ones: GB = 1e9), and ranges of numbers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hpccoll.errors import UsageError
 
@@ -62,3 +63,14 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
     while max(sizes[-1], 1) * factor <= largest:
         sizes.append(max(sizes[-1], 1) * factor)
     return sizes
+
+
+def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
+    """Return `numbers` in their order, separated by commas, with consecutive ones as a range: `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs)

@@ -82,7 +82,7 @@ def preflight(
         run_worker(world, options, failure)
         return 0
     coordinator = Coordinator(world, options, failure)
-    status = _exit_status(_measure(coordinator, threshold, exclude_file, target))
+    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, target))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # lost messages are still in flight, so that MPI_Finalize would hang
         job.abort(status)
@@ -100,7 +100,7 @@ def _report_reachability(
     _write_exclude_file(exclude_file, faults)
     if faults and target != STDOUT:
         _print_faults(faults)
-    return _exit_status(faults)
+    return _get_exit_status(faults)
 
 
 def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | None, target: str | None) -> list[Fault]:
@@ -153,7 +153,7 @@ def _write_exclude_file(exclude_file: str | None, faults: list[Fault]) -> None:
         Path(exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
 
 
-def _exit_status(faults: list[Fault]) -> int:
+def _get_exit_status(faults: list[Fault]) -> int:
     """Return 0 without faults, 1 if something is slow, 4 if something is broken."""
     return max((BROKEN if fault.ratio is None else SLOW for fault in faults), default=0)
 
@@ -162,8 +162,8 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
     """Return the records of kinds `preflight_pair` and `preflight_node`; none before the first real sweep."""
     if not results.nbytes:
         return []
-    pairs = [link.to_record(results.nodes) for link in results.directed_links()]
-    return pairs + [results.node_record(node) for node in range(len(results.nodes))]
+    pairs = [link.to_record(results.nodes) for link in results.iter_directed_links()]
+    return pairs + [results.make_node_record(node) for node in range(len(results.nodes))]
 
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
@@ -182,10 +182,10 @@ def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
     """Print tables of pairs and nodes, then the faults and the --exclude= option."""
     names = results.nodes
     if len(names) <= MAX_TABLE_NODES:
-        _print_pairs(results)
+        _print_node_pair_tables(results)
     rows = []
     for node, name in enumerate(names):
-        speed = results.median_speed(node)
+        speed = results.compute_median_speed(node)
         cells = [f"{speed.copy_bytes_per_s / GB:.2f}", f"{speed.operations_per_s / 1e9:.2f}"] if speed else ["-", "-"]
         rows.append([name, *cells, results.lost.get(node, "")])
     rates = ("copy GB/s", "Gsin/s")
@@ -205,12 +205,12 @@ def _print_faults(faults: list[Fault]) -> None:
     print(_format_exclude_option(faults), end="", flush=True)
 
 
-def _print_pairs(results: PreflightResults) -> None:
+def _print_node_pair_tables(results: PreflightResults) -> None:
     """Print a table of bandwidths and one of latencies."""
     names = results.nodes
     rates = {(source, dest): "-" for source in names for dest in names}
     latencies = dict(rates)
-    for link in results.directed_links():
+    for link in results.iter_directed_links():
         key, rate, latency = (names[link.source], names[link.destination]), link.bytes_per_s, link.latency_seconds
         rates[key] = "broken" if rate is None else f"{rate / GB:.3g}"
         latencies[key] = "broken" if rate is None or latency is None else f"{latency * 1e6:.1f}"

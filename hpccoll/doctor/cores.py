@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, format_ranges, read_int, read_text
+from hpccoll.doctor.kernel_files import format_list, read_int, read_text
 from hpccoll.doctor.rank_info import RankInfo
+from hpccoll.units import format_ranges
 
 AREA = "cores"
 _BIND = (

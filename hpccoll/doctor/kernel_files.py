@@ -1,4 +1,4 @@
-"""Read the small text files of /proc and /sys, any of which may be missing or unreadable, and format lists."""
+"""Read the small text files of /proc and /sys, any of which may be missing or unreadable, and format long lists."""
 
 from __future__ import annotations
 
@@ -20,17 +20,6 @@ def read_int(path: Path) -> int | None:
         return int(read_text(path) or "")
     except ValueError:
         return None
-
-
-def format_ranges(numbers: Sequence[int]) -> str:
-    """Return a set of numbers as the kernel writes sets of cores: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def format_list(items: Sequence[object], limit: int = 8) -> str:

@@ -81,30 +81,32 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
             world = job.get_world()
         except LauncherError as error:
             found, _, remedy = str(error).partition(". ")
-            return _single_process((Finding(AREA, Severity.PROBLEM, found, _launcher_size(environ), remedy),))
+            return _make_single_process_job(
+                (Finding(AREA, Severity.PROBLEM, found, _format_launcher_sizes(environ), remedy),)
+            )
         except UnavailableError as error:
-            return _single_process((Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"),))
+            return _make_single_process_job((Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"),))
         ranks = tuple(world.allgather(describe_this_rank(world.rank, job.collect_versions())))
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     found = f"MPI connected {len(ranks)} ranks, on {len(hosts)} host{'s' * (len(hosts) > 1)}"
-    evidence = f"MPI.COMM_WORLD.size: {world.size}; {_launcher_size(environ)}; hosts {format_list(hosts)}"
+    evidence = f"MPI.COMM_WORLD.size: {world.size}; {_format_launcher_sizes(environ)}; hosts {format_list(hosts)}"
     return MpiJob(world, ranks, (Finding(AREA, Severity.OK, found, evidence),))
 
 
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
     """Return the job of a process that no launcher started. Does not start MPI."""
     found = "started without a launcher; under mpirun or srun, ranks, binding and hosts are checked as well"
-    return _single_process(
-        (Finding(AREA, Severity.NOTE, found, _launcher_size(environ), "mpirun -n 2 hpccoll doctor"),)
+    return _make_single_process_job(
+        (Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), "mpirun -n 2 hpccoll doctor"),)
     )
 
 
-def _single_process(findings: Sequence[Finding]) -> MpiJob:
+def _make_single_process_job(findings: Sequence[Finding]) -> MpiJob:
     """Return the job that is this process without MPI."""
     return MpiJob(None, (describe_this_rank(0, {}),), tuple(findings))
 
 
-def _launcher_size(environ: Mapping[str, str]) -> str:
+def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
     """Return the variables in which launchers state the number of ranks."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, format_ranges
+from hpccoll.doctor.kernel_files import format_list
+from hpccoll.units import format_ranges
 
 AREA = "versions"
 

@@ -72,8 +72,8 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     if unknown:
         owners = ", ".join(sorted({file.owner for file in unknown}))
         found = (
-            f"{len(unknown)} files ({_total_size(unknown)}) in {directory} belong to {owners}; whether a process uses "
-            "them is not visible"
+            f"{len(unknown)} files ({_format_total_size(unknown)}) in {directory} belong to {owners}; this user cannot "
+            "see whether a process uses them"
         )
         remedy = f"ask {owners} to run hpccoll doctor, or run it as root"
         findings.append(Finding(AREA, Severity.NOTE, found, _format_files(unknown), remedy))
@@ -89,8 +89,8 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
     libraries = ", ".join(sorted({file.library for file in stale}))
     count = "1 file" if len(stale) == 1 else f"{len(stale)} files"
     found = (
-        f"{count} ({_total_size(stale)}) left in {directory} by ended jobs ({libraries}): no process has them mapped "
-        "or open"
+        f"{count} ({_format_total_size(stale)}) left in {directory} by ended jobs ({libraries}): no process has them "
+        "mapped or open"
     )
     remedy = "rm -- " + " ".join(shlex.quote(str(file.path)) for file in stale[:_MAX_NAMED])
     if len(stale) > _MAX_NAMED:
@@ -100,7 +100,7 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
     return Finding(AREA, Severity.WARNING, found, _format_files(stale), remedy)
 
 
-def _total_size(files: Sequence[SharedMemoryFile]) -> str:
+def _format_total_size(files: Sequence[SharedMemoryFile]) -> str:
     return format_size(sum(file.nbytes for file in files))
 
 
@@ -142,9 +142,11 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
             continue
         # The memory maps of other users' processes are readable by root only.
         is_inspectable = status.st_uid == os.getuid() or os.getuid() == 0
-        in_use = _file_id(status) in used
+        in_use = _get_file_id(status) in used
         age_s = time.time() - status.st_mtime
-        yield SharedMemoryFile(path, library, _user_name(status.st_uid), is_inspectable, status.st_size, age_s, in_use)
+        yield SharedMemoryFile(
+            path, library, _get_user_name(status.st_uid), is_inspectable, status.st_size, age_s, in_use
+        )
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
@@ -165,13 +167,13 @@ def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
             continue
         for descriptor in descriptors:
             try:
-                used.add(_file_id(descriptor.stat()))
+                used.add(_get_file_id(descriptor.stat()))
             except OSError:
                 continue
     return used
 
 
-def _file_id(status: os.stat_result) -> tuple[int, int, int]:
+def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
     """Return device (major, minor) and inode, which identify a file."""
     return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
 
@@ -191,7 +193,7 @@ def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
     return [Finding(AREA, Severity.NOTE, found, f"/proc/sysvipc/shm: {evidence}", remedy)]
 
 
-def _user_name(uid: int) -> str:
+def _get_user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -47,14 +47,14 @@ class LabProcesses:
 
     def start_controller(self) -> None:
         """Start slurmctld."""
-        self.daemons.append(self._start([_locate("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
+        self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
 
     def start_switch(self) -> None:
         """Start the delay switch if a latency was requested."""
         if not self.spec.latency_s:
             return
         devices = [network.CONTROL_DEVICE, *(node.device for node in self.nodes.values())]
-        command = [*_program("switch"), str(self.spec.latency_s), *devices]
+        command = [*_build_program_command("switch"), str(self.spec.latency_s), *devices]
         self.daemons.append(self._start(command, "switch", stdin=subprocess.DEVNULL))
 
     def start_node(self, name: str) -> None:
@@ -68,9 +68,9 @@ class LabProcesses:
             "tmp": str(tmp),
             "shares": find_paths_below_tmp([*self.spec.shares, str(self.paths.dir)]),
             "ip": network.build_node_batch(self.spec.get_address(name)),
-            "slurmd": [_locate("slurmd"), "-D", *([] if isolated else ["-N", name])],
+            "slurmd": [_find_daemon("slurmd"), "-D", *([] if isolated else ["-N", name])],
         }
-        command = [*(NODE_NAMESPACES if isolated else ()), *_program("node_init"), json.dumps(task)]
+        command = [*(NODE_NAMESPACES if isolated else ()), *_build_program_command("node_init"), json.dumps(task)]
         self.nodes[name].process = self._start(command, name, stdin=subprocess.PIPE)
 
     def connect_node(self, name: str) -> None:
@@ -164,7 +164,7 @@ class LabProcesses:
         if percent:
             others = [self._find_init(other) for other in self.nodes.values() if other is not node]
             roots = [str(root) for root in (self._find_init(node), *others) if root is not None]
-            command = [*_program("throttle"), str(percent), *roots]
+            command = [*_build_program_command("throttle"), str(percent), *roots]
             node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
 
     def _end_throttle(self, node: NodeState) -> None:
@@ -204,7 +204,7 @@ class LabProcesses:
         with self.paths.log(log_name).open("ab") as log:
             return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)
 
-    def reap(self) -> None:
+    def collect_ended_processes(self) -> None:
         """Collect ended processes, adopted orphans included, and mark nodes whose init process ended as off."""
         statuses = processes.reap_children()
         throttles = [node.throttle for node in self.nodes.values() if node.throttle is not None]
@@ -215,7 +215,7 @@ class LabProcesses:
             if node.process is not None and node.process.returncode is not None:
                 node.process = None
 
-    def find_lost(self) -> str:
+    def find_ended_process(self) -> str:
         """Return `slurmctld` if it has ended, else the name of a node that is off, else an empty string."""
         if self.daemons[0].returncode is not None:
             return "slurmctld"
@@ -244,12 +244,12 @@ class LabProcesses:
             process.wait()
 
 
-def _program(name: str) -> list[str]:
+def _build_program_command(name: str) -> list[str]:
     """Return the command of a program of this package; without site-packages (-S) it starts in 20 ms."""
     return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
-def _locate(program: str) -> str:
+def _find_daemon(program: str) -> str:
     """Return the path of a daemon; the PATH of the supervisor includes the directories of daemons."""
     return shutil.which(program) or program
 

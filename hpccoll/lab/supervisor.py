@@ -63,8 +63,8 @@ class Supervisor:
             done = subprocess.run(command, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
             if done.stdout.strip() == str(self.spec.nodes):
                 return
-            self.processes.reap()
-            if lost := self.processes.find_lost():
+            self.processes.collect_ended_processes()
+            if lost := self.processes.find_ended_process():
                 raise CommunicationError(f"{lost} ended; last lines of the logs: {read_last_log_lines(self.paths)}")
             self.processes.resume_nodes()
             time.sleep(POLL_S)
@@ -82,7 +82,7 @@ class Supervisor:
                     if key.fileobj is not listener:
                         return
                     self.answer(listener.accept()[0])
-                self.processes.reap()
+                self.processes.collect_ended_processes()
 
     def answer(self, connection: socket.socket) -> None:
         """Read one request, carry it out, send the result or the error, and close the connection."""

@@ -39,7 +39,7 @@ class BusyThreads:
         self.roots = tuple(roots)
         self.last_run_s: dict[Path, float] = {}  # CPU seconds of every thread at the last scan
         self.last_busy: dict[Path, float] = {}  # time of the scan that last found a thread busy
-        self.counted_s: dict[Path, float] = {}  # running time already returned by `take_used_s`
+        self.counted_s: dict[Path, float] = {}  # running time already returned by `read_new_cpu_s`
         self.pids: list[int] = []
         self.mean_running = 0.0
 
@@ -60,7 +60,7 @@ class BusyThreads:
         self.last_run_s = run_s
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
-    def take_used_s(self) -> float:
+    def read_new_cpu_s(self) -> float:
         """Return the CPU seconds of all busy threads since the last call; update the mean number that run."""
         total = 0.0
         for thread, before in self.counted_s.items():
@@ -107,7 +107,7 @@ class CpuThrottle:
     def step(self) -> None:
         """Charge the CPU time used since the last step; where it exceeds the limit, stop the processes to make up."""
         now = time.monotonic()
-        used_s = self.own.take_used_s()
+        used_s = self.own.read_new_cpu_s()
         if now - self.last_scan > SCAN_INTERVAL_S:
             self.update_reference(now)
         allowed = (1 - self.stopped_share) * max(self.own.mean_running, 1.0) * self.core_share
@@ -125,7 +125,7 @@ class CpuThrottle:
         elapsed_s, self.last_scan = now - self.last_scan, now
         self.mean_runnable += (processes.count_runnable_threads() - self.mean_runnable) * (1 - SMOOTHING)
         share = min(1.0, self.cores / max(self.mean_runnable, 1.0))
-        used_s = self.others.take_used_s()
+        used_s = self.others.read_new_cpu_s()
         if self.others.mean_running > 0.5:
             share = min(share, used_s / elapsed_s / self.others.mean_running)
         self.core_share += (max(share, 0.02) - self.core_share) * (1 - SMOOTHING)

@@ -86,7 +86,7 @@ class MeshGroups:
     @classmethod
     def create(cls, comm: Communicator, mesh: Mesh) -> MeshGroups:
         """Create this rank's groups; collective over `comm`."""
-        return cls(**{axis: AxisGroup(comm, mesh.group_of(axis, comm.rank)) for axis in AXES})
+        return cls(**{axis: AxisGroup(comm, mesh.get_group_ranks(axis, comm.rank)) for axis in AXES})
 
     def reset_timers(self) -> None:
         """Set `comm_seconds` of every group to zero."""

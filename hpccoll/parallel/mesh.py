@@ -52,7 +52,7 @@ class Mesh:
         """Total number of ranks."""
         return self.dp * self.tp * self.pp
 
-    def coordinates_of(self, rank: int) -> dict[str, int]:
+    def get_coordinates(self, rank: int) -> dict[str, int]:
         """Return a rank's index along each axis."""
         return {
             "dp": rank // self.tp % self.dp,
@@ -60,14 +60,14 @@ class Mesh:
             "pp": rank // (self.tp * self.dp),
         }
 
-    def group_of(self, axis: str, rank: int) -> list[int]:
+    def get_group_ranks(self, axis: str, rank: int) -> list[int]:
         """Return the ranks, `rank` included, that differ from `rank` along `axis` only, in order along the axis."""
-        mine = self.coordinates_of(rank)
+        mine = self.get_coordinates(rank)
         fixed = [other for other in AXES if other != axis]
         return [
             other
             for other in range(self.ranks)
-            if all(self.coordinates_of(other)[name] == mine[name] for name in fixed)
+            if all(self.get_coordinates(other)[name] == mine[name] for name in fixed)
         ]
 
     def __str__(self) -> str:

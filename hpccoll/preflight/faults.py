@@ -78,14 +78,14 @@ def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
         threshold: the fraction of the median of the others below which a value may be slow.
     """
     names = results.nodes
-    lost = [_lost_node(names[node], reason) for node, reason in results.lost.items()]
+    lost = [_make_lost_node_fault(names[node], reason) for node, reason in results.lost.items()]
     slow = _find_slow_nodes(results, threshold)
     explained = set(results.lost) | set(slow)
-    links = list(results.directed_links())
-    broken = _find_broken_links(names, [each for each in links if not _ends(each) & set(results.lost)])
-    working = [each for each in links if each.broken is None and not _ends(each) & explained]
+    links = list(results.iter_directed_links())
+    broken = _find_broken_links(names, [each for each in links if not _get_ends(each) & set(results.lost)])
+    working = [each for each in links if each.broken is None and not _get_ends(each) & explained]
     slow_everywhere = _find_slow_node_links(names, working, threshold)
-    rest = [each for each in working if not _ends(each) & set(slow_everywhere)]
+    rest = [each for each in working if not _get_ends(each) & set(slow_everywhere)]
     return [*lost, *broken, *slow.values(), *slow_everywhere.values(), *_find_slow_links(names, rest, threshold)]
 
 
@@ -94,12 +94,12 @@ def list_excluded_nodes(faults: Iterable[Fault]) -> list[str]:
     return sorted({fault.exclude for fault in faults})
 
 
-def _ends(link: DirectedLink) -> set[int]:
+def _get_ends(link: DirectedLink) -> set[int]:
     """Return the two nodes of a link."""
     return {link.source, link.destination}
 
 
-def _lost_node(name: str, reason: str) -> Fault:
+def _make_lost_node_fault(name: str, reason: str) -> Fault:
     """Return the fault of a node that did not answer."""
     remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
     return Fault("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
@@ -108,7 +108,9 @@ def _lost_node(name: str, reason: str) -> Fault:
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
     """Return the faults of nodes that copy memory or compute slowly, by node."""
     faults: dict[int, Fault] = {}
-    speeds = {node: speed for node in range(len(results.nodes)) if (speed := results.median_speed(node)) is not None}
+    speeds = {
+        node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
+    }
     for verb, unit, values in (
         ("copies", "GB/s in memory", {node: speed.copy_bytes_per_s / GB for node, speed in speeds.items()}),
         ("computes", "Gsin/s", {node: speed.operations_per_s / 1e9 for node, speed in speeds.items()}),
@@ -125,7 +127,7 @@ def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, F
 
 def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[Fault]:
     """Return a fault per pair of nodes with a broken direction."""
-    reasons = {tuple(sorted(_ends(link))): link.broken for link in links if link.broken}
+    reasons = {tuple(sorted(_get_ends(link))): link.broken for link in links if link.broken}
     excluded = _choose_ends(list(reasons))
     faults = []
     for (a, b), reason in reasons.items():
@@ -181,7 +183,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
             link = links[index]
             clause = _format_value(verb, values[index], ratio, "links")
             text = f"{names[link.source]} to {names[link.destination]} {clause}"
-            slow.setdefault(tuple(sorted(_ends(link))), []).append((ratio, text))
+            slow.setdefault(tuple(sorted(_get_ends(link))), []).append((ratio, text))
     excluded = _choose_ends(list(slow))
     faults = []
     for (a, b), details in sorted(slow.items()):

@@ -72,11 +72,11 @@ def _prepare_copy() -> Callable[[], float]:
     """Return a function that copies COPY_NBYTES bytes and returns that number."""
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
-    def work() -> float:
+    def copy() -> float:
         np.copyto(target, source)
         return COPY_NBYTES
 
-    return work
+    return copy
 
 
 def _prepare_compute() -> Callable[[], float]:
@@ -84,9 +84,9 @@ def _prepare_compute() -> Callable[[], float]:
     x = np.linspace(0, 1, IN_CACHE)
     y = np.empty_like(x)
 
-    def work() -> float:
+    def compute() -> float:
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES
 
-    return work
+    return compute

@@ -79,7 +79,7 @@ class PreflightResults:
     speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
-    def directed_links(self) -> Iterator[DirectedLink]:
+    def iter_directed_links(self) -> Iterator[DirectedLink]:
         """Yield both directions of every pair that was tried, in order of nodes."""
         for (source, destination), samples in sorted(self.links.items()):
             broken = next((sample.broken for sample in samples if sample.broken), None)
@@ -88,16 +88,16 @@ class PreflightResults:
             transfers = tuple(sample.transfer_seconds for sample in good)
             yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
-    def median_speed(self, node: int) -> NodeSpeed | None:
+    def compute_median_speed(self, node: int) -> NodeSpeed | None:
         """Return the medians of a node's samples; None if there are none."""
         samples = self.speeds.get(node, [])
         if not samples:
             return None
         return NodeSpeed(median(s.copy_bytes_per_s for s in samples), median(s.operations_per_s for s in samples))
 
-    def node_record(self, node: int) -> dict[str, Any]:
+    def make_node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node`."""
-        speed = self.median_speed(node)
+        speed = self.compute_median_speed(node)
         return {
             "schema": SCHEMA,
             "kind": "preflight_node",

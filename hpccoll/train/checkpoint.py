@@ -35,7 +35,7 @@ class Checkpoint:
 
     step: int  # number of steps done
     samples: int  # number of samples seen
-    identity: Mapping[str, Any]  # as from TrainOptions.checkpoint_identity
+    identity: Mapping[str, Any]  # as from TrainOptions.get_checkpoint_identity
     parameters: Mapping[str, Any]  # full arrays by name
 
 

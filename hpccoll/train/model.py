@@ -50,7 +50,7 @@ def choose_split(model: MlpConfig, layer: int) -> str:
 
 def list_stage_layers(model: MlpConfig, mesh: Mesh, rank: int) -> range:
     """Return the layers of a rank's pipeline stage."""
-    layers = split_evenly(model.layers, mesh.pp)[mesh.coordinates_of(rank)["pp"]]
+    layers = split_evenly(model.layers, mesh.pp)[mesh.get_coordinates(rank)["pp"]]
     return range(layers.start, layers.stop)
 
 
@@ -59,7 +59,7 @@ def list_shards(model: MlpConfig, mesh: Mesh, rank: int) -> list[ParameterShard]
     shards = []
     for layer in list_stage_layers(model, mesh, rank):
         out_features, in_features = model.weight_shape(layer)
-        split, tp = choose_split(model, layer), mesh.coordinates_of(rank)["tp"]
+        split, tp = choose_split(model, layer), mesh.get_coordinates(rank)["tp"]
         rows = split_evenly(out_features, mesh.tp)[tp] if split == COLUMN else slice(0, out_features)
         columns = split_evenly(in_features, mesh.tp)[tp] if split == ROW else slice(0, in_features)
         weight_shape = (out_features, in_features)

@@ -72,7 +72,7 @@ class TrainOptions:
                 f"need at least {mesh.dp * microbatches} samples; give a larger --batch or fewer --microbatches"
             )
 
-    def checkpoint_identity(self) -> dict[str, Any]:
+    def get_checkpoint_identity(self) -> dict[str, Any]:
         """Return the options that a checkpoint must share with the run that resumes from it."""
         return {"model": "mlp", **asdict(self.model), "dtype": self.dtype, "seed": self.seed}
 

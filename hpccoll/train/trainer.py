@@ -68,7 +68,7 @@ class Trainer:
         self.layers = StageLayers(options.model, mesh, comm.rank, self.groups.tp, start.full, device)
         self.buckets = GradientBuckets(self.layers.parameters)
         self.train, self.held_out = load_digits()
-        self.coordinates = mesh.coordinates_of(comm.rank)
+        self.coordinates = mesh.get_coordinates(comm.rank)
         self.stopped = False  # whether rank 0 saw the stop file
 
     def run_steps(self, stop_file: str | None = None) -> Iterator[TrainStepRecord]:
@@ -169,7 +169,7 @@ class Trainer:
             return None
         full = full_parameters.assemble_parameters(self.mesh, model, by_rank)
         arrays = {name: parameter.numpy() for name, parameter in full.items()}
-        return directory.save(Checkpoint(self.step, self.samples, self.options.checkpoint_identity(), arrays))
+        return directory.save(Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays))
 
     def close(self) -> None:
         """Free the groups of the mesh; collective."""
@@ -236,7 +236,7 @@ def load_start(
     ranks `directory` is None.
     """
     dtype = getattr(torch, options.dtype)
-    found, damaged = directory.load_newest(options.checkpoint_identity()) if directory is not None else (None, [])
+    found, damaged = directory.load_newest(options.get_checkpoint_identity()) if directory is not None else (None, [])
     counts = np.array([found.step, found.samples] if found else [-1, -1])
     comm.broadcast(counts)
     step, samples = map(int, counts)

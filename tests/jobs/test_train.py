@@ -104,7 +104,7 @@ def save(folder: Path, *steps: int) -> Path:
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
     shapes |= {f"{name}.bias": size[:1] for name, size in sizes.items()}
     ones = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-    identity = TrainOptions(model, 1).checkpoint_identity()
+    identity = TrainOptions(model, 1).get_checkpoint_identity()
     return [CheckpointDirectory(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
 
 
@@ -252,7 +252,7 @@ def test_the_groups_of_the_guide_are_those_of_the_mesh() -> None:
         (shown,) = re.findall(rf" {axis}: ((?:\d \d\s+)+)", GUIDE)
         pairs = shown.split()
         assert list(zip(pairs[::2], pairs[1::2], strict=True)) == sorted(
-            {tuple(str(rank) for rank in mesh.group_of(axis, rank)) for rank in range(mesh.ranks)}
+            {tuple(str(rank) for rank in mesh.get_group_ranks(axis, rank)) for rank in range(mesh.ranks)}
         )
     for target in re.findall(r"\]\((?!http)(.*?)\)", GUIDE):
         assert (Path(__file__).parents[2] / "docs" / target).exists(), target

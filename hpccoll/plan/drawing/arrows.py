@@ -23,9 +23,9 @@ from hpccoll.plan.drawing.scene import (
     TextLabel,
     estimate_text_width,
 )
-from hpccoll.plan.drawing.text_grid import format_ranges
 from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.operation import Operation
+from hpccoll.units import format_ranges
 
 RADIUS, LABEL_HEIGHT, HEAD = 9.0, 13.0, 4.5
 MOST_SEPARATE = 4  # messages of one rank that are still drawn apart from each other

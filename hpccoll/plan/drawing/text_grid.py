@@ -12,6 +12,7 @@ from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.step import NO_CHUNK
+from hpccoll.units import format_ranges
 
 LINE_WIDTH = 116  # characters
 MOST_PLACES = 8  # up to this many ranks, a cell has a fixed place for each rank's contribution
@@ -102,14 +103,3 @@ def _format_owners(owners: Sequence[int], ranks: int) -> str:
         return "all"
     listed = format_ranges(owners)
     return listed if len(listed) <= LONGEST_LIST else f"{len(owners)} of {ranks}"
-
-
-def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
-    """Return `numbers` in their order with runs shortened: 0-3,7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll.doctor import clock, cores, kernel_files, network, numa, rank_info, shared_memory
+from hpccoll import units
+from hpccoll.doctor import clock, cores, network, numa, rank_info, shared_memory
 from hpccoll.doctor.finding import Finding, Severity, merge_findings, run_check
 from hpccoll.doctor.rank_info import RankInfo
 
@@ -230,7 +231,7 @@ def test_equal_findings_of_several_hosts_are_merged():
 
 @pytest.mark.parametrize(("text", "numbers"), [("", ()), ("0-3", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7))])
 def test_format_ranges(text, numbers):
-    assert kernel_files.format_ranges(numbers) == text
+    assert units.format_ranges(numbers) == text
 
 
 def test_checks_run_on_this_host():

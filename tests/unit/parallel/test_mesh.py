@@ -51,18 +51,18 @@ def test_invalid_strategies_are_refused(strategy, ranks, told):
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(2, 3, 4), Mesh(dp=5), Mesh(tp=2, pp=3)])
 def test_every_rank_is_in_one_group_per_axis_at_its_index(mesh):
     for axis in AXES:
-        groups = {tuple(mesh.group_of(axis, rank)) for rank in range(mesh.ranks)}
+        groups = {tuple(mesh.get_group_ranks(axis, rank)) for rank in range(mesh.ranks)}
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.ranks))
         assert {len(group) for group in groups} == {getattr(mesh, axis)}
         for group in groups:
-            assert [mesh.coordinates_of(rank)[axis] for rank in group] == list(range(len(group)))
+            assert [mesh.get_coordinates(rank)[axis] for rank in group] == list(range(len(group)))
 
 
 def test_tp_is_innermost_and_pp_outermost():
     mesh = Mesh(dp=2, tp=2, pp=2)
-    assert mesh.group_of("tp", 5) == [4, 5]
-    assert mesh.group_of("dp", 5) == [5, 7]
-    assert mesh.group_of("pp", 5) == [1, 5]
+    assert mesh.get_group_ranks("tp", 5) == [4, 5]
+    assert mesh.get_group_ranks("dp", 5) == [5, 7]
+    assert mesh.get_group_ranks("pp", 5) == [1, 5]
 
 
 @pytest.mark.parametrize(("total", "parts"), [(10, 3), (3, 3), (2, 3), (0, 2), (64, 8)])

@@ -18,7 +18,7 @@ from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.options import MlpConfig, TrainOptions
 from hpccoll.train.record import RankStep, combine_rank_steps, describe_mesh
 
-IDENTITY = TrainOptions(MlpConfig(), 1).checkpoint_identity()
+IDENTITY = TrainOptions(MlpConfig(), 1).get_checkpoint_identity()
 
 
 def state(step, identity=IDENTITY):
@@ -125,7 +125,7 @@ def test_a_foreign_file_is_skipped(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused_with_both_sizes(tmp_path, other, told):
     CheckpointDirectory(tmp_path).save(state(5))
     with pytest.raises(UsageError) as caught:
-        CheckpointDirectory(tmp_path).load_newest(other.checkpoint_identity())
+        CheckpointDirectory(tmp_path).load_newest(other.get_checkpoint_identity())
     assert f"--checkpoint {tmp_path}: step-00000005.npz is from a run with" in str(caught.value)
     assert told in str(caught.value)
 

@@ -71,10 +71,10 @@ def test_schedules_cannot_deadlock_and_run_forward_before_backward(schedule):
 def test_the_shards_of_a_replica_make_the_full_model(mesh, mlp):
     seen = {piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in models.list_full_parameters(mlp)}
     for rank in range(mesh.ranks):
-        if mesh.coordinates_of(rank)["dp"]:
+        if mesh.get_coordinates(rank)["dp"]:
             continue
         for piece in models.list_shards(mlp, mesh, rank):
-            if not (piece.is_replicated and mesh.coordinates_of(rank)["tp"]):
+            if not (piece.is_replicated and mesh.get_coordinates(rank)["tp"]):
                 seen[piece.name][piece.slices] += 1
     assert all(bool((each == 1).all()) for each in seen.values())
 

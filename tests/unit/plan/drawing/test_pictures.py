@@ -25,9 +25,10 @@ from hpccoll.plan.drawing.scene import (
     estimate_text_width,
 )
 from hpccoll.plan.drawing.svg import render_svg
-from hpccoll.plan.drawing.text_grid import format_ranges, format_text_grid
+from hpccoll.plan.drawing.text_grid import format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json
 from hpccoll.plan.simulation import build_round_timeline
+from hpccoll.units import format_ranges
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {
