@@ -112,7 +112,7 @@ def test_a_rank_whose_call_is_refused_does_not_leave_the_others_waiting(what):
     call, part = REFUSED[what]
     for said in run(call):
         assert part in said["told"], said
-        assert said["kind"] != "MismatchError" if said["rank"] == 1 else "rank 1 did not take part" in said["told"]
+        assert said["kind"] != "MismatchError" if said["rank"] == 1 else "rank 1 refused its " in said["told"]
         assert said["seconds"] < 1
 
 

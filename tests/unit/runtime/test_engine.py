@@ -1,0 +1,313 @@
+"""The engine on one rank: what it selects, binds, keeps and frees. MPI runs without mpirun."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpccoll.algorithms import get_algorithm
+from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.plan import Operation
+from hpccoll.runtime import engine as module
+from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime.arrays import NUMPY, premul_sum
+from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
+from hpccoll.runtime.shared_memory import node
+from hpccoll.selection import BufferKind, Selection, choose_chunk_count
+
+ALL_REDUCE = Operation.ALL_REDUCE
+
+# An argument that is just "mpi" would make pytest-mpi skip the test.
+EVERY_KIND = pytest.mark.parametrize("name", ["ring", "shared_two_shot", pytest.param("mpi", id="library")])
+
+
+class Pending:
+    """An operation that is complete once `done` is set."""
+
+    def __init__(self):
+        self.done = False
+
+    def advance(self):
+        return self.done
+
+
+@pytest.fixture
+def engine(comm, monkeypatch):
+    for name in ("HPCCOLL_TUNING", "HPCCOLL_LOG", "HPCCOLL_RANKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    own = comm.Dup()
+    made = Engine(own, lambda: False)
+    yield made
+    made.free()
+    own.Free()
+
+
+def request(x, operation=ALL_REDUCE, **arguments):
+    """Return the checked call of an operation on one rank."""
+    out = arguments.pop("out", None)
+    return check_call(operation, x, out, 0, 1, **arguments)
+
+
+def test_a_named_algorithm_is_selected(engine):
+    selection = engine.select(request(np.ones(3), algorithm="ring"))
+    assert (selection.name, selection.why) == ("ring", "asked for")
+
+
+def test_an_algorithm_gets_no_more_chunks_than_elements(engine, monkeypatch):
+    monkeypatch.setattr(module, "choose_chunk_count", lambda *_: 64)
+    assert engine.select(request(np.ones(100), algorithm="chain", operation=Operation.BROADCAST)).chunks == 64
+    assert engine.select(request(np.ones(3), algorithm="chain", operation=Operation.BROADCAST)).chunks == 3
+    assert engine.select(request(np.ones(0), algorithm="chain", operation=Operation.BROADCAST)).chunks == 1
+
+
+def test_the_chunk_count_of_a_named_algorithm_is_that_of_the_cost_model(engine):
+    x, chain = np.ones(2**20), get_algorithm(Operation.BROADCAST, "chain")
+    selection = engine.select(request(x, operation=Operation.BROADCAST, algorithm=chain))
+    assert selection == Selection(chain, choose_chunk_count(chain, 1, x.nbytes), "asked for")
+
+
+def test_the_librarys_own_collective_is_selected_by_name(engine):
+    assert engine.select(request(np.ones(3), algorithm="mpi")) == Selection(None, 1, "asked for")
+
+
+@pytest.mark.parametrize("op", ["min", "sum"])
+def test_the_librarys_own_collective_is_refused_where_its_result_differs(engine, op):
+    """MPI knows no bfloat16, and leaves open what the minimum of NaN is."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.ones(3, np.float32) if op == "min" else np.ones(3, ml_dtypes.bfloat16)
+    with pytest.raises(UsageError, match=rf"own all_reduce gives another result for {x.dtype.name} and {op} here"):
+        engine.select(request(x, op=op, algorithm="mpi"))
+
+
+def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
+    asked = []
+
+    def select(*arguments, **options):
+        asked.append((arguments, options))
+        return Selection(get_algorithm(arguments[0], "ring"), 1, "measured")
+
+    engine._selector = SimpleNamespace(select=select)
+    assert engine.select(request(np.ones(3, np.float32))).why == "measured"
+    assert asked == [((ALL_REDUCE, 12, 4, BufferKind.HOST), {"library": True, "shared": True})]
+    engine.node.problem = "no memory"
+    engine.select(request(np.ones(6), operation=Operation.ALL_GATHER))
+    assert asked[1] == ((Operation.ALL_GATHER, 48, 8, BufferKind.HOST), {"library": True, "shared": False})
+
+
+def test_selections_of_auto_are_logged(engine):
+    lines = []
+    engine._log = lambda *line: lines.append(line)
+    selection = engine.select(request(np.ones(3)))
+    engine.select(request(np.ones(3), algorithm="ring"))
+    assert lines == [(ALL_REDUCE, 24, BufferKind.HOST, selection, "float64", "sum")]
+
+
+def test_a_message_algorithm_is_bound_at_the_second_call_on_the_same_memory(engine):
+    call = request(np.ones(3), algorithm="ring")
+    assert engine.run(call) is None
+    assert len(engine.cache) == 0
+    kept = engine.run(call)
+    assert kept is not None
+    assert engine.run(request(call.value, algorithm="ring")) is kept
+    assert len(engine.cache) == 1
+
+
+def test_a_shared_memory_algorithm_is_bound_at_the_first_call(engine):
+    call = request(np.ones(3), algorithm="shared_two_shot")
+    kept = engine.run(call)
+    assert kept is not None
+    assert engine.run(call) is kept
+
+
+@EVERY_KIND
+def test_kept_executables_do_not_keep_memory_alive(engine, name):
+    x = np.ones(3)
+    for _ in range(3):
+        engine.run(request(x, algorithm=name))
+    assert len(engine.cache) == 1
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
+@EVERY_KIND
+def test_calls_that_differ_do_not_share_an_executable(engine, name):
+    memory = np.arange(8.0)
+    calls = [
+        request(memory, algorithm=name),
+        request(memory[:4], algorithm=name),
+        request(memory[4:], algorithm=name),
+        request(memory.view(np.int64), algorithm=name),
+        request(memory, op="prod", algorithm=name),
+        request(memory, operation=Operation.BROADCAST, algorithm="mpi"),
+    ]
+    kept = [[engine.run(call) for call in calls] for _ in range(2)][1]
+    assert len(set(map(id, kept))) == len(calls)
+    assert len(engine.cache) == len(calls)
+
+
+def test_a_premultiplied_sum_is_never_kept(engine):
+    """The factor is no part of the key by which executables are found."""
+    x = np.ones(3)
+    for factor in (2.0, 3.0, 5.0):
+        assert engine.run(request(x, op=premul_sum(factor), algorithm="shared_two_shot")) is None
+    assert x.tolist() == [30.0] * 3
+    assert len(engine.cache) == 0
+
+
+def test_nothing_is_bound_while_an_operation_is_in_flight(engine):
+    call, pending = request(np.ones(3), algorithm="ring"), Pending()
+    engine.progress.add(99, pending)
+    assert [engine.run(call) for _ in range(3)] == [None] * 3
+    pending.done = True
+    engine.progress.advance()
+    assert engine.run(call) is not None
+
+
+def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
+    monkeypatch.setattr(module, "ASYNC_TAGS", 2)
+    tags, pending = [], Pending()
+    add = engine.progress.add
+    monkeypatch.setattr(type(engine.progress), "add", lambda _, tag, operation: tags.append(tag) or add(tag, operation))
+    monkeypatch.setattr(engine.library, "start", lambda _: pending)
+    for _ in range(2):
+        engine.start(request(np.ones(3), algorithm="mpi"))
+    assert tags == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1]
+    assert list(engine.progress.operations) == tags
+    waited = []
+
+    def wait_until(_, done):
+        waited.append(done())
+        engine.progress.operations.clear()
+        assert done()
+
+    monkeypatch.setattr(type(engine.progress), "wait_until", wait_until)
+    engine.start(request(np.ones(3), algorithm="mpi"))
+    assert tags[2:] == [FIRST_ASYNC_TAG]
+    assert waited == [False]
+
+
+def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine):
+    made = []
+    make = engine._make_executable
+    engine._make_executable = lambda *arguments: made.append(arguments) or make(*arguments)
+    operation = engine.start(request(np.ones(3), algorithm="ring"))
+    [(_, _, scratch, tag)] = made
+    assert tag == FIRST_ASYNC_TAG
+    assert scratch is not engine._context.scratch
+    engine.progress.wait_until(operation.advance)
+
+
+def test_a_started_shared_memory_algorithm_is_complete_and_takes_no_tag(engine):
+    operation = engine.start(request(np.ones(3), algorithm="shared_two_shot"))
+    assert operation.advance()
+    assert not engine.progress
+    assert engine._asynchronous_calls == 0
+
+
+def test_the_library_uses_its_non_blocking_form_from_the_first_asynchronous_operation_on(engine):
+    assert not engine.library._uses_non_blocking
+    engine.start(request(np.ones(3), algorithm="shared_two_shot"))
+    assert not engine.library._uses_non_blocking
+    engine.start(request(np.ones(3), algorithm="ring"))
+    assert engine.library._uses_non_blocking
+
+
+@EVERY_KIND
+def test_a_prepared_collective_runs_until_the_engine_frees_it(engine, name):
+    x, out = np.zeros(3), np.zeros(3)
+    run = engine.prepare(request(x, out=out, algorithm=name))
+    for turn in (1, 2):
+        x[:] = turn
+        run()
+        assert out.tolist() == [turn] * 3
+    engine.free()
+    assert not run.live
+    with pytest.raises(UsageError, match="prepare it again"):
+        run()
+
+
+def test_only_prepared_collectives_may_become_persistent(engine, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        engine.library, "bind", lambda call, *, on_all_ranks: said.append(on_all_ranks) or SimpleNamespace(live=True)
+    )
+    call = request(np.ones(3), algorithm="mpi")
+    monkeypatch.setattr(engine.cache, "keep", lambda _: None)
+    engine.prepare(call)
+    engine.bind(call, engine.select(call))
+    assert said == [True, False]
+
+
+def test_plans_are_lowered_once_for_the_same_arguments(engine, monkeypatch):
+    lowered = []
+    lower = module.lower_plan
+    monkeypatch.setattr(module, "lower_plan", lambda *a, **k: lowered.append(a) or lower(*a, **k))
+    for count in (3, 3, 4, 4):
+        engine.run(request(np.ones(count), algorithm="ring"))
+    assert [arguments[2] for arguments in lowered] == [3, 4]
+    engine.run(request(np.ones(3), out=np.ones(3), algorithm="ring"))
+    assert len(lowered) == 3, "a call that is not in place needs a program of its own"
+
+
+def test_the_kind_of_buffers_is_that_of_those_which_all_ranks_have(engine):
+    kind, host = engine.buffer_kind, np.ones(4)
+    x, out = engine.node.symmetric.empty(4, "float64"), engine.node.symmetric.empty(4, "float64")
+    assert kind(request(host)) is BufferKind.HOST
+    assert kind(request(x)) is BufferKind.SYMMETRIC
+    assert kind(request(x[1:3])) is BufferKind.SYMMETRIC
+    assert kind(request(x, out=out)) is BufferKind.SYMMETRIC
+    assert kind(request(x, out=host)) is BufferKind.HOST
+    assert kind(request(host, out=x)) is BufferKind.HOST
+    assert kind(request(None, operation=Operation.BARRIER)) is BufferKind.HOST
+    # The root alone has the output of a gather and the input of a scatter.
+    assert kind(request(x, operation=Operation.GATHER, out=host)) is BufferKind.SYMMETRIC
+    assert kind(request(host, operation=Operation.SCATTER, out=x)) is BufferKind.SYMMETRIC
+    assert kind(request(host, operation=Operation.GATHER, out=x)) is BufferKind.HOST
+
+
+class DeviceModule(type(NUMPY)):
+    """NumPy's module, said to be of a device."""
+
+    on_device = True
+
+
+def test_device_buffers_are_their_own_kind_and_pass_through_pinned_memory_where_mpi_cannot_take_them(comm, engine):
+    call = request(np.ones(4))
+    on_device = replace(call, result=replace(call.result, module=DeviceModule()))
+    assert engine.buffer_kind(on_device) is BufferKind.CUDA
+    assert engine.uses_pinned_memory(on_device.module)
+    assert not engine.uses_pinned_memory(NUMPY)
+
+
+def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monkeypatch):
+    def refuse(*_, **__):
+        raise UnavailableError("rank 0: /dev/shm is full")
+
+    monkeypatch.setattr(node, "map_segments", refuse)
+    engine = Engine(comm, lambda: False)
+    with pytest.raises(UnavailableError, match=r"all_reduce/shared_two_shot needs shared memory: rank 0: /dev/shm is full"):
+        engine.run(request(np.ones(3), algorithm="shared_two_shot"))
+    engine.run(request(np.ones(3)))  # auto selects an algorithm that does without
+    engine.free()
+
+
+def test_a_library_collective_is_no_plan(engine):
+    with pytest.raises(UsageError, match="all_reduce by the MPI library is no plan"):
+        engine._make_executable(request(np.ones(3)), Selection(None, 1, "asked for"))
+
+
+def test_free_frees_executables_and_symmetric_buffers(engine):
+    x = engine.node.symmetric.empty(4, "float64")
+    x[:] = 1
+    kept = engine.run(request(x, algorithm="shared_two_shot"))
+    engine.free()
+    assert not kept.live
+    assert len(engine.cache) == 0
+    with pytest.raises(UsageError, match="symmetric buffer was freed"):
+        engine.node.symmetric.free(x)
+    engine.free()

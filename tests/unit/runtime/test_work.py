@@ -1,0 +1,124 @@
+"""Handles of asynchronous operations, and messages in one or more segments."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpccoll.errors import CommunicationError
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.work import MessageTransfer, Work
+
+
+class Countdown:
+    """An operation that is complete at the given call of `advance` (0: never)."""
+
+    def __init__(self, calls):
+        self.left = calls
+
+    def advance(self):
+        self.left -= 1
+        return self.left == 0
+
+
+def test_wait_returns_the_result_of_a_complete_operation():
+    result = np.ones(3)
+    work = Work(0, Progress(), Countdown(3), result)
+    assert work.wait() is result
+    assert work.done
+    assert work.wait() is result
+
+
+def test_test_advances_until_the_operation_is_complete():
+    operation = Countdown(2)
+    work = Work(0, Progress(), operation, None)
+    assert [work.test(), work.test(), work.test()] == [False, True, True]
+    assert operation.left == 0, "advanced after it was complete"
+
+
+def test_wait_advances_the_other_operations():
+    progress, other = Progress(), Countdown(2)
+    progress.add(2, other)
+    Work(0, progress, Countdown(5), None).wait()
+    assert not progress
+
+
+def test_a_wait_that_takes_too_long_raises_and_may_be_repeated():
+    operation = Countdown(0)
+    work = Work(3, Progress(), operation, "result")
+    with pytest.raises(CommunicationError, match=r"rank 3: not complete after 0\.002 s"):
+        work.wait(timeout=0.002)
+    assert not work.done
+    operation.left = 2
+    assert work.wait(timeout=60) == "result"
+
+
+def test_buffers_are_kept_until_the_operation_is_complete():
+    x = np.ones(3)
+    kept = weakref.ref(x)
+    work = Work(0, Progress(), Countdown(1), None, (x,))
+    del x
+    assert kept() is not None
+    work.wait()
+    assert kept() is None
+
+
+def transfer(comm, sent, received, last=(), expected=None):
+    """Send segments to the own rank; return the transfer that receives them."""
+    for segment in sent:
+        comm.Isend([segment, MPI.BYTE], comm.rank, 5).Free()
+    requests = [comm.Irecv([segment, MPI.BYTE], comm.rank, 5) for segment in received]
+    sizes = [segment.nbytes for segment in received] if expected is None else expected
+    return MessageTransfer("rank 0: receiving from rank 0", requests, list(last), sizes)
+
+
+@pytest.fixture(scope="module")
+def own(comm):
+    made = comm.Dup()
+    made.Set_errhandler(MPI.ERRORS_RETURN)
+    yield made
+    made.Free()
+
+
+def complete(message):
+    for _ in range(10_000):
+        if message.advance():
+            return
+    raise AssertionError("not complete")
+
+
+def test_a_transfer_is_complete_after_its_last_segment_and_runs_the_last_calls_once(own):
+    sent = [np.arange(start, start + 4, dtype=np.uint8) for start in (0, 10)]
+    received, calls = [np.zeros(4, np.uint8) for _ in sent], []
+    message = transfer(own, sent, received, [lambda: calls.append("first"), lambda: calls.append("second")])
+    complete(message)
+    assert [segment.tolist() for segment in received] == [segment.tolist() for segment in sent]
+    complete(message)
+    assert calls == ["first", "second"]
+
+
+def test_the_last_calls_wait_for_every_segment(own):
+    received, calls = [np.zeros(4, np.uint8) for _ in range(2)], []
+    sent = [np.ones(4, np.uint8) for _ in range(2)]
+    message = transfer(own, sent[:1], received, [lambda: calls.append("copied")])
+    for _ in range(100):
+        assert not message.advance()
+    assert calls == []
+    own.Isend([sent[1], MPI.BYTE], own.rank, 5).Free()
+    complete(message)
+    assert calls == ["copied"]
+
+
+def test_a_message_that_is_too_short_names_both_sizes(own):
+    message = transfer(own, [np.ones(3, np.uint8)], [np.zeros(8, np.uint8)])
+    with pytest.raises(CommunicationError, match=r"rank 0: receiving .* message of 3 bytes into an array of 8; pass"):
+        complete(message)
+
+
+def test_a_message_that_is_too_long_names_the_transfer(own):
+    message = transfer(own, [np.ones(8, np.uint8)], [np.zeros(3, np.uint8)])
+    with pytest.raises(CommunicationError, match=r"rank 0: receiving from rank 0 failed: (?s:.*)do the sizes"):
+        complete(message)
