@@ -130,11 +130,14 @@ class Engine:
             selection: what runs it.
             on_all_ranks: whether all ranks bind it now, in the same order.
         """
+        executable: Executable
         if selection.algorithm is None:
-            return self.library.bind(call, on_all_ranks=on_all_ranks)
-        executable = self._make_executable(call, selection)
-        if isinstance(executable, MessageExecutable):
-            executable.bind()
+            executable = self.library.bind(call, on_all_ranks=on_all_ranks)
+        else:
+            executable = self._make_executable(call, selection)
+            if isinstance(executable, MessageExecutable):
+                executable.bind()
+        self.node.symmetric.free_with(executable, call.source, call.result)
         return executable
 
     def select(self, call: CollectiveCall) -> Selection:

@@ -14,8 +14,9 @@ from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import NUMPY, premul_sum
+from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
+from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.shared_memory import node
 from hpccoll.selection import BufferKind, Selection, choose_chunk_count
 
@@ -44,6 +45,18 @@ def engine(comm, monkeypatch):
     yield made
     made.free()
     own.Free()
+
+
+def recorded(monkeypatch, owner, name):
+    """Return a list to which each call of a method or function adds its positional arguments."""
+    calls, original = [], getattr(owner, name)
+
+    def record(*arguments, **options):
+        calls.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, record)
+    return calls
 
 
 def request(x, operation=ALL_REDUCE, **arguments):
@@ -170,14 +183,11 @@ def test_nothing_is_bound_while_an_operation_is_in_flight(engine):
 
 def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
     monkeypatch.setattr(module, "ASYNC_TAGS", 2)
-    tags, pending = [], Pending()
-    add = engine.progress.add
-    monkeypatch.setattr(type(engine.progress), "add", lambda _, tag, operation: tags.append(tag) or add(tag, operation))
+    tags, pending = recorded(monkeypatch, Progress, "add"), Pending()
     monkeypatch.setattr(engine.library, "start", lambda _: pending)
     for _ in range(2):
         engine.start(request(np.ones(3), algorithm="mpi"))
-    assert tags == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1]
-    assert list(engine.progress.operations) == tags
+    assert list(engine.progress.operations) == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1]
     waited = []
 
     def wait_until(_, done):
@@ -185,16 +195,14 @@ def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(eng
         engine.progress.operations.clear()
         assert done()
 
-    monkeypatch.setattr(type(engine.progress), "wait_until", wait_until)
+    monkeypatch.setattr(Progress, "wait_until", wait_until)
     engine.start(request(np.ones(3), algorithm="mpi"))
-    assert tags[2:] == [FIRST_ASYNC_TAG]
+    assert [tag for _, tag, _ in tags] == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1, FIRST_ASYNC_TAG]
     assert waited == [False]
 
 
-def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine):
-    made = []
-    make = engine._make_executable
-    engine._make_executable = lambda *arguments: made.append(arguments) or make(*arguments)
+def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
+    made = recorded(monkeypatch, engine, "_make_executable")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
     [(_, _, scratch, tag)] = made
     assert tag == FIRST_ASYNC_TAG
@@ -233,20 +241,21 @@ def test_a_prepared_collective_runs_until_the_engine_frees_it(engine, name):
 
 def test_only_prepared_collectives_may_become_persistent(engine, monkeypatch):
     said = []
-    monkeypatch.setattr(
-        engine.library, "bind", lambda call, *, on_all_ranks: said.append(on_all_ranks) or SimpleNamespace(live=True)
-    )
-    call = request(np.ones(3), algorithm="mpi")
+
+    def bind(_, *, on_all_ranks):
+        said.append(on_all_ranks)
+        return SimpleNamespace(live=True)
+
+    monkeypatch.setattr(engine.library, "bind", bind)
     monkeypatch.setattr(engine.cache, "keep", lambda _: None)
+    call = request(np.ones(3), algorithm="mpi")
     engine.prepare(call)
     engine.bind(call, engine.select(call))
     assert said == [True, False]
 
 
 def test_plans_are_lowered_once_for_the_same_arguments(engine, monkeypatch):
-    lowered = []
-    lower = module.lower_plan
-    monkeypatch.setattr(module, "lower_plan", lambda *a, **k: lowered.append(a) or lower(*a, **k))
+    lowered = recorded(monkeypatch, module, "lower_plan")
     for count in (3, 3, 4, 4):
         engine.run(request(np.ones(count), algorithm="ring"))
     assert [arguments[2] for arguments in lowered] == [3, 4]
@@ -270,7 +279,7 @@ def test_the_kind_of_buffers_is_that_of_those_which_all_ranks_have(engine):
     assert kind(request(host, operation=Operation.GATHER, out=x)) is BufferKind.HOST
 
 
-class DeviceModule(type(NUMPY)):
+class DeviceModule(NumPyModule):
     """NumPy's module, said to be of a device."""
 
     on_device = True
@@ -290,7 +299,7 @@ def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monke
 
     monkeypatch.setattr(node, "map_segments", refuse)
     engine = Engine(comm, lambda: False)
-    with pytest.raises(UnavailableError, match=r"all_reduce/shared_two_shot needs shared memory: rank 0: /dev/shm is full"):
+    with pytest.raises(UnavailableError, match=r"shared_two_shot needs shared memory: rank 0: /dev/shm is full"):
         engine.run(request(np.ones(3), algorithm="shared_two_shot"))
     engine.run(request(np.ones(3)))  # auto selects an algorithm that does without
     engine.free()
@@ -299,6 +308,18 @@ def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monke
 def test_a_library_collective_is_no_plan(engine):
     with pytest.raises(UsageError, match="all_reduce by the MPI library is no plan"):
         engine._make_executable(request(np.ones(3)), Selection(None, 1, "asked for"))
+
+
+@EVERY_KIND
+def test_an_executable_ends_with_the_symmetric_buffer_that_it_accesses(engine, name):
+    x, out = engine.node.symmetric.empty(4, "float64"), np.zeros(4)
+    x[:] = 1
+    call = request(x, out=out, algorithm=name)
+    prepared = engine.prepare(call)
+    kept = [engine.run(call) for _ in range(2)][1]
+    assert (prepared.live, kept.live) == (True, True)
+    engine.node.symmetric.free(x)
+    assert (prepared.live, kept.live) == (False, False)
 
 
 def test_free_frees_executables_and_symmetric_buffers(engine):
