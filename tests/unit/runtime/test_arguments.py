@@ -104,7 +104,7 @@ def test_a_barrier_moves_nothing():
 @pytest.mark.parametrize("operation", [Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL])
 @pytest.mark.parametrize("extents", [(), (5,), (3, 4)])
 def test_blocks_that_do_not_divide_are_refused_with_shape_and_remedy(operation, extents):
-    with pytest.raises(BufferError, match=r"first dim is not divisible by 4 ranks; pass one block a rank"):
+    with pytest.raises(BufferError, match=r"first dim is not divisible by 4 ranks; pass one block per rank"):
         check_call(operation, ones(*extents), None, RANK, N, ROOT)
 
 

@@ -77,8 +77,9 @@ def bound_rank(
     call = CollectiveCall(plan.operation, None, plan.root, Reduction("sum"), brought, got, count)
 
     def lowered(*arguments: Any) -> Program:
-        *_, sharing, _, staged, sizes = arguments
-        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=sizes and np.array(sizes))
+        *_, sharing, _, staged, chunk_sizes = arguments
+        sizes = None if chunk_sizes is None else np.array(chunk_sizes, np.int64)
+        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=sizes)
 
     ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
     context = Context(ranks, node, Progress(), JunkScratch(), lowered, lambda: False)
