@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -101,7 +103,7 @@ def test_segments_together_are_the_whole_memory(memory, segments):
     """The packed ranges of all segments, one after the other per chunk, cover every element once."""
     sizes = chunk_sizes(memory.plan, COUNT)
     assert sizes.tolist() == [COUNT] * N
-    seen = {SOURCE: [], RESULT: []}
+    seen: dict[MemoryKind, list[float]] = {SOURCE: [], RESULT: []}
     for segment in cut_chunks(sizes, segments):
         space = memory.space(segment=segment, rank=RANK)
         packed = np.cumsum([0, *segment.sizes]).tolist()
@@ -147,7 +149,7 @@ def test_cut_chunks_cover_every_chunk_in_nearly_equal_segments(segments):
     assert len(cut) == segments
     assert cut[0].low.tolist() == [0, 0, 0, 0]
     assert cut[-1].high.tolist() == sizes.tolist()
-    for first, second in zip(cut, cut[1:], strict=False):
+    for first, second in itertools.pairwise(cut):
         assert first.high.tolist() == second.low.tolist()
     lengths = np.array([segment.sizes for segment in cut])
     assert lengths.sum(0).tolist() == sizes.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_the_cache_does_not_keep_arrays_alive(cache):
 
 @pytest.mark.parametrize("changed", ["x", "out"])
 def test_an_array_that_changed_its_dtype_is_not_found(cache, changed):
-    arrays = {"x": np.zeros(4, np.float32), "out": np.zeros(4, np.float32)}
+    arrays: dict[str, Any] = {"x": np.zeros(4, np.float32), "out": np.zeros(4, np.float32)}
     cache.add_by_array("key", FakeExecutable(), arrays["x"], arrays["out"])
     arrays[changed] = Retyped(arrays[changed])
     assert cache.find_by_array("key", arrays["x"], arrays["out"]) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 
 import pytest
 
-from hpccoll.runtime import backoff
 from hpccoll.runtime.backoff import FIRST_SLEEP_S, LONGEST_SLEEP_S, SPIN_S, YIELD_S, Backoff
 from hpccoll.runtime.progress import Progress
 
@@ -100,7 +100,7 @@ def clock(monkeypatch):
     clock.did = []
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(time, "sleep", clock.sleep)
-    monkeypatch.setattr(backoff.os, "sched_yield", lambda: clock.did.append("yield"))
+    monkeypatch.setattr(os, "sched_yield", lambda: clock.did.append("yield"))
     return clock
 
 
