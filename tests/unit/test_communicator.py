@@ -16,6 +16,7 @@ from hpccoll.errors import BufferError, MismatchError, ReductionError, UnknownNa
 from hpccoll.plan import Operation
 from hpccoll.runtime.argument_check import ArgumentCheck
 from hpccoll.runtime.arrays import NUMPY
+from hpccoll.runtime.node_memory import symmetric
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")  # results have the shape of the input
 NEW = {  # the shape of a new result on one rank, for an input of shape (4, 3)
@@ -292,8 +293,7 @@ def test_symmetric_buffers_of_no_such_shape_or_dtype_are_refused(hpc):
 
 def test_ranks_that_ask_for_different_symmetric_buffers_are_named(hpc, monkeypatch):
     requests = [((4,), "float32"), ((5,), "float32")]
-    module = "hpccoll.runtime.shared_memory.symmetric.gather_or_raise"
-    monkeypatch.setattr(module, lambda *_: requests)
+    monkeypatch.setattr(symmetric, "gather_or_raise", lambda *_: requests)
     with pytest.raises(MismatchError, match=r"rank 0 asked for .* shape \(4,\) of float32, rank 1 for \(5,\)"):
         hpc.empty(4)
 

@@ -16,8 +16,8 @@ from hpccoll.runtime import engine as module
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
+from hpccoll.runtime.node_memory import node
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.shared_memory import node
 from hpccoll.selection import BufferKind, Selection, choose_chunk_count
 
 ALL_REDUCE = Operation.ALL_REDUCE
