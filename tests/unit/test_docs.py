@@ -36,6 +36,14 @@ def test_names_are_in_their_files(page):
             assert re.search(rf"\b{part}\b", source), f"{name} is not in {path}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_classes_exist(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "hpccoll").rglob("*.py"))
+    classes = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
+    assert set(re.findall(r"`([A-Z][a-z]+[A-Z]\w*)[.`]", text)) <= classes
+
+
 def test_files_of_the_picture_exist():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = (ROOT / "hpccoll", ROOT / "hpccoll" / "plan", ROOT / "hpccoll" / "runtime")
