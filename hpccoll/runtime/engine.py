@@ -95,8 +95,8 @@ class Engine:
             self._make_executable(call, selection)()
         return None
 
-    def start(self, call: CollectiveCall) -> InFlight:
-        """Begin a collective and return the operation in flight; shared-memory plans complete before this returns."""
+    def start(self, call: CollectiveCall) -> InFlight | None:
+        """Begin a collective and return the operation in flight; None if it is complete, as shared-memory plans are."""
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
@@ -106,13 +106,14 @@ class Engine:
         self._asynchronous_calls += 1
         if tag in self.progress:
             self.progress.wait_until(lambda: tag not in self.progress)
-        operation: InFlight
+        operation: InFlight | None
         if algorithm is None:
             operation = self.library.start(call)
         else:
             operation = self._make_executable(call, selection, ScratchPool(), tag).start()
-        self.progress.add(tag, operation)
-        self.progress.advance()
+        if operation is not None:
+            self.progress.add(tag, operation)
+            self.progress.advance()
         return operation
 
     def prepare(self, call: CollectiveCall) -> Executable:

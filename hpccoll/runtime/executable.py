@@ -33,8 +33,8 @@ class Executable(Protocol):
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part is complete."""
 
-    def start(self) -> InFlight:
-        """Begin the collective and return the operation in flight; run it to its end where it sends no messages."""
+    def start(self) -> InFlight | None:
+        """Begin the collective and return the operation in flight; None if it sends no messages and is complete."""
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -42,13 +42,6 @@ class Executable(Protocol):
 
     def free(self) -> None:
         """Release requests and memory; the executable cannot run after."""
-
-
-class Complete:
-    """An operation that was complete before its handle was made."""
-
-    def advance(self) -> bool:
-        return True
 
 
 def raise_freed() -> NoReturn:

@@ -20,21 +20,21 @@ class Work:
     Args:
         rank: this rank, for messages.
         progress: the in-flight operations of the communicator.
-        operation: the operation.
+        operation: the operation; None if it is already complete.
         result: the array that `wait` returns.
         keep: objects whose memory MPI reads or writes until the operation is complete.
     """
 
     def __init__(
-        self, rank: int, progress: Progress, operation: InFlight, result: Any, keep: tuple[Any, ...] = ()
+        self, rank: int, progress: Progress, operation: InFlight | None, result: Any, keep: tuple[Any, ...] = ()
     ) -> None:
         self._rank, self._progress, self._operation, self._result = rank, progress, operation, result
         self._keep = keep
-        self.done = False
+        self.done = operation is None
 
     def test(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is complete."""
-        if not self.done:
+        if not self.done and self._operation is not None:
             self._progress.advance()
             self.done = self._operation.advance()
         return self.done

@@ -68,7 +68,7 @@ class StreamFences:
         self._barrier.fence()
         self._wait_for_others(turn, stream)
 
-    def enter(self, stream: int, entry: int, source: int, result: int) -> bool:
+    def enter(self, stream: int, entry: int, source: int, result: int) -> bool | None:
         """Fence at the beginning of a collective; the arguments and the result are those of `NodeBarrier.enter`."""
         turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)

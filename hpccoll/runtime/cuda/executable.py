@@ -24,9 +24,8 @@ from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.cuda.fuse import AddressRange, KernelLaunch, plan_launches
 from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
-from hpccoll.runtime.executable import Complete
 from hpccoll.runtime.node_memory.node import fingerprint_of
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import can_access_in_place, local_instructions, map_peers
 from hpccoll.selection import Selection
@@ -61,21 +60,16 @@ class DeviceExecutable(PlanExecutable):
         """Queue the collective once, on the current stream of the buffers' module."""
         self._require_live()
         device = self._context.node.device
+        if device is None or not self._in_place_everywhere:
+            self._raise_not_symmetric(self._context.node.barrier.enter(self._entry))
+        before = device.cuda.make_current()
         try:
-            if device is None or not self._in_place_everywhere:
-                self._context.node.barrier.enter(self._entry)
-                self._raise_not_symmetric()
-            before = device.cuda.make_current()
-            try:
-                self._queue(device)
-            finally:
-                device.cuda.restore_current(before)
-        except DisagreementError:
-            self._context.node.raise_mismatch(self._facts)
+            self._queue(device)
+        finally:
+            device.cuda.restore_current(before)
 
-    def start(self) -> Complete:
+    def start(self) -> None:
         self()  # the device runs it; the stream orders what follows
-        return Complete()
 
     def free(self) -> None:
         super().free()
@@ -86,8 +80,9 @@ class DeviceExecutable(PlanExecutable):
         device.order_after_previous(stream, keeper)
         for step in self._before:
             step()
-        if not device.fences.enter(stream, self._entry | DIRECT, *self._location):
-            self._raise_not_symmetric()
+        alike = device.fences.enter(stream, self._entry | DIRECT, *self._location)
+        if not alike:
+            self._raise_not_symmetric(alike)
         locations = self._context.node.barrier.locations()
         if locations != self._locations:
             self._bind(device, locations)
@@ -96,7 +91,10 @@ class DeviceExecutable(PlanExecutable):
         for step in self._after:
             step()
 
-    def _raise_not_symmetric(self) -> NoReturn:
+    def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
+        """Raise on all ranks of the node: for different collectives where `alike` is None, else for the buffers."""
+        if alike is None:
+            self._context.node.raise_mismatch(self._facts)
         raise UsageError(
             f"{self._call.operation.value}: this algorithm loads and stores, and a device buffer of some rank is not "
             "symmetric; make the buffers with cupy_empty or torch_empty(..., device='cuda'), or choose another "

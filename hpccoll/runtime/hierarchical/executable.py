@@ -18,7 +18,7 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.hierarchical.pipeline_task import Action, PipelineTask, bind_actions
 from hpccoll.runtime.lowering import Program
 from hpccoll.runtime.node_memory.node import fingerprint_of
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import can_access_in_place, map_peers, slot_memory
@@ -130,9 +130,8 @@ class TwoLevelExecutable(PlanExecutable):
     def _enter(self) -> None:
         """Enter together with the ranks of the node; bind again where locations have changed."""
         node = self._context.node
-        try:
-            alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
-        except DisagreementError:
+        alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
+        if alike is None:
             node.raise_mismatch(self._facts)
         locations = node.barrier.locations() if alike and self.direct else ()
         if locations != self._locations:

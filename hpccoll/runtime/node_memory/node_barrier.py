@@ -29,10 +29,6 @@ _SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
 _ORDERED_MACHINES = ("x86_64", "AMD64", "i386", "i686")
 
 
-class DisagreementError(Exception):
-    """The ranks of a node entered different collectives, or one collective with different arguments."""
-
-
 class NodeBarrier:
     """A barrier of the ranks of one node in shared memory.
 
@@ -87,17 +83,16 @@ class NodeBarrier:
         """0 or 1 for the next fence, alternating, the same on all ranks."""
         return (self._count + 1) & 1
 
-    def enter(self, entry: int, source: int = 0, result: int = 0) -> bool:
+    def enter(self, entry: int, source: int = 0, result: int = 0) -> bool | None:
         """Wait for all ranks at the start of a collective; return whether all entered as DIRECT as this one.
+
+        None means that ranks entered different collectives, or one with different arguments; all ranks get None.
 
         Args:
             entry: a fingerprint of the collective and its arguments, with DIRECT set where other ranks can access this
                 rank's buffers in place.
             source: the location of this rank's input, for `locations`.
             result: the location of its output.
-
-        Raises:
-            DisagreementError: fingerprints differ; raised on every rank.
         """
         own, slot = self._own, self._entries & 1
         self._entries += 1
@@ -107,9 +102,7 @@ class NodeBarrier:
         differing_bits = 0
         for other in self._others:
             differing_bits |= other[at] ^ entry
-        if differing_bits & FINGERPRINT:
-            raise DisagreementError
-        return not differing_bits
+        return None if differing_bits & FINGERPRINT else not differing_bits
 
     def locations(self) -> tuple[int, ...]:
         """Return the locations of the other ranks' inputs and outputs after `enter`: two words per rank, in order."""

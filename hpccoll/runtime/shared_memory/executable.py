@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TypeAlias
 
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.executable import Complete
 from hpccoll.runtime.lowering import OWN, LocalInstruction, NodeFence, Program
 from hpccoll.runtime.node_memory.node import NodeMemory, fingerprint_of
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, DisagreementError
+from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
@@ -29,12 +28,8 @@ from hpccoll.selection import Selection
 LEAST_REMOTE_BYTES = 256 * 2**10  # of a buffer: from here on, cross-memory attach costs less than copies through slots
 
 
-class StagedCalls(NamedTuple):
-    """The calls of a staged run: until the ranks enter, and after; and the slot that the next run begins with."""
-
-    before_entry: list[BoundCall]
-    after_entry: list[BoundCall]
-    next_slot: int
+# The calls of a staged run before the ranks enter, those after, and the slot that the next run begins with.
+StagedCalls: TypeAlias = tuple[list[BoundCall], list[BoundCall], int]
 
 
 class SharedMemoryExecutable(PlanExecutable):
@@ -63,25 +58,21 @@ class SharedMemoryExecutable(PlanExecutable):
             return (partial(barrier.enter, self._entry | DIRECT, *self._location), *self._direct_calls)
         if slot not in self._staged:
             return ()
-        staged = self._staged[slot]
-        return (*staged.before_entry, partial(barrier.enter, self._entry), *staged.after_entry)
+        before_entry, after_entry, _ = self._staged[slot]
+        return (*before_entry, partial(barrier.enter, self._entry), *after_entry)
 
     def __call__(self) -> None:
         if not self.live:
             self._require_live()
         for step in self._before:
             step()
-        try:
-            if not (self.direct and self._run_direct()):
-                _ = self._run_staged() or self._run_staged()
-        except DisagreementError:
-            self._context.node.raise_mismatch(self._facts)
+        if not (self.direct and self._run_direct()):
+            _ = self._run_staged() or self._run_staged()
         for step in self._after:
             step()
 
-    def start(self) -> Complete:
+    def start(self) -> None:
         self()  # loads and stores need this core anyway
-        return Complete()
 
     def free(self) -> None:
         super().free()
@@ -91,8 +82,9 @@ class SharedMemoryExecutable(PlanExecutable):
     def _run_direct(self) -> bool:
         """Run on all ranks' buffers in place; return False where some rank entered staged."""
         barrier = self._context.node.barrier
-        if not barrier.enter(self._entry | DIRECT, *self._location):
-            return False
+        alike = barrier.enter(self._entry | DIRECT, *self._location)
+        if not alike:
+            return False if alike is not None else self._context.node.raise_mismatch(self._facts)
         locations = barrier.locations()
         if locations != self._locations:
             self._direct_calls, self._locations = self._bind_direct(locations), locations
@@ -106,13 +98,15 @@ class SharedMemoryExecutable(PlanExecutable):
         staged = self._staged.get(node.next_slot)
         if staged is None:
             staged = self._staged[node.next_slot] = self._bind_staged(node.next_slot)
-        for step in staged.before_entry:
+        before_entry, after_entry, next_slot = staged
+        for step in before_entry:
             step()
-        if not node.barrier.enter(self._entry):
-            return False
-        for step in staged.after_entry:
+        alike = node.barrier.enter(self._entry)
+        if not alike:
+            return False if alike is not None else node.raise_mismatch(self._facts)
+        for step in after_entry:
             step()
-        node.next_slot = staged.next_slot
+        node.next_slot = next_slot
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
@@ -140,7 +134,7 @@ class SharedMemoryExecutable(PlanExecutable):
             calls[0].extend(binder.bind(before))
             calls[1].extend(binder.bind(after))
             slot = (slot + 1) % len(node.slots)
-        return StagedCalls(*calls, slot)
+        return (*calls, slot)
 
     def _segments(self) -> list[ChunkSegment]:
         sizes = chunk_sizes(self.plan, self._call.count)

@@ -77,9 +77,9 @@ def bound_rank(
     call = CollectiveCall(plan.operation, None, plan.root, Reduction("sum"), brought, got, count)
 
     def lowered(*arguments: Any) -> Program:
-        *_, sharing, _, staged, chunk_sizes = arguments
-        sizes = None if chunk_sizes is None else np.array(chunk_sizes, np.int64)
-        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=sizes)
+        *_, sharing, _, staged, sizes = arguments
+        elements = None if sizes is None else np.array(sizes, np.int64)
+        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=elements)
 
     ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
     context = Context(ranks, node, Progress(), JunkScratch(), lowered, lambda: False)
@@ -89,12 +89,11 @@ def bound_rank(
         source[:] = inputs
         for step in executable._before:
             step()
-        staged = executable._bind_staged(slot)
-        for step in (*staged.before_entry, fence, *staged.after_entry):
+        before_entry, after_entry, slot = executable._bind_staged(slot)
+        for step in (*before_entry, fence, *after_entry):
             if step is not fence:
                 step()
             yield step is fence
-        slot = staged.next_slot
         outputs.append(result.copy())
         source[:] = result[:] = JUNK
 
