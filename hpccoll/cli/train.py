@@ -1,4 +1,4 @@
-"""`hpccoll train`: trains a small model over a mesh of ranks, with checkpoints from which a requeued job resumes."""
+"""`hpccoll train`: train a small model over a mesh of ranks, with checkpoints from which a requeued job resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpccoll.train.checkpoint import CheckpointDirectory
     from hpccoll.train.trainer import TrainingStart
 
-STOPPED = 130  # exit status of a run that the stop file ended, as of `hpccoll bench`
+STOPPED = 130  # exit status of a run that the stop file ended, here and in `hpccoll bench`
 MAX_TABLE_STEPS = 12
 HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak MiB")
 
@@ -33,12 +33,20 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--width", type=click.IntRange(1), default=64, show_default=True, help="Features between layers.")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Number of linear layers.")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), default="tanh", show_default=True)
-@click.option("--steps", type=click.IntRange(0), default=200, show_default=True, help="In total, also when resumed.")
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=200,
+    show_default=True,
+    help="Total, including steps before a resumption.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of parameters and data order.")
 @click.option(
     "--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples per step, over all ranks."
 )
-@click.option("--microbatches", type=click.IntRange(1), help="Micro-batches per rank; default 4 with pp, else 1.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), help="Micro-batches per rank and step; default 4 with pp, else 1."
+)
 @click.option(
     "--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b", show_default=True, help="Pipeline schedule."
 )
@@ -49,16 +57,12 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cuda: one GPU per rank."
 )
-@click.option("-c", "--check", is_flag=True, help="Compare the first step's gradients with one process (status 1).")
-@click.option(
-    "--checkpoint", metavar="DIR", help="Resume from the newest checkpoint in DIR, and save checkpoints there."
-)
+@click.option("-c", "--check", is_flag=True, help="Compare the first gradients with one process's; status 1 if wrong.")
+@click.option("--checkpoint", metavar="DIR", help="Resume from DIR's newest checkpoint; save checkpoints there.")
 @click.option(
     "--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Steps between checkpoints."
 )
-@click.option(
-    "--stop-file", metavar="FILE", help="Once FILE exists, save and stop after the current step (status 130)."
-)
+@click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
 @click.option("--json", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
 def train(
     strategy: str,
@@ -81,10 +85,12 @@ def train(
 
 
 def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json: str | None) -> int:
-    """Run the command and return its exit status; collective over all ranks of the job."""
+    """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
     from hpccoll.runtime import job
 
-    world = job.get_world()  # first, so that a launcher of another MPI library is not reported as wrong usage
+    world = (
+        job.get_world()
+    )  # comes first, so that the launcher of another MPI library is not reported as a mesh that does not fit
     mesh = Mesh.parse(strategy, world.size)
     options.require_mesh_fits(mesh)
     if checkpoints.stop_file is not None and checkpoints.directory is None:
@@ -114,7 +120,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
 
 
 def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None) -> CheckpointDirectory | None:
-    """Return the checkpoint directory, or None without --checkpoint; raise UsageError if an output is not writable."""
+    """Create and return the directory of --checkpoint, if given; raise UsageError if it or --json is not writable."""
     from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import CheckpointDirectory
 
@@ -125,7 +131,7 @@ def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None)
 
 @contextmanager
 def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, steps: int) -> Iterator[_TrainOutput]:
-    """Open the JSON file, write the run record and show a progress bar; on other ranks than 0 do nothing."""
+    """Context manager: on rank 0, write the run record to --json and show a progress bar; print results at the end."""
     from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
@@ -142,7 +148,7 @@ def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, st
 
 
 class _TrainOutput:
-    """Writes a run's records as steps finish, and prints the table of steps at the end."""
+    """Write a run's records as steps finish, and print a table of steps at the end; on rank 0 only."""
 
     def __init__(self, writer: RecordWriter | None, bar: Callable[[str], None] | None, *, prints_results: bool) -> None:
         self._writer, self._bar, self._prints_results = writer, bar, prints_results
@@ -150,7 +156,7 @@ class _TrainOutput:
         self._summary: TrainSummaryRecord | None = None
 
     def add_step(self, record: TrainStepRecord) -> None:
-        """Write a step's record and advance the progress bar."""
+        """Keep a step's record, write it to --json and advance the progress bar."""
         if self._writer is not None:
             self._writer.write(record.as_dict())
         self._steps.append(record)
@@ -158,18 +164,18 @@ class _TrainOutput:
             self._bar(f"loss {record.loss:.4g}")
 
     def warn(self, message: str) -> None:
-        """Print a warning to standard error, on rank 0."""
+        """Print a warning to standard error on rank 0."""
         if is_printing_rank():
             click.echo(f"# {message}", err=True)
 
     def add_summary(self, summary: TrainSummaryRecord) -> None:
-        """Write the summary record."""
+        """Keep the summary record and write it to --json."""
         self._summary = summary
         if self._writer is not None:
             self._writer.write(summary.as_dict())
 
     def print_results(self) -> None:
-        """Print up to MAX_TABLE_STEPS evenly spaced steps and the summary, unless `prints_results` is false."""
+        """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; only if `prints_results`."""
         if not self._prints_results:
             return
         if self._steps:
@@ -180,12 +186,14 @@ class _TrainOutput:
 
 
 def _format_step(step: TrainStepRecord) -> list[str]:
+    """Return the cells of a step's table row, in the order of HEADINGS."""
     bubble = "-" if step.bubble is None else f"{step.bubble:.2f}"
     times = (f"{1e3 * step.step_s:.2f}", f"{1e3 * step.comm_s:.2f}", bubble)
     return [str(step.step), f"{step.loss:.5f}", f"{step.grad_norm:.4f}", *times, f"{step.peak_bytes / 2**20:.0f}"]
 
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
+    """Return the summary as one line."""
     words = [f"{summary.strategy} on {summary.ranks} ranks: {summary.steps} steps"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")

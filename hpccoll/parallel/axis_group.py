@@ -1,7 +1,4 @@
-"""A rank's groups along the axes of a mesh, with the time that it spends communicating in each.
-
-The timer runs during each call, so time spent waiting for a late rank counts as communication.
-"""
+"""A rank's groups along the axes of a mesh, and the seconds spent in their calls, waiting for late ranks included."""
 
 from __future__ import annotations
 
@@ -21,11 +18,7 @@ if TYPE_CHECKING:
 class AxisGroup:
     """The ranks along one axis of a mesh. On an axis of one rank, calls return immediately without communicating.
 
-    Creating one is collective over its ranks, because it creates a communicator.
-
-    Args:
-        comm: all ranks of the mesh.
-        ranks: the ranks of the group in `comm`, in order along the axis.
+    The constructor creates a communicator of `ranks`, ranks of `comm` in order along the axis; collective over them.
     """
 
     def __init__(self, comm: Communicator, ranks: list[int]) -> None:
@@ -35,28 +28,30 @@ class AxisGroup:
         self.comm_seconds = 0.0  # spent in calls since the last reset
 
     def all_reduce(self, x: Any) -> Any:
-        """Sum `x` over the group in place and return it; collective over the group."""
+        """Sum `x` over the group in place and return it; blocking, collective over the group."""
         if self._group is not None:
             with self._timed():
                 self._group.all_reduce(x)
         return x
 
     def start_send(self, x: Any, dest: int, tag: int) -> None:
-        """Start sending `x` to index `dest` of the axis, without blocking; keep `x` unchanged until `finish_sends`."""
+        """Start sending `x` to the rank at index `dest` without blocking; `x` must not change before `finish_sends`."""
         if self._group is not None:
             with self._timed():
-                self._pending_sends = [work for work in self._pending_sends if not work.test()]  # frees their buffers
+                self._pending_sends = [
+                    work for work in self._pending_sends if not work.test()
+                ]  # drops the buffers of completed sends
                 self._pending_sends.append(self._group.isend(x, dest, tag))
 
     def recv(self, x: Any, source: int, tag: int) -> Any:
-        """Receive a message from index `source` of the axis into `x` and return it; blocks until it arrives."""
+        """Block until a message from the rank at index `source` has been received into `x`; return `x`."""
         if self._group is not None:
             with self._timed():
                 self._group.recv(x, source, tag)
         return x
 
     def finish_sends(self) -> None:
-        """Wait until all sends have completed."""
+        """Block until all sends of this group have completed."""
         if self._pending_sends:
             with self._timed():
                 while self._pending_sends:
@@ -69,7 +64,7 @@ class AxisGroup:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Add the time spent inside the context to `comm_seconds`."""
+        """Context manager that adds the time spent in its body to `comm_seconds`."""
         begin = time.perf_counter()
         yield
         self.comm_seconds += time.perf_counter() - begin
@@ -85,7 +80,7 @@ class MeshGroups:
 
     @classmethod
     def create(cls, comm: Communicator, mesh: Mesh) -> MeshGroups:
-        """Create this rank's groups; collective over `comm`."""
+        """Create this rank's groups, each with a communicator of its own; collective over `comm`."""
         return cls(**{axis: AxisGroup(comm, mesh.get_group_ranks(axis, comm.rank)) for axis in AXES})
 
     def reset_timers(self) -> None:
@@ -99,6 +94,6 @@ class MeshGroups:
         return self.dp.comm_seconds + self.tp.comm_seconds + self.pp.comm_seconds
 
     def close(self) -> None:
-        """Free all groups; collective over all ranks of the mesh."""
+        """Free the communicators of all groups; collective over all ranks of the mesh."""
         for group in (self.dp, self.tp, self.pp):
             group.close()

@@ -1,7 +1,7 @@
 """Data parallelism: ranks along the axis hold the same parameters, take different samples and sum their gradients.
 
-A rank's loss is the sum over its own samples divided by the size of the global batch. Summed over the ranks this is
-the mean over the batch, even if ranks have different numbers of samples; averaging the ranks' means would not be.
+A rank's loss is the sum over its own samples divided by the size of the global batch. The sum of these losses over the
+ranks is the mean over the batch even if ranks have different numbers of samples; the average of their means is not.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BUCKET_BYTES = 4 << 20  # long enough for full bandwidth, short enough for sever
 class GradientBuckets:
     """The gradients of a list of parameters, stored contiguously in a few long buffers.
 
-    Sets each `parameter.grad` to a view of a bucket, so backward accumulates in place without copies. The buffers
-    never move, so the communicator reuses its prepared calls. Buckets are in reverse order of the parameters, the order
-    in which backward completes them.
+    The constructor allocates the buffers and sets each `parameter.grad` to a view of one, so the backward pass
+    accumulates in place. The buffers' addresses never change, so the communicator can reuse calls it has prepared.
+    Buckets are in reverse order of the parameters, the order in which the backward pass completes the gradients.
 
     Args:
         parameters: tensors of one dtype and device.
@@ -40,7 +40,7 @@ class GradientBuckets:
             self._add_bucket(bucket)
 
     def _add_bucket(self, parameters: Sequence[Any]) -> None:
-        """Allocate a bucket and make the parameters' gradients views of it."""
+        """Allocate a zeroed bucket and set each parameter's `grad` to its slice of the bucket."""
         buffer = torch.zeros(sum(parameter.numel() for parameter in parameters)).to(parameters[0])
         first = 0
         for parameter in parameters:
@@ -54,7 +54,7 @@ class GradientBuckets:
             buffer.zero_()
 
     def all_reduce(self, dp: AxisGroup) -> None:
-        """Sum the gradients over the axis, one all_reduce per bucket; collective over `dp`.
+        """Sum the gradients over `dp` in place, one all_reduce per bucket; blocking, collective over `dp`.
 
         Cost: each of n ranks sends 2(n-1)/n of the gradients' bytes.
         """
@@ -63,4 +63,5 @@ class GradientBuckets:
 
 
 def _count_bytes(tensors: Sequence[Any]) -> int:
+    """Return the total size of the tensors' elements."""
     return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)

@@ -18,7 +18,7 @@ AXES = ("dp", "tp", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The number of ranks along each axis."""
+    """The number of ranks along each axis; an axis of size 1 is not used."""
 
     dp: int = 1
     tp: int = 1
@@ -28,7 +28,7 @@ class Mesh:
     def parse(cls, strategy: str, ranks: int) -> Mesh:
         """Return the mesh that a string such as `dp` or `dp=2,tp=2` describes for a job of `ranks` ranks.
 
-        An axis without a number takes all ranks that the other axes leave. The order of the axes does not matter.
+        An axis without a number gets the remaining factor of `ranks`. The order of the axes does not matter.
 
         Raises:
             UsageError: an unknown or repeated axis, an invalid number, or a product that does not match `ranks`.
@@ -53,7 +53,7 @@ class Mesh:
         return self.dp * self.tp * self.pp
 
     def get_coordinates(self, rank: int) -> dict[str, int]:
-        """Return a rank's index along each axis."""
+        """Return a rank's index along each axis, by the name of the axis."""
         return {
             "dp": rank // self.tp % self.dp,
             "tp": rank % self.tp,
@@ -83,7 +83,7 @@ def split_evenly(total: int, parts: int) -> list[slice]:
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str, int]:
-    """Return the size of each named axis, the open one filled in; raise UsageError if the product is not `ranks`."""
+    """Return `sizes` with a None replaced by the remaining factor; raise UsageError if the product is not `ranks`."""
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         raise UsageError(

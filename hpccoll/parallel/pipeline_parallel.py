@@ -1,12 +1,12 @@
-"""Pipeline parallelism: each stage holds consecutive layers, and the batch passes through in micro-batches.
+"""Pipeline parallelism: each stage holds consecutive layers, and the batch passes through them in micro-batches.
 
 A schedule is the ordered list of one stage's actions. Both schedules here compute the same gradients:
 
     gpipe   all forward passes, then all backward passes; a stage holds the activations of every micro-batch
-    1f1b    a backward pass as soon as one is possible; a stage holds at most (stages - stage) micro-batches
+    1f1b    each backward pass as early as possible; stage s of p holds the activations of at most p - s micro-batches
 
-With m micro-batches of equal cost, each of p stages idles for (p - 1)/(m + p - 1) of the time in both. Sends do not
-block, and the messages of a direction are sent and received in micro-batch order, so stages cannot deadlock.
+With m micro-batches of equal cost, each of p stages idles for (p - 1)/(m + p - 1) of the time under either schedule.
+Sends do not block, and the messages of a direction are sent and received in micro-batch order, so no deadlock occurs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpccoll.parallel.axis_group import AxisGroup
 
 
 class PassDirection(StrEnum):
-    """The direction in which a micro-batch passes through the stages."""
+    """Forward or backward: the direction in which a micro-batch passes through the stages."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -32,19 +32,19 @@ PASS_TAGS = {PassDirection.FORWARD: 1, PassDirection.BACKWARD: 2}
 
 
 class StageAction(NamedTuple):
-    """One entry of a schedule: a forward or backward pass of one micro-batch."""
+    """One entry of a schedule: the forward or the backward pass of one micro-batch."""
 
     direction: PassDirection
     microbatch: int
 
 
-def schedule_gpipe(stage: int, stages: int, microbatches: int) -> list[StageAction]:  # noqa: ARG001 - same signature
-    """Return a stage's actions: the forward passes of all micro-batches, then their backward passes."""
+def schedule_gpipe(stage: int, stages: int, microbatches: int) -> list[StageAction]:  # noqa: ARG001 - signature of SCHEDULES
+    """Return the GPipe schedule of a stage: the forward passes of all micro-batches, then all backward passes."""
     return [StageAction(direction, microbatch) for direction in PassDirection for microbatch in range(microbatches)]
 
 
 def schedule_1f1b(stage: int, stages: int, microbatches: int) -> list[StageAction]:
-    """Return a stage's actions: warm-up forwards, then forward and backward in turn, then the remaining backwards."""
+    """Return the 1F1B schedule of a stage: warm-up forward passes, then one forward and one backward in turn."""
     warmup = min(stages - stage - 1, microbatches)
     actions = [StageAction(PassDirection.FORWARD, microbatch) for microbatch in range(warmup)]
     for microbatch in range(microbatches):
@@ -59,33 +59,33 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[StageAction]]] = {"1f1b": sc
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """This rank's stage of the pipeline."""
+    """This rank's stage of the pipeline: its layers, the loss, and the group of ranks that hold the other stages."""
 
     forward: Callable[[Any], Any]  # the stage's layers: (b, input_features) -> (b, features)
-    loss: Callable[[Any, int], Any]  # on the last stage: (output of a micro-batch, its number) -> scalar
-    input_features: int  # features per sample that this rank receives from the previous stage
-    pp: AxisGroup  # the stages, in order
-    like: Any  # a scalar tensor with the dtype and device of activations
+    loss: Callable[[Any, int], Any]  # (output of a micro-batch, its index) -> scalar; called on the last stage only
+    input_features: int  # features per sample of this stage's input
+    pp: AxisGroup  # one rank per stage, in order
+    like: Any  # a scalar tensor; received tensors have its dtype and device
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage reads the data."""
+        """Whether this is the first stage, whose input is the samples themselves."""
         return self.pp.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
+        """Whether this is the last stage, which computes the loss."""
         return self.pp.index == self.pp.size - 1
 
     def run_schedule(self, schedule: str, microbatches: Sequence[Any]) -> float:
-        """Run forward and backward passes of all micro-batches, accumulating gradients; collective over `pp`.
+        """Run all micro-batches forward and backward, adding to the parameters' gradients; collective over `pp`.
 
         Args:
             schedule: a name in SCHEDULES.
-            microbatches: the data of each micro-batch (b, features); later stages use only the lengths.
+            microbatches: the samples of each micro-batch (b, features); stages after the first use only its length.
 
         Returns:
-            The sum of the losses on the last stage, 0 on other stages.
+            The sum of the losses on the last stage, 0 on other stages. All sends have completed.
         """
         activations: dict[int, tuple[Any, Any]] = {}
         total = torch.zeros_like(self.like)
@@ -103,14 +103,11 @@ class PipelineStage:
         self.pp.finish_sends()
         return float(total)
 
-    def receive_input(self, data: Any) -> Any:
-        """Return a micro-batch's input to this stage: `data` on the first stage, else received from the previous one.
-
-        Blocks until the message arrives.
-        """
+    def receive_input(self, samples: Any) -> Any:
+        """Return `samples` on the first stage; on others, block for the previous stage's output and return it."""
         if self.is_first:
-            return data
-        x = self.like.new_empty(len(data), self.input_features)
+            return samples
+        x = self.like.new_empty(len(samples), self.input_features)
         return self.pp.recv(x, self.pp.index - 1, PASS_TAGS[PassDirection.FORWARD]).requires_grad_()
 
     def send_output(self, y: Any) -> None:
@@ -119,7 +116,11 @@ class PipelineStage:
             self.pp.start_send(y.detach(), self.pp.index + 1, PASS_TAGS[PassDirection.FORWARD])
 
     def _run_backward(self, x: Any, y: Any) -> None:
-        """Receive the gradient of `y` from the next stage, backpropagate, send that of `x` to the previous one."""
+        """Backpropagate one micro-batch from this stage's output `y` to its input `x`.
+
+        Blocks for the gradient of `y` from the next stage (the last stage starts from its loss), then starts sending
+        the gradient of `x` to the previous stage without blocking (the first stage sends nothing).
+        """
         if self.is_last:
             y.backward()
         else:

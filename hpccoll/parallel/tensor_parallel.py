@@ -5,7 +5,8 @@ takes that slice and returns the whole output on all ranks. Element-wise functio
 
     x (b, in)  --copy-->  x W_r^T + b_r  (b, hidden/tp)  --act-->  y_r V_r^T (b, out)  --reduce-->  sum over r, + c
 
-"copy" is the identity forward and an all_reduce backward; "reduce" is the opposite (Megatron-LM's f and g). A pair of
+"copy" is the identity in the forward pass and an all_reduce in the backward pass; "reduce" is the opposite
+(Megatron-LM's f and g). A pair of
 layers costs one all_reduce of (b, features) in each direction. Weights are (out, in), as in torch.nn.Linear.
 """
 
@@ -35,27 +36,31 @@ class LinearLayer(Protocol):
 
 
 class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Identity forward; backward sums the gradient over the axis, because each rank's shard contributes to it."""
+    """Identity in the forward pass; the backward pass sums the gradient over `tp`: each rank computes one addend."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
+        """Return a view of `x`; local."""
         ctx.tp = tp
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        """Return the gradient summed over the axis; collective; does not modify `grad`."""
         return ctx.tp.all_reduce(grad.clone(memory_format=torch.contiguous_format)), None
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Forward sums x over the axis; backward is the identity, because each addend has the gradient of the sum."""
+    """The forward pass sums `x` over `tp`; identity in the backward pass: each addend has the gradient of the sum."""
 
     @staticmethod
     def forward(_: Any, x: Any, tp: AxisGroup) -> Any:
+        """Return `x` summed over the axis; collective; does not modify `x`."""
         return tp.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(_: Any, grad: Any) -> tuple[Any, None]:
+        """Return `grad` itself; local."""
         return grad, None
 
 
@@ -63,7 +68,7 @@ class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 class ColumnParallelLinear:
     """A linear layer split by output: weight (out/tp, in), bias (out/tp); x (b, in) -> (b, out/tp).
 
-    Its backward pass is collective over `tp`.
+    The forward pass is local; the backward pass is collective over `tp`, unless `x` needs no gradient.
     """
 
     weight: Any
@@ -80,7 +85,7 @@ class ColumnParallelLinear:
 class RowParallelLinear:
     """A linear layer split by input: weight (out, in/tp), whole bias (out); x (b, in/tp) -> (b, out).
 
-    Its forward pass is collective over `tp`.
+    The forward pass is collective over `tp`; the backward pass is local.
     """
 
     weight: Any

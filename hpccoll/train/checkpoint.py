@@ -1,10 +1,10 @@
-"""Checkpoints: one file each, written atomically, from which a run on any mesh can resume.
+"""Checkpoints: one file each, written atomically; a run on any mesh can resume from it.
 
     DIR/step-00000200.npz    "about" (JSON: step, samples, model options) and every full parameter by name
 
 A file is written under a temporary name, flushed to disk and renamed, so a job that is killed at any moment leaves the
-earlier checkpoints intact. Reading verifies the checksums of all arrays and skips damaged files. The KEPT newest
-checkpoints are kept. Only rank 0 reads and writes.
+earlier checkpoints intact. Reading verifies the checksums of all arrays and skips damaged files. Only the KEPT newest
+files are kept. Only rank 0 reads and writes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,16 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state from which a run can resume."""
+    """The contents of a checkpoint: all that a run needs to resume."""
 
     step: int  # number of steps done
     samples: int  # number of samples seen
-    identity: Mapping[str, Any]  # as from TrainOptions.get_checkpoint_identity
+    identity: Mapping[str, Any]  # from TrainOptions.get_checkpoint_identity
     parameters: Mapping[str, Any]  # full arrays by name
 
 
 class CheckpointDirectory:
-    """The directory given as --checkpoint, created if it does not exist.
-
-    Raises:
-        UsageError: the directory is not writable.
-    """
+    """The directory given as --checkpoint. The constructor creates it and raises UsageError if it is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -57,7 +53,7 @@ class CheckpointDirectory:
             raise self._make_write_error(error) from error
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, delete all but the KEPT newest, and return the new file.
+        """Write a checkpoint file, delete unfinished files and all but the KEPT newest, and return the new path.
 
         Raises:
             UsageError: the disk is full or the directory is no longer writable; earlier checkpoints stay intact.
@@ -82,7 +78,7 @@ class CheckpointDirectory:
         return target
 
     def load_newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest intact checkpoint, or None, and a warning for each damaged file that was skipped.
+        """Read the newest intact checkpoint; return it (None if there is none) and a warning per damaged file skipped.
 
         Raises:
             UsageError: the checkpoint's identity differs from `identity`.
@@ -112,13 +108,13 @@ class CheckpointDirectory:
             os.close(directory)
 
     def _make_write_error(self, error: OSError) -> UsageError:
-        """Return the UsageError for a failed write."""
+        """Return the UsageError that reports a failed write."""
         reason = error.strerror or str(error)
         return UsageError(f"--checkpoint {self.path}: cannot write there ({reason}); name a writable directory")
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:
-    """Return the checkpoint in a file; raise ValueError, KeyError or OSError if it is damaged."""
+    """Read a checkpoint file and verify its checksums; raise ValueError, KeyError or OSError if it is damaged."""
     with zipfile.ZipFile(file) as archive:
         torn = archive.testzip()
         if torn is not None:

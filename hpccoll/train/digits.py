@@ -1,7 +1,7 @@
 """The data set: 1,797 images of handwritten digits (source: digits.md), and the order in which training reads them.
 
 Every tenth image is held out for testing. Training passes over the rest repeatedly; the order of each pass depends only
-on the seed and the pass number, so the samples of a step follow from the number of samples seen before it.
+on the seed and the pass number, so the number of samples seen so far determines the samples of a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Digits:
         return len(self.labels)
 
     def get_batch(self, seed: int, first: int, size: int) -> tuple[Array, Array]:
-        """Return images (size, 64) and labels (size,) of the `size` samples that follow the first `first` samples."""
+        """Return images (size, 64) and labels (size,) of samples `first` to `first + size - 1` in training order."""
         positions = np.arange(first, first + size)
         chosen = np.empty(size, np.int64)
         for epoch in np.unique(positions // len(self)):
@@ -40,7 +40,7 @@ class Digits:
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """Return the training digits and the held-out digits, read from the package."""
+    """Read the data file of the package; return the training digits and the held-out digits."""
     packed = resources.files("hpccoll.train").joinpath("digits.csv.gz").read_bytes()
     table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64)
     held_out = np.arange(len(table)) % HELD_OUT_STRIDE == HELD_OUT_STRIDE - 1

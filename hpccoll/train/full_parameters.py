@@ -1,6 +1,6 @@
-"""Full parameters: gathered from the ranks' shards for checkpoints and the gradient check, or broadcast from rank 0.
+"""Gather full parameters from the ranks' shards for checkpoints and the gradient check, or broadcast them from rank 0.
 
-Rank 0 derives every rank's shards from the mesh, so each rank sends one message of numbers and no metadata.
+Rank 0 derives the shapes of every rank's shards from the mesh, so a rank sends one message without metadata.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ GATHER_TAG = 3
 
 
 def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequence[Any]) -> list[list[Any]] | None:
-    """Gather one tensor per shard of every rank to rank 0; collective over `comm`.
+    """Send one tensor per shard of every rank to rank 0; blocking, collective over `comm`, all ranks of the mesh.
 
     Args:
-        comm: all ranks of the mesh.
-        mesh: their arrangement.
-        model: determines the shards.
-        own: this rank's tensors, in the shapes of its shards and of one dtype.
+        own: this rank's tensors (parameters or gradients) in the order of `list_shards`, all of one dtype.
 
     Returns:
         On rank 0, for each rank the tensors of its shards, on the CPU; None on other ranks.
@@ -48,7 +45,7 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequenc
 
 
 def assemble_parameters(mesh: Mesh, model: MlpConfig, by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the full parameters by name from the result of `gather_shards`; of replicas the lowest rank's is used."""
+    """Return the full parameters by name from the result of `gather_shards`; of replicas, use the lowest rank's."""
     full = {
         shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in list_full_parameters(model)
     }
@@ -61,7 +58,7 @@ def assemble_parameters(mesh: Mesh, model: MlpConfig, by_rank: Sequence[Sequence
 def broadcast_parameters(
     comm: Communicator, model: MlpConfig, full: dict[str, Any] | None, dtype: Any
 ) -> dict[str, Any]:
-    """Return rank 0's full parameters on every rank, by name; collective over `comm`. `full` is read on rank 0 only."""
+    """Return rank 0's full parameters on every rank, by name; collective. `full` is None on the other ranks."""
     shards = list_full_parameters(model)
     flat = (
         torch.empty(model.parameter_count, dtype=dtype)

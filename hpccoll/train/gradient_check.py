@@ -1,4 +1,4 @@
-"""Compares the gradients of every rank, element by element, with those of one process.
+"""Compare the gradients of every rank, element by element, with those that one process computes.
 
 Loss curves and adaptive optimizers hide gradients that are wrong by a factor, so the raw gradients are compared before
 they are applied. Parameters that several ranks share must be equal bit for bit.
@@ -16,13 +16,13 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.model import list_shards, run_single_process
 from hpccoll.train.options import MlpConfig
 
-# Relative to the largest gradient of a parameter: above the effect of summation order, far below any real mistake.
+# Relative to the largest gradient of a parameter: above the effect of summation order, far below that of a mistake.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """The result of the comparison."""
+    """The result of comparing all ranks' gradients with the reference gradients."""
 
     wrong: int  # elements outside the tolerance, over all ranks
     error: float  # largest difference, relative to the largest gradient of its parameter
@@ -60,7 +60,7 @@ def compare_gradients(
 def count_replica_differences(
     model: MlpConfig, mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]
 ) -> int:
-    """Return how many elements of all ranks' parameter shards differ in any bit from the assembled parameters."""
+    """Count elements of all ranks' shards (see `gather_shards`) that differ in any bit from the full parameters."""
     return sum(
         int((_view_bits(parameter) != _view_bits(full[shard.name][shard.slices])).sum())
         for rank, own_parameters in enumerate(parameters)
@@ -69,5 +69,5 @@ def count_replica_differences(
 
 
 def _view_bits(x: Any) -> Any:
-    """Return a float tensor viewed as integers, so that -0 differs from 0."""
+    """Return a view of a float tensor as integers, in which -0 differs from 0."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int64)

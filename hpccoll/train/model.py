@@ -1,7 +1,7 @@
 """The model on a mesh: each rank's shards of the parameters, and its layers.
 
-Layers 0, 2, 4, ... are split by output and the following ones by input, so no communication is needed within a pair. A
-last layer without a partner is replicated. Each pipeline stage holds consecutive layers.
+Layers 0, 2, 4, ... are split by output and layers 1, 3, 5, ... by input, so the two layers of a pair need no
+communication between them. A last layer without a partner is replicated. Each pipeline stage holds consecutive layers.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ COLUMN, ROW, REPLICATED = "column", "row", "replicated"
 
 @dataclass(frozen=True, slots=True)
 class ParameterShard:
-    """A rank's shard of one parameter."""
+    """The name, shape and position of a rank's shard of one parameter; holds no numbers."""
 
     name: str
     full_shape: tuple[int, ...]
     slices: tuple[slice, ...]  # the shard's position in the full parameter
-    is_replicated: bool  # whether all tensor-parallel ranks hold this same shard
+    is_replicated: bool  # whether all tensor-parallel ranks hold the same shard
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the shard."""
+        """The shape of the shard."""
         return tuple(part.stop - part.start for part in self.slices)
 
     @property
     def count(self) -> int:
-        """Number of elements in the shard."""
+        """The number of elements in the shard."""
         return math.prod(self.shape)
 
 
 def choose_split(model: MlpConfig, layer: int) -> str:
-    """Return how a layer is split over tensor-parallel ranks: COLUMN, ROW or REPLICATED."""
+    """Return how a layer is split over the tensor-parallel ranks: COLUMN (by output), ROW (by input) or REPLICATED."""
     if layer % 2:
         return ROW
     return COLUMN if layer + 1 < model.layers else REPLICATED
 
 
 def list_stage_layers(model: MlpConfig, mesh: Mesh, rank: int) -> range:
-    """Return the layers of a rank's pipeline stage."""
+    """Return the indices of the layers in a rank's pipeline stage."""
     layers = split_evenly(model.layers, mesh.pp)[mesh.get_coordinates(rank)["pp"]]
     return range(layers.start, layers.stop)
 
@@ -69,15 +69,15 @@ def list_shards(model: MlpConfig, mesh: Mesh, rank: int) -> list[ParameterShard]
 
 
 def list_full_parameters(model: MlpConfig) -> list[ParameterShard]:
-    """Return the full parameters, as the shards of a mesh of one rank."""
+    """Return all parameters unsplit, as the shards of a mesh of one rank."""
     return list_shards(model, Mesh(), 0)
 
 
 def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
     """Return the full initial parameters by name: uniform within 1/sqrt(in), as in torch.nn.Linear.
 
-    Every rank draws all parameters and keeps its shards. So the model is the same on every mesh, no two layers or
-    shards start alike, and the scale is that of the full layer. They are drawn in float64, then converted to `dtype`.
+    They depend only on the arguments, so the model is the same on every mesh if each rank calls this and keeps its
+    shards. They are drawn in float64, then converted to `dtype`.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = {}
@@ -97,7 +97,7 @@ def get_activation(model: MlpConfig) -> Any:
 class StageLayers:
     """The layers of a rank's pipeline stage; its parameter shards are copied from `full` to `device` as leaf tensors.
 
-    Calls communicate over `tp`, through the column- and row-parallel layers.
+    A call runs the forward pass. Forward and backward passes are collective over `tp`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StageLayers:
         self._activation = get_activation(model)
 
     def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
-        """Return a layer with the split that `choose_split` gives it."""
+        """Return the layer of index `index`, split as `choose_split` states."""
         split = choose_split(self.model, index)
         if split == REPLICATED:
             return ReplicatedLinear(weight, bias)
@@ -122,7 +122,7 @@ class StageLayers:
 
     @property
     def input_features(self) -> int:
-        """Features per sample of the first layer's input on this rank."""
+        """The number of features per sample of this stage's input on this rank."""
         return int(self.parameters[0].shape[1])
 
     def __call__(self, x: Any) -> Any:
@@ -135,7 +135,7 @@ class StageLayers:
 
 
 def run_single_process(model: MlpConfig, full: Mapping[str, Any], x: Any) -> Any:
-    """Return the full model's output without communication, as a reference: x (b, 64) -> (b, 10)."""
+    """Return the unsplit model's output as a reference, without communication: x (b, 64) -> (b, 10)."""
     for layer in range(model.layers):
         x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])
         if layer < model.layers - 1:

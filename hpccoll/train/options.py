@@ -29,7 +29,7 @@ class MlpConfig:
 
     @property
     def parameter_count(self) -> int:
-        """Number of trained weights and biases."""
+        """The number of trained weights and biases."""
         return sum(
             out_features * (in_features + 1) for out_features, in_features in map(self.weight_shape, range(self.layers))
         )
@@ -37,11 +37,11 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """The options of a run."""
+    """The options of a training run."""
 
     model: MlpConfig
-    steps: int  # in total, including those before a resumption
-    seed: int = 0  # of the initial parameters and of the order of the data
+    steps: int  # in total, including those before the run was resumed
+    seed: int = 0  # of the initial parameters and of the order of the samples
     batch: int = 64  # samples per step, over all ranks
     microbatches: int | None = None  # per rank and step; None means 4 with a pipeline and 1 without
     lr: float = 0.5  # of plain stochastic gradient descent
@@ -81,13 +81,13 @@ class TrainOptions:
 class CheckpointOptions:
     """When and where a run writes checkpoints, and the file that stops it early."""
 
-    directory: str | None = None  # None: no checkpoints
-    every: int = 100  # steps between two checkpoints; the last step before the run ends always has one
-    stop_file: str | None = None  # the run saves and stops after the step in which this file exists
+    directory: str | None = None  # None: write no checkpoints
+    every: int = 100  # steps between two checkpoints; one is also written after the last step
+    stop_file: str | None = None  # the run writes a checkpoint and stops after the step during which this file appears
 
 
 def slice_microbatches(batch: int, mesh: Mesh, dp_index: int, microbatches: int) -> list[slice]:
-    """Return the samples of the batch in each micro-batch of a data-parallel rank; sizes differ by at most one."""
+    """Return one slice of the batch per micro-batch of the rank at `dp_index`; lengths differ by at most one."""
     own = split_evenly(batch, mesh.dp)[dp_index]
     return [
         slice(own.start + part.start, own.start + part.stop)

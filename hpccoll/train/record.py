@@ -1,4 +1,4 @@
-"""Makes the record of a training step from what each rank measured, and the fields that name a mesh."""
+"""Build the record of a training step from each rank's measurements, and the fields that describe a mesh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpccoll.records import TrainStepRecord
 
 
 def describe_mesh(mesh: Mesh) -> dict[str, Any]:
-    """Return the fields of a record that name a mesh."""
+    """Return the fields of a record that describe a mesh."""
     return {"strategy": str(mesh), "ranks": mesh.ranks, **{axis: getattr(mesh, axis) for axis in AXES}}
 
 
@@ -22,13 +22,13 @@ class RankStep:
     """One rank's measurements of a step; numbers only, so that one all_gather collects them.
 
     Args:
-        loss: its part of the batch's mean loss; zero except on the last stage.
+        loss: its addend of the batch's mean loss; zero except on the last stage.
         square_norm: sum of squares of its gradients, without replicas of a lower rank's gradients.
         step_s: seconds of the whole step.
         comm_s: seconds inside communicator calls on all axes.
         pipeline_s: seconds inside communicator calls on the pipeline's axis.
-        peak_bytes: most memory since the start.
-        stop: whether the stop file exists; only rank 0 looks.
+        peak_bytes: peak memory since the start.
+        stop: whether the stop file exists; always false except on rank 0.
     """
 
     loss: float
@@ -40,7 +40,7 @@ class RankStep:
     stop: bool
 
     def to_numbers(self) -> list[float]:
-        """Return the fields in order."""
+        """Return the fields as floats, in the order of their definition."""
         return [float(value) for value in asdict(self).values()]
 
 
@@ -51,7 +51,6 @@ def combine_rank_steps(
 
     Args:
         step: steps done, this one included.
-        mesh: the ranks.
         batch: samples per step, over all ranks.
         rows: `RankStep.to_numbers` of every rank.
     """
@@ -63,7 +62,7 @@ def combine_rank_steps(
         step_s=float(step_s.max()),
         tokens_per_s=batch / float(step_s.max()),
         comm_s=float(comm_s.max()),
-        exposed_comm_s=float(comm_s.max()),  # nothing overlaps so far
+        exposed_comm_s=float(comm_s.max()),  # communication does not overlap with computation
         bubble=float((pipeline_s / step_s).mean()) if mesh.pp > 1 else None,
         peak_bytes=int(peak_bytes.max()),
         grad_norm=float(square_norm.sum()) ** 0.5,

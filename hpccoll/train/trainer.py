@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStart:
-    """The state from which a run starts: steps done, samples seen, and the full parameters by name."""
+    """The state from which a run starts; `step` and `samples` count what is done, `full` holds parameters by name."""
 
     step: int
     samples: int
@@ -42,11 +42,11 @@ class TrainingStart:
 
 
 class Trainer:
-    """One rank's part of a run. Creating it and its methods, except those noted as local, are collective over `comm`.
+    """One rank's part of a run. The constructor and the methods not marked as local are collective over `comm`.
 
     Args:
         comm: all ranks of the mesh.
-        mesh: the arrangement of the ranks; `options.require_mesh_fits(mesh)` must have passed.
+        mesh: the arrangement of the ranks; call `options.require_mesh_fits(mesh)` first.
         options: the options of the run.
         device: device of the tensors, such as `cpu` or `cuda:1`.
         start: the state to start from; default: step 0 with initial parameters.
@@ -72,7 +72,7 @@ class Trainer:
         self.stopped = False  # whether rank 0 saw the stop file
 
     def run_steps(self, stop_file: str | None = None) -> Iterator[TrainStepRecord]:
-        """Run the remaining steps, collectively, and yield their records; stop once rank 0 sees `stop_file`.
+        """Run each remaining step and yield its record, collectively; end early if rank 0 sees `stop_file`.
 
         Raises:
             WrongResultError: the loss or the gradient's norm is not finite.
@@ -90,10 +90,10 @@ class Trainer:
                 return
 
     def compute_gradients(self) -> float:
-        """Set each parameter's `grad` to its shard of the gradient of the next batch's mean loss; collective.
+        """Set each parameter's `grad` to the gradient of the next batch's mean loss; collective.
 
         Returns:
-            This rank's part of the loss: zero except on the last stage.
+            This rank's addend of the loss: zero except on the last stage.
         """
         images, labels = self.get_next_batch()
         microbatches = [
@@ -109,11 +109,11 @@ class Trainer:
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
-        """Return images and labels of the global next batch, the same on all ranks; local, and does not advance."""
+        """Return images and labels of the next global batch, the same on all ranks; local; advances no count."""
         return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
 
     def apply_gradients(self) -> None:
-        """Take one step of gradient descent and advance the step and sample counts; local."""
+        """Subtract `lr` times the gradients from the parameters, and advance the step and sample counts; local."""
         with torch.no_grad():
             for parameter in self.layers.parameters:
                 parameter.sub_(parameter.grad, alpha=self.options.lr)
@@ -124,7 +124,7 @@ class Trainer:
         """Compare all ranks' gradients of the next batch with those that rank 0 computes alone; collective.
 
         Returns:
-            The result, on all ranks; `first` is None except on rank 0.
+            The result on all ranks, with `first` None except on rank 0. The parameters' `grad` is overwritten.
         """
         self.compute_gradients()
         model = self.options.model
@@ -138,7 +138,7 @@ class Trainer:
         return GradientCheck(int(wrong), float(error), check.first)
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
-        """Compare the gathered gradients and shared parameters of all ranks; local, on rank 0."""
+        """Compare all ranks' gradients with the reference, and their replicated parameters; local, on rank 0 only."""
         model = self.options.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         images, labels = self.get_next_batch()
@@ -162,7 +162,7 @@ class Trainer:
         return float(self.comm.all_reduce(np.array([float(correct)]))[0]) / len(self.held_out)
 
     def save_checkpoint(self, directory: CheckpointDirectory | None) -> Path | None:
-        """Gather all parameters to rank 0, which writes and returns a checkpoint file in `directory`; collective."""
+        """Gather all parameters to rank 0, which writes a checkpoint and returns its path, others None; collective."""
         model = self.options.model
         by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.layers.parameters)
         if by_rank is None or directory is None:
@@ -172,24 +172,25 @@ class Trainer:
         return directory.save(Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays))
 
     def close(self) -> None:
-        """Free the groups of the mesh; collective."""
+        """Free the communicators of the mesh; collective."""
         self.groups.close()
 
     def _make_stage(self, labels: list[Any]) -> PipelineStage:
-        """Return this rank's pipeline stage with the loss for these labels, one tensor per micro-batch; local."""
+        """Return this rank's pipeline stage; its loss uses `labels`, one tensor per micro-batch; local."""
 
-        # Dividing each micro-batch's sum by the batch size makes the losses add up to the batch's mean.
         def loss(y: Any, microbatch: int) -> Any:
+            """Return the sum over the micro-batch divided by the batch size: these add up to the batch's mean."""
             return torch.nn.functional.cross_entropy(y, labels[microbatch], reduction="sum") / self.options.batch
 
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         return PipelineStage(self.layers, loss, self.layers.input_features, self.groups.pp, like)
 
     def _to_device(self, images: Any) -> Any:
+        """Return a NumPy array as a tensor of this run's device and dtype; local."""
         return torch.from_numpy(images).to(self.device, self.dtype)
 
     def _exchange_step_record(self, loss: float, step_s: float, stop_file: str | None) -> TrainStepRecord:
-        """Gather all ranks' numbers of a step, set `stopped`, and return the record, the same on all ranks; collective.
+        """Gather all ranks' measurements of a step, set `stopped`, and return the record on all ranks; collective.
 
         Only rank 0 looks for the stop file, because network file systems may show it late on other nodes.
         """
@@ -213,7 +214,7 @@ class Trainer:
         return record
 
     def _compute_square_norm(self) -> float:
-        """Return the sum of squares of this rank's gradients, without replicas of a lower rank's gradients; local."""
+        """Return the sum of squares of this rank's gradients, except replicas that a lower rank counts; local."""
         if self.coordinates["dp"]:
             return 0.0
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
@@ -221,7 +222,7 @@ class Trainer:
         return float(sum(float(grad.double().square().sum()) for grad in own))
 
     def _measure_peak_bytes(self) -> int:
-        """Return the peak memory of this rank in bytes: torch's on a GPU, else the resident set."""
+        """Return this rank's peak memory in bytes: torch's allocations on a GPU, else the resident set; local."""
         if self.device != "cpu":
             return int(torch.cuda.max_memory_allocated(self.device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -232,8 +233,8 @@ def load_start(
 ) -> tuple[TrainingStart, list[str]]:
     """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
 
-    The state is the newest intact checkpoint in rank 0's `directory`, or else step 0 with initial parameters. On other
-    ranks `directory` is None.
+    Rank 0 reads the newest intact checkpoint in `directory` and broadcasts it; without one, the state is step 0 with
+    initial parameters. On other ranks `directory` is None and there are no warnings.
     """
     dtype = getattr(torch, options.dtype)
     found, damaged = directory.load_newest(options.get_checkpoint_identity()) if directory is not None else (None, [])
@@ -248,7 +249,7 @@ def load_start(
 
 
 def select_device(options: TrainOptions, local_rank: int) -> str:
-    """Return a rank's device, a node's GPUs assigned round-robin, and make it torch's current device.
+    """Return the device of a rank, by turns over the node's GPUs, and make it torch's current device.
 
     Raises:
         UnavailableError: the options ask for cuda and torch finds no GPU.
@@ -265,6 +266,6 @@ def select_device(options: TrainOptions, local_rank: int) -> str:
 
 
 def limit_threads(environ: Mapping[str, str]) -> None:
-    """Make torch use one thread unless OMP_NUM_THREADS is set; by default every rank would use all cores."""
+    """Set torch's thread count to 1 unless OMP_NUM_THREADS is set; by default every rank would use all cores."""
     if not environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)

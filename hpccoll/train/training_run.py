@@ -26,8 +26,8 @@ def run_training(
 ) -> TrainSummaryRecord:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
 
-    Rank 0 writes the checkpoints to `directory`, which is None on other ranks. Calls `on_step` with the record of each
-    step, and `warn` with a message if the gradient check fails.
+    First checks the gradients if the options say so, and calls `warn` with a message if they are wrong. Calls `on_step`
+    with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check else None
@@ -51,7 +51,7 @@ def _make_summary(
     check: GradientCheck | None,
     saved: str | None,
 ) -> TrainSummaryRecord:
-    """Return the summary record; computes the accuracy, which is collective, unless the run was stopped."""
+    """Return the summary record; collective, because it computes the accuracy unless the run was stopped."""
     stopped = trainer.step < trainer.options.steps
     return TrainSummaryRecord(
         **describe_mesh(trainer.mesh),
@@ -69,7 +69,7 @@ def _make_summary(
 
 
 def _list_options(trainer: Trainer) -> dict[str, Any]:
-    """Return the options that the summary records."""
+    """Return the options of the run as fields of the summary record."""
     options = trainer.options
     model = {"model": "mlp", **asdict(options.model), "parameters": options.model.parameter_count}
     names = ("dtype", "device", "seed", "batch", "schedule", "lr")
