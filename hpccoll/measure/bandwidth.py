@@ -1,8 +1,8 @@
 """Bandwidths as nccl-tests defines them, comparable with published numbers.
 
-S is the message of an operation in bytes, t its time: algbw = S / t. busbw = algbw * factor, where the factor is the
-share of S that any algorithm must move over the busiest link of a rank, so that busbw is comparable with the
-hardware's bandwidth for any operation and number of ranks n. Both in GB/s, GB = 1e9 bytes.
+An operation moves a message of S bytes in t seconds: algbw = S / t, and busbw = algbw * factor, in GB/s (1e9 bytes per
+second). The factor is the multiple of S that any algorithm must move over the busiest link of a rank, so that busbw is
+comparable with the hardware's bandwidth for any operation and number of ranks n.
 
 | operation                            | S                      | factor   |
 |--------------------------------------|------------------------|----------|
@@ -12,7 +12,7 @@ hardware's bandwidth for any operation and number of ranks n. Both in GB/s, GB =
 | broadcast, reduce, send_recv         | count x itemsize       | 1        |
 | barrier                              | 0                      | 0        |
 
-`count` is the elements per rank: of its vector, or of one block if the message is n blocks.
+`count` is the number of elements of a rank's vector, or of one block if the message has n blocks.
 Source: nccl-tests, doc/PERFORMANCE.md; all_to_all, gather, scatter and send_recv from its source.
 """
 
@@ -31,7 +31,7 @@ _SHORTEST = 1e-9  # seconds, below any clock's resolution: avoids a division by 
 
 
 def find_timed_operation(name: str) -> TimedOperation:
-    """Return the operation of that name, or SEND_RECV; raise UnknownNameError, which lists the valid names."""
+    """Return the operation of a name, SEND_RECV for `send_recv`; raise UnknownNameError for any other name."""
     if name == SEND_RECV:
         return SEND_RECV
     names = [operation.value for operation in Operation]
@@ -50,30 +50,26 @@ def get_busbw_factor(op: TimedOperation, n: int) -> float:
 
 
 def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
-    """Return the message size S in bytes for `count` elements of `itemsize` bytes per rank, on n ranks."""
+    """Return the message size S in bytes, for vectors or blocks of `count` elements of `itemsize` bytes on n ranks."""
     return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
 
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
-    """Return the most elements per rank whose message size S is at most `nbytes`.
+    """Return the most elements per vector or block whose message size S is at most `nbytes`; 0 for a barrier.
 
-    A size above zero gives at least one element, so S may exceed `nbytes` for operations on blocks: report
-    `compute_message_bytes` of the count.
+    The count is at least 1 if `nbytes` is above 0, so S may be larger than `nbytes`.
     """
     if op is Operation.BARRIER:
         return 0
-    return max(nbytes // (itemsize * _blocks(op, n)), min(nbytes, 1))
+    blocks = n if isinstance(op, Operation) and op.has_blocks else 1
+    return max(nbytes // (itemsize * blocks), min(nbytes, 1))
 
 
 def compute_algbw(nbytes: int, seconds: float) -> float:
-    """Return S / t in GB/s."""
+    """Return `nbytes / seconds` in GB/s; `seconds` may be 0."""
     return nbytes / max(seconds, _SHORTEST) / GB
 
 
 def compute_busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
-    """Return S / t * factor in GB/s."""
+    """Return the bus bandwidth in GB/s of a message of S = `nbytes` on n ranks."""
     return compute_algbw(nbytes, seconds) * get_busbw_factor(op, n)
-
-
-def _blocks(op: TimedOperation, n: int) -> int:
-    return n if isinstance(op, Operation) and op.has_blocks else 1

@@ -17,28 +17,29 @@ _ALIGNED = 4096
 
 
 class SharedMemoryModule(NumPyModule):
-    """Allocates host memory from one shared buffer; `rewind` makes all of it free again."""
+    """Allocates arrays one after another from one buffer of host memory that the ranks of a node share."""
 
     def __init__(self, window: FlatArray) -> None:
         self._window, self._used = window, 0
 
     def rewind(self) -> None:
-        """Free all allocations: the next one starts at the beginning of the buffer again."""
+        """Forget all allocations: the next `empty` returns memory from the start of the buffer and overwrites them."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
+        """Return the next page-aligned part of the buffer as an array; its contents are undefined."""
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
         return np.asarray(self._window[begin : begin + nbytes]).view(dtype.numpy)
 
 
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
-    """Return the module that allocates a benchmark's buffers; collective.
+    """Return the module that allocates a benchmark's buffers; collective over `comm`, allocates shared memory at once.
 
     Args:
-        buffer: host, symmetric or cuda.
-        comm: whose ranks share a symmetric buffer.
-        most_bytes: what input and output of the largest workload take together.
+        buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
+        comm: the ranks that share the memory.
+        most_bytes: the size of input and output of the largest workload together.
 
     Raises:
         UnavailableError: no CUDA device, or no CuPy.
@@ -50,6 +51,6 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
     module = get_array_module(buffer)
     try:
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
-    except UnavailableError:  # on every rank: no CUDA IPC here; messages work all the same
+    except UnavailableError:  # raised on every rank if CUDA IPC is unavailable; messages still work
         return module
     return module.allocate_within(window) if isinstance(module, CupyModule) else module

@@ -20,14 +20,14 @@ def make_collective_record(
     staging: Staging = None,
     stream_us: Sequence[float] = (),
 ) -> CollectiveRecord:
-    """Return the record of `case`, its samples rounded to nanoseconds and summarised as rounded.
+    """Return the record of `case` with samples rounded to nanoseconds, and a summary of the rounded samples.
 
     Args:
-        case: what was measured.
+        case: the operation, size, engine and algorithm that were measured.
         samples_us: the maximum over ranks of each iteration, in microseconds, in the order measured.
-        stop: why there are no more samples.
-        wrong: elements found wrong; None where the results were not checked.
-        staging: whether device memory reached MPI directly or through pinned host memory; None for host memory.
+        stop: the reason why timing ended.
+        wrong: the number of wrong elements; None if the results were not checked.
+        staging: whether MPI accessed device memory directly or through pinned host memory; None for host memory.
         stream_us: times of the same iterations by events on the CUDA stream; empty for host memory.
 
     Raises:
@@ -52,10 +52,10 @@ def make_collective_record(
 
 
 def read_collective_record(line: Mapping[str, Any], location: str) -> CollectiveRecord:
-    """Return the record of a line of a result file; its summary and bandwidths are computed anew from its samples.
+    """Return the record of a decoded line of a result file, with summary and bandwidths recomputed from the samples.
 
     Raises:
-        UsageError: a field is missing or invalid; names `location` (file and line), the field and its value.
+        UsageError: a field is missing or invalid; the message contains `location` (file and line).
     """
     record = CollectiveRecord.from_dict(line, location)
     made = make_collective_record(

@@ -1,7 +1,7 @@
 """Compares engines and algorithms on the same operation and size.
 
-The ratio of a record is the median of engine `mpi`, in the same place (in place or out of place), over the record's
-median: above 1 the record is faster. The best is the smallest median without wrong results.
+The place of a record is in place or out of place. Its ratio is the median of engine `mpi` in the same place divided by
+the record's median: above 1 the record is faster. The best record has the smallest median without wrong results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 
 REFERENCE = "mpi"
-_ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # libraries to compare with come first
+_ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plots
 
 
 class TableKey(NamedTuple):
@@ -31,7 +31,7 @@ class TableKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineRecords:
-    """The records of one engine and algorithm at one size; None for a place that was not measured."""
+    """The records of one engine and algorithm at one size, out of place and in place; None if not measured."""
 
     engine: str
     algorithm: str | None
@@ -40,7 +40,7 @@ class EngineRecords:
 
     @property
     def records(self) -> tuple[CollectiveRecord, ...]:
-        """The measured records."""
+        """The one or two records that are not None, out of place first."""
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
@@ -50,7 +50,7 @@ class EngineRecords:
 
 @dataclass(frozen=True, slots=True)
 class EngineComparison:
-    """All records of one table key and size."""
+    """The records of all engines and algorithms on one table key and size."""
 
     setting: TableKey
     nbytes: int
@@ -68,13 +68,9 @@ class EngineComparison:
 
     @property
     def best(self) -> EngineRecords | None:
-        """The entry with the smallest median in either place; None if all results were wrong."""
-        medians = [
-            (record.time_us.p50, at)
-            for at, entry in enumerate(self.entries)
-            for record in entry.records
-            if not record.wrong
-        ]
+        """The entry with the smallest median, in place or out of place; None if all results were wrong."""
+        entries = enumerate(self.entries)
+        medians = [(record.time_us.p50, i) for i, entry in entries for record in entry.records if not record.wrong]
         return self.entries[min(medians)[1]] if medians else None
 
 
@@ -88,28 +84,28 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
     """Return one comparison per table key and size: keys in order of appearance, sizes ascending.
 
-    Of a case that was measured twice, the last record counts.
+    If a case was measured twice, its last record is used.
     """
-    found: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
+    by_setting: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:
-        row = record
-        setting = TableKey(*(getattr(row, name) for name in TableKey._fields))
-        found.setdefault(setting, {}).setdefault(row.nbytes, []).append(record)
+        setting = TableKey(*(getattr(record, name) for name in TableKey._fields))
+        by_setting.setdefault(setting, {}).setdefault(record.nbytes, []).append(record)
     return [
-        EngineComparison(setting, nbytes, _entries(sizes[nbytes]))
-        for setting, sizes in found.items()
+        EngineComparison(setting, nbytes, _group_by_engine(sizes[nbytes]))
+        for setting, sizes in by_setting.items()
         for nbytes in sorted(sizes)
     ]
 
 
-def engine_order(name: tuple[str, str | None]) -> tuple[int, str, str]:
+def get_engine_sort_key(name: tuple[str, str | None]) -> tuple[int, str, str]:
     """Return the sort key of (engine, algorithm): other libraries first, then hpccoll's algorithms by name."""
     engine, algorithm = name
     known = _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
     return known, engine, algorithm or ""
 
 
-def _entries(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
+def _group_by_engine(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
+    """Return records of one table key and size, grouped and sorted by engine and algorithm; the last duplicate wins."""
     places = {(record.engine, record.algorithm, record.in_place): record for record in records}
-    names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=engine_order)
+    names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=get_engine_sort_key)
     return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

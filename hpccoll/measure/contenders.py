@@ -1,4 +1,4 @@
-"""Prepares contenders on the same buffers: hpccoll's algorithms, and the engines of other libraries."""
+"""Prepares calls on the same buffers to be timed against each other: hpccoll's algorithms, and other libraries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-REPLAYED_BYTES = 64 * 1024  # larger results are compared with the reference only: replay runs all ranks serially
+# Larger messages are not checked by replaying the plan, because replay computes all ranks serially.
+REPLAYED_BYTES = 64 * 1024
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Return hpccoll with an algorithm (or `auto`) as a contender, prepared on the workload's buffers; collective."""
+    """Prepare hpccoll's algorithm (or `auto`) on the workload's buffers, to be timed; collective over `comm`."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -36,53 +37,51 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
     # `auto` may select the MPI library's own collective, which has no plan to replay.
     if executable.plan is not None and task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
-        contender.oracle = _oracle(executable.plan, workload)
+        contender.oracle = _make_oracle(executable.plan, workload)
     return contender
 
 
-def _oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
+def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
+    """Return a function that computes this rank's exact output: it replays all ranks' steps without communication."""
     task = workload.task
 
-    def play() -> Array:
+    def replay_plan() -> Array:
         combine = get_reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.inputs, combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
 
-    return play
+    return replay_plan
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Return a peer, prepared on the workload's buffers.
+    """Prepare another library's collective on the workload's buffers, to be timed.
 
     Raises:
-        UsageError: the peer does not offer this operation, dtype or reduction.
+        UsageError: the library does not offer this operation, dtype or reduction.
     """
     task = workload.task
     call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
-    return Contender(peer.name, None, call, _nothing)
+    return Contender(peer.name, None, call, _free_nothing)
 
 
-def _nothing() -> None:
-    """Other engines hold no resources for a prepared call."""
+def _free_nothing() -> None:
+    """Do nothing: other libraries hold no resources for a prepared call."""
 
 
 def prepare_contenders(
     comm: Communicator, peers: Sequence[LibraryEngine], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
-    """Return the contenders that can run here, and a reason for each that cannot; collective, the same on all ranks.
+    """Prepare all contenders on the workload's buffers: `algorithms` of hpccoll, and the started engines `peers`.
 
-    Args:
-        comm: hpccoll's communicator.
-        peers: the other engines, started.
-        workload: the buffers.
-        algorithms: hpccoll's algorithms, none to leave hpccoll out.
+    Collective over `comm`. Returns the contenders that can run here, and for each other one a sentence with the reason;
+    the same on all ranks.
     """
     ready: list[Contender] = []
     refused: list[str] = []
     for algorithm in algorithms:
         try:
             ready.append(prepare_own(comm, workload, algorithm))
-        except UsageError as error:  # on every rank: this memory cannot be shared, say
+        except UsageError as error:  # on every rank, for instance if the algorithm needs shared memory
             refused.append(f"hpccoll {algorithm}: {error}")
     for peer in peers:
         try:

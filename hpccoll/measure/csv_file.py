@@ -18,7 +18,7 @@ COLUMNS = (*CollectiveCase.__struct_fields__, *_RESULT, *_RATIO)
 
 
 def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--csv") -> None:
-    """Write a heading and one line per record, in the order of the table; null becomes an empty cell.
+    """Write (or overwrite) a CSV file: a heading and one line per record, sorted as the table is; None is left empty.
 
     Raises:
         UsageError: the file cannot be written.
@@ -39,9 +39,9 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
 
 
 def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:
-    """Return the cells of a record's line, by column."""
-    written = record.as_dict()
-    cells = written | {f"{name}_us": value for name, value in written["time_us"].items()}
+    """Return the cells of a record's line by column, with the ratio to engine `mpi` taken from its comparison."""
+    cells = record.as_dict()
+    cells |= {f"{name}_us": value for name, value in cells["time_us"].items()}
     ratio = case.ratio_to_mpi(record)
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
     cells |= dict(zip(_RATIO, bounds, strict=True))

@@ -1,7 +1,7 @@
 """Reproducible inputs, and the results that every engine must produce from them.
 
 Inputs repeat with a prime period, so they are cheap to make at any size and neighbouring chunks differ. Every rank can
-make every rank's input, and so computes the expected result without communication.
+make every rank's input, so it computes the expected result without communication.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ PERIOD = 65521
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResult:
-    """A rank's expected output: exactly `values` if `bound` is None, else each element within its `bound`."""
+    """A rank's expected output: exactly `values` if `bound` is None, else |output - values| <= bound elementwise."""
 
     values: Array
     bound: Array | None = None
 
-    def count_wrong(self, found: Array) -> int:
-        """Return how many elements of `found` are not as expected (NaN equals NaN)."""
+    def count_wrong(self, output: Array) -> int:
+        """Return how many elements of `output` differ from `values` by more than `bound` (exact NaNs are equal)."""
         if self.bound is None:
-            same = found == self.values
-            if found.dtype.kind in "fcV":
-                same |= np.isnan(found) & np.isnan(self.values)
-            return int(found.size - np.count_nonzero(same))
-        wide = found.astype(self.values.dtype)
-        return int(found.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
+            same = output == self.values
+            if output.dtype.kind in "fcV":
+                same |= np.isnan(output) & np.isnan(self.values)
+            return int(output.size - np.count_nonzero(same))
+        wide = output.astype(self.values.dtype)
+        return int(output.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
 
 
 def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
-    """Return the input of `rank`, shape (count,): reproducible, different on every rank.
+    """Return a new array of shape (count,), the input of `rank`: pseudo-random, different on every rank.
 
-    Floats lie in [-1, 1), or near 1 for products, so that no result overflows; integers use all bits and wrap alike
-    everywhere.
+    Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Integers use all bits and may overflow:
+    all engines wrap around.
     """
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)
@@ -60,7 +60,7 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
 
 
 def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
-    """Return the binary function of a reduction, on arrays of any element type."""
+    """Return the NumPy function that reduces two arrays elementwise; the sum for `avg`."""
     function: Callable[[Array, Array], Array] = getattr(np, FUNCTIONS[op])
     return function
 
@@ -68,14 +68,12 @@ def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
 def compute_expected_result(
     operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int
 ) -> ExpectedResult | None:
-    """Return the expected output of `rank`, or None if it has no output.
+    """Return the expected output of `rank` after the collective `operation`, or None if it has no output.
 
     Args:
-        operation: the collective.
-        inputs: every rank's input, 1-D; None for a rank without input; several blocks are concatenated.
-        op: the reduction, if the operation reduces.
-        rank: the rank that has the output.
-        root: the root, if the operation has one.
+        inputs: every rank's input, 1-D, with all of its blocks; None for a rank without input.
+        op: the reduction; ignored unless `operation` reduces.
+        root: ignored unless `operation` has a root.
     """
     n = len(inputs)
     given = [array for array in inputs if array is not None]
@@ -83,30 +81,28 @@ def compute_expected_result(
         return None
     if operation.reduces:
         mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
-        return _reduced([array[mine] for array in given], op)
-    if operation is Operation.BROADCAST:
-        return ExpectedResult(_at(inputs, root))
-    if operation is Operation.SCATTER:
-        return ExpectedResult(_at(inputs, root)[_block(_at(inputs, root), rank, n)])
+        return _expect_reduced([array[mine] for array in given], op)
+    if operation in (Operation.BROADCAST, Operation.SCATTER):
+        sent = inputs[root]
+        if sent is None:
+            raise ValueError(f"rank {root} is the root and has no input")
+        return ExpectedResult(sent if operation is Operation.BROADCAST else sent[_block(sent, rank, n)])
     if operation is Operation.ALL_TO_ALL:
         return ExpectedResult(np.concatenate([array[_block(array, rank, n)] for array in given]))
     return ExpectedResult(np.concatenate(given))
 
 
-def _at(inputs: Sequence[Array | None], root: int) -> Array:
-    found = inputs[root]
-    if found is None:
-        raise ValueError(f"rank {root} is the root and has no input")
-    return found
-
-
 def _block(array: Array, rank: int, n: int) -> slice:
+    """Return the slice of block `rank` of an array of n equal blocks."""
     count = len(array) // n
     return slice(rank * count, (rank + 1) * count)
 
 
-def _reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
-    """Return the reduction in a wider type, with the error bound 4 (n + 1) eps sum|x| of any order of summation."""
+def _expect_reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
+    """Return the reduction of all inputs: exact for booleans, integers, min and max; else float64 or complex128.
+
+    The bound 4 (n + 1) eps times the reduction of |x| holds for any order of summation or multiplication of n inputs.
+    """
     dtype, n = inputs[0].dtype, len(inputs)
     combine = get_reduction_function(op)
     exact = dtype.kind in "biu" or op in ("min", "max")
@@ -119,13 +115,7 @@ def _reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
     magnitude = np.abs(inputs[0].astype(wide))
     for array in inputs[1:]:
         magnitude = combine(magnitude, np.abs(array.astype(wide)))
-    eps = _eps(dtype)
+    eps = 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
     scale = n if op == "avg" else 1
-    # Products of complex numbers round four times a step; one more rounding for the division of an average.
+    # A product of two complex numbers has four rounding errors; the division of an average adds one.
     return ExpectedResult(total / scale, (4 * (n + 1)) * eps * magnitude / scale)
-
-
-def _eps(dtype: np.dtype[Any]) -> float:
-    if dtype.name == "bfloat16":
-        return 2.0**-7
-    return float(np.finfo(dtype).eps)

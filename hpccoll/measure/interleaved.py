@@ -1,8 +1,8 @@
-"""Times contenders side by side: on the same buffers, in turns, in a new random order every round of turns.
+"""Times contenders on the same buffers: they take turns of several iterations, in a new random order every round.
 
 A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration; its exit skew is part of
 the sample and the same for all contenders. Rank 0 decides how many iterations a turn has and when to stop, and
-broadcasts it, so that all ranks call the same collectives.
+broadcasts both, so that all ranks call the same collectives.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TURN_S, MOST_A_TURN = 2e-3, 20
-FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a row this many times slower than the best gets this share of the budget
+FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than the best gets this share of the budget
 
 
 @dataclass(slots=True)
 class Contender:
-    """One engine and algorithm on one workload: the prepared call, and its samples so far."""
+    """A prepared call of one engine and algorithm that is timed beside others, and its samples so far."""
 
     engine: str
     algorithm: str | None
@@ -38,14 +38,14 @@ class Contender:
     staging: Staging = None
     oracle: Callable[[], Array] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
-    stream_us: list[float] = field(default_factory=list)  # by events on the CUDA stream; empty for host memory
+    stream_us: list[float] = field(default_factory=list)  # times by CUDA events; empty for host memory
     spent_s: float = 0.0
     wrong: int | None = None
     stop: StopReason | None = None
 
     @property
     def name(self) -> str:
-        """`engine/algorithm`."""
+        """`engine/algorithm`, or `engine/-` for another library."""
         return f"{self.engine}/{self.algorithm or '-'}"
 
     @property
@@ -56,7 +56,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """`warmup` untimed iterations, then timed ones until `rule` stops; `check` validates every result."""
+    """`warmup` untimed iterations, then timed ones until `rule` ends them; `check` validates every result."""
 
     rule: StoppingRule
     warmup: int
@@ -65,7 +65,7 @@ class TimingOptions:
 
 
 class InterleavedBenchmark:
-    """Times several contenders on one workload; collective over `comm`."""
+    """Times several contenders on one workload; all methods but `count_iterations` and `decide_stop` are collective."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -75,13 +75,13 @@ class InterleavedBenchmark:
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:
-        """Time all contenders; yield each as soon as the stopping rule ends it, with its samples and `stop` set."""
+        """Warm up and time all contenders; yield each, with samples and `stop` set, once the stopping rule ends it."""
         for contender in self.running:
             self.warm_up(contender)
         while self.running:
             for contender in self._random.sample(self.running, len(self.running)):
                 self.time_turn(contender)
-            stops = self.comm.bcast([self.decide_stop(each) for each in self.running])
+            stops = self.comm.bcast([self.decide_stop(contender) for contender in self.running])
             for contender, stop in zip(list(self.running), stops, strict=True):
                 if stop is not None:
                     contender.stop = stop
@@ -89,7 +89,10 @@ class InterleavedBenchmark:
                     yield contender
 
     def warm_up(self, contender: Contender) -> None:
-        """Run untimed iterations; check the results against the reference, the oracle and the other ranks' results."""
+        """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
+
+        Results are compared with the expected values, the contender's oracle and, by checksum, the other ranks.
+        """
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
             self.workload.reset()
@@ -105,12 +108,12 @@ class InterleavedBenchmark:
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time one turn of a contender: append the maximum over ranks of each iteration to its samples."""
+        """Time several iterations of a contender, and append the maximum over ranks of each to its samples."""
         begin = time.perf_counter()
         count = self.comm.bcast(self.count_iterations(contender))
-        local = np.empty((count, 2))  # on the host, and on the stream
-        for at in range(count):
-            local[at] = self.time_iteration(contender)
+        local = np.empty((count, 2))  # seconds by the host's clock and by CUDA events
+        for i in range(count):
+            local[i] = self.time_iteration(contender)
         slowest = np.max(self.comm.allgather(local), axis=0) * 1e6
         contender.samples_us += slowest[:, 0].tolist()
         if self.workload.module.on_device:
@@ -118,13 +121,17 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations fit in a turn of about TURN_S seconds and in what the rule still allows."""
-        each = contender.median_us / 1e6
-        fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / max(each, 1e-7))))
+        """Return how many iterations take about TURN_S seconds: 1 to MOST_A_TURN, and no more than the rule allows."""
+        median_s = max(contender.median_us / 1e6, 1e-7)
+        fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
     def time_iteration(self, contender: Contender) -> tuple[float, float]:
-        """Run one iteration; return this rank's seconds by the host's clock and by stream events; check the result."""
+        """Run a barrier and one iteration, and check its result if `check` is set.
+
+        Returns:
+            This rank's seconds by the host's clock and by CUDA events (0 for host memory).
+        """
         workload = self.workload
         timer = workload.module.make_stream_timer()
         if self.method.check:
@@ -143,7 +150,7 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return why to stop timing a contender, or None to continue; only rank 0's answer counts."""
+        """Return why to stop timing a contender, or None to continue; local, and `run` uses rank 0's answer only."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))

@@ -1,4 +1,4 @@
-"""Output files of commands: fail before hours of measuring, not after, if one cannot be written."""
+"""Checks of output files, so that a command fails before hours of measuring and not after."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hpccoll.errors import UsageError
 
 def describe_write_error(path: str | Path, option: str, error: OSError) -> UsageError:
     """Return the UsageError for a file that cannot be written, naming the option that asked for it."""
-    why = error.strerror or str(error)
-    return UsageError(f"{option} {path}: cannot write there ({why}); name a file in a directory that you may write to")
+    reason = error.strerror or str(error)
+    return UsageError(f"{option} {path}: cannot write this file ({reason}); name a file in a writable directory")
 
 
 def require_writable(path: str | Path, option: str) -> None:
-    """Raise UsageError unless `path` can be written; keeps an existing file as it is, and removes a new one."""
+    """Raise UsageError unless `path` can be opened for writing; does not change or leave behind any file."""
     file = Path(path)
     try:
         new = not file.exists()

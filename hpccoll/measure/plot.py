@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines, engine_order
+from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines, get_engine_sort_key
 from hpccoll.measure.output_file import describe_write_error, require_writable
 from hpccoll.measure.table import PLACES, format_title
 from hpccoll.records import CollectiveRecord
@@ -31,7 +31,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# Each has the colour and marker of its position; other algorithms follow.
+# An algorithm's position selects its colour and marker; algorithms not listed here get the positions after these.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
@@ -66,16 +66,16 @@ class LineLook(NamedTuple):
 
 
 def require_plot(path: str | Path, option: str = "--plot") -> None:
-    """Raise UsageError unless a plot can be written to `path`; call it before measuring."""
+    """Raise UsageError unless `path` has a known suffix and can be written; leaves no file behind."""
     _require_suffix(path, option)
     require_writable(path, option)
 
 
 def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--plot") -> None:
-    """Draw all records into `path`, in the format of its suffix.
+    """Write (or overwrite) a plot of all records, in the format that the suffix of `path` names.
 
     Raises:
-        UsageError: another suffix, a file that cannot be written, or nothing to draw.
+        UsageError: an unknown suffix, a file that cannot be written, or no record of more than 0 bytes.
     """
     _require_suffix(path, option)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
@@ -89,18 +89,18 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
-    """Return the figure: a row of two panels and a legend per table key."""
-    # Not pyplot: it would choose a backend and keep figures for the whole process.
+    """Return a matplotlib figure with a row of two panels and a legend per table key; writes no file."""
+    # Without pyplot, which would choose a backend and keep every figure for the life of the process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     settings = list(dict.fromkeys(case.setting for case in cases))
     figure = Figure(figsize=(13.6, 5 * len(settings)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    looks = _looks({(e.engine, e.algorithm) for case in cases for e in case.entries})
+    looks = _assign_looks({(e.engine, e.algorithm) for case in cases for e in case.entries})
     rows = figure.subfigures(len(settings), 1, squeeze=False)[:, 0]
     for row, setting in zip(rows, settings, strict=True):
-        _draw_setting(row, setting, [case for case in cases if case.setting == setting], looks)
+        _draw_row(row, setting, [case for case in cases if case.setting == setting], looks)
     return figure
 
 
@@ -109,53 +109,56 @@ def _require_suffix(path: str | Path, option: str) -> None:
         raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
 
 
-def _looks(names: Iterable[Name]) -> dict[Name, LineLook]:
+def _assign_looks(names: Iterable[Name]) -> dict[Name, LineLook]:
+    """Return a distinct colour and marker for each engine and algorithm."""
     looks, position = {}, len(_FAMILIAR)
-    for engine, algorithm in sorted(names, key=engine_order):
+    for engine, algorithm in sorted(names, key=get_engine_sort_key):
         label = f"{engine} {algorithm}" if algorithm else engine
         if engine in _PEERS:
             looks[engine, algorithm] = LineLook(*_PEERS[engine], label, peer=True)
             continue
-        at = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
-        position += at == position
-        looks[engine, algorithm] = LineLook(
-            _COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], label, peer=False
-        )
+        i = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
+        position += i == position
+        looks[engine, algorithm] = LineLook(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], label, peer=False)
     return looks
 
 
-def _draw_setting(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
-    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=engine_order)
+def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
+    """Draw a table key's title, latency and bandwidth panels and legend into one row of the figure."""
+    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=get_engine_sort_key)
     places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
-    where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
-    row.suptitle(format_title(setting) + where, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""
+    row.suptitle(format_title(setting) + suffix, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
-    for axes, value, heading in zip(panels, (_latency, _bandwidth), _HEADINGS, strict=True):
-        _prepare(axes, heading, [case.nbytes for case in cases])
+    for axes, get_value, heading in zip(panels, (_get_latency, _compute_bandwidth), _HEADINGS, strict=True):
+        _format_x_axis(axes, heading, [case.nbytes for case in cases])
         for name in names:
             for place in places:
-                found = [e.get_record(place) for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
-                records = [record for record in found if record is not None]
-                _draw_line(axes, looks[name], place or len(places) == 1, records, value)
-        _finish(axes, setting)
-    _legend(margin, [looks[name] for name in names], both=len(places) > 1)
+                entries = [e for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
+                records = [record for e in entries if (record := e.get_record(place)) is not None]
+                _draw_curve_with_band(axes, looks[name], place or len(places) == 1, records, get_value)
+        _format_y_axis(axes, setting)
+    _draw_legend(margin, [looks[name] for name in names], both=len(places) > 1)
 
 
-def _latency(record: CollectiveRecord) -> tuple[float, float, float]:
+def _get_latency(record: CollectiveRecord) -> tuple[float, float, float]:
+    """Return the median time and the low and high end of its interval, in microseconds."""
     time = record.time_us
     return time.p50, time.p50_low, time.p50_high
 
 
-def _bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
-    op, row, time = find_timed_operation(record.op), record, record.time_us
-    middle, high, low = (
-        compute_busbw(op, row.nbytes, t * 1e-6, row.ranks) for t in (time.p50, time.p50_low, time.p50_high)
-    )
+def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
+    """Return the bus bandwidth at the median time and the low and high end of its interval, in GB/s."""
+    op = find_timed_operation(record.op)
+    middle, high, low = (compute_busbw(op, record.nbytes, us * 1e-6, record.ranks) for us in _get_latency(record))
     return middle, low, high
 
 
-def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], value: Value) -> None:
-    points = [(record.nbytes, *value(record)) for record in records]
+def _draw_curve_with_band(
+    axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], get_value: Value
+) -> None:
+    """Draw one engine and algorithm: the medians over size as a line, their intervals as a band around it."""
+    points = [(record.nbytes, *get_value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
     if not points:
         return
@@ -164,7 +167,8 @@ def _draw_line(axes: Axes, look: LineLook, solid: bool, records: Sequence[Collec
     axes.plot(sizes, middle, zorder=4 if look.peer else 3, **look.to_matplotlib(solid=solid))
 
 
-def _prepare(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
+def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
+    """Set a panel's heading, grid, logarithmic scales and ticks of the size axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -184,27 +188,29 @@ def _prepare(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _finish(axes: Axes, setting: TableKey) -> None:
+def _format_y_axis(axes: Axes, setting: TableKey) -> None:
+    """Set the value axis's ticks once the curves are drawn; write the reason into a panel without curves."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:
-        why = "nothing has to move: no bus bandwidth" if setting.ranks == 1 else "nothing to draw"
-        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color=_INK)
+        reason = "one rank moves no data: no bus bandwidth" if setting.ranks == 1 else "nothing to draw"
+        axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=_INK)
         axes.set_axis_off()
         return
     low, high = axes.get_ylim()
     steps = (1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=20))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+    axes.yaxis.set_major_formatter(FuncFormatter(_format_tick))
 
 
-def _plain(value: float, _: int) -> str:
+def _format_tick(value: float, _: int) -> str:
     """Return a tick's label without an exponent: 0.001, 20, 100,000."""
     return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
 
 
-def _legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
+def _draw_legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
+    """Draw the legend beside the panels; `both` adds the meaning of solid (in place) and dashed lines."""
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()

@@ -1,8 +1,8 @@
-"""Result files: JSON Lines, written record by record, so that a run that is killed leaves its finished records.
+"""Result files: JSON Lines, written record by record, so that a killed run leaves its finished records.
 
-Each record is one line, flushed before the next case is measured. A kill in the middle of a line leaves an incomplete
-last one; the reader leaves it out and reports it, and the writer cuts it off when it resumes the file. A damaged line
-anywhere else, or a file of another kind, is refused: no record is ever appended to a foreign file.
+Each record is one line, flushed before the next case is measured. A run killed in the middle of a line leaves an
+incomplete last line: the reader skips and reports it, and the writer truncates it when it resumes the file. A damaged
+line anywhere else, or a file of another kind, is an error: no record is ever appended to a foreign file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class FileContents:
     """The records of a result file, as decoded lines.
 
     Args:
-        name: the file and the option that named it, for messages.
+        name: the option and the path, for messages.
         records: one dict per line.
         lines: the line number of each record, from 1.
-        torn: what is wrong with the last line where it is cut short, else None.
-        intact: how many bytes stand before a torn line.
+        torn: a sentence that describes an incomplete last line; None if the last line is complete.
+        intact: the number of bytes before an incomplete last line.
     """
 
     name: str
@@ -46,11 +46,11 @@ class FileContents:
     intact: int
 
     def locate(self, index: int) -> str:
-        """Return the file and the line of a record, for messages."""
+        """Return the file and the line number of `records[index]`, for messages."""
         return f"{self.name}, line {self.lines[index]}"
 
     def collectives(self) -> list[CollectiveRecord]:
-        """Return the measurements; of a case that was measured twice, the last one.
+        """Return the validated records of kind `collective`, only the last one of each case; the rest is ignored.
 
         Raises:
             UsageError: a record lacks a field or has one of the wrong type or range.
@@ -64,19 +64,19 @@ class FileContents:
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:
-    """Return the records of a result file; an incomplete last line is left out and reported in `torn`.
+    """Read a result file; an incomplete last line is left out and reported in `torn`. `option` is for messages.
 
     Raises:
-        UsageError: the file cannot be read, is not one of hpccoll's, or is damaged before its last line.
+        UsageError: the file cannot be read, was not written by hpccoll, or is damaged before its last line.
     """
     name = f"{option} {path}"
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        why = f"cannot read it ({error.strerror or error})"
-        raise UsageError(f"{name}: {why}; name a file that hpccoll wrote with --json") from error
+        reason = f"cannot read it ({error.strerror or error})"
+        raise UsageError(f"{name}: {reason}; name a file that hpccoll wrote with --json") from error
     end = len(data.rstrip())
-    last = data.rfind(b"\n", 0, end) + 1  # the last line that is not blank begins here
+    last = data.rfind(b"\n", 0, end) + 1  # the start of the last line that is not blank
     lines = {number: line for number, line in enumerate(data[:end].split(b"\n"), 1) if line.strip()}
     torn, intact = None, len(data)
     if end > last and not _is_json(data[last:end]):
@@ -89,16 +89,16 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
 
 
 class RecordWriter:
-    """Writes records to a file or standard output; each is readable by others as soon as `write` returns.
+    """Writes records to a file or standard output, flushed one by one. Creating it truncates or resumes the file.
 
     Args:
         path: the file; `-` for standard output, None to write nothing.
-        option: the option that named it, for messages.
+        option: the command-line option that named the file, for messages.
         resume: append after the last complete record of an existing file, instead of truncating it.
-        separators: between values, and between key and value.
+        separators: JSON's separators of values, and of key and value.
 
     Raises:
-        UsageError: the file cannot be written, or is to be resumed and is not one of hpccoll's.
+        UsageError: the file cannot be written, or cannot be resumed because hpccoll did not write it.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RecordWriter:
         """Write one record and flush it.
 
         Raises:
-            UsageError: the disk is full, or the file has become describe_write_error.
+            UsageError: the file cannot be written, for instance because the disk is full.
         """
         if self._name is None:
             return
@@ -131,14 +131,14 @@ class RecordWriter:
                 self._stream.write(line.encode())
                 self._stream.flush()
         except BrokenPipeError:
-            raise  # the reader of standard output has seen enough
+            raise  # the reader of standard output has ended, which is no error: `hpccoll ... | head`
         except OSError as error:
             raise describe_write_error(self._name, self._option, error) from error
 
     def close(self) -> None:
         """Close the file; standard output stays open."""
         if self._stream is not None:
-            with suppress(OSError):  # what a full disk did not take was reported by `write`
+            with suppress(OSError):  # `write` flushes, and has reported a full disk
                 self._stream.close()
 
     def __enter__(self) -> Self:
@@ -149,7 +149,7 @@ class RecordWriter:
 
 
 def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
-    """Open a result file for writing; to resume, cut off an incomplete last line and end the last complete one."""
+    """Open a file for writing and truncate it; to resume, remove only an incomplete last line and go to the end."""
     try:
         if not (resume and path.exists()):
             return path.open("wb")
@@ -165,14 +165,13 @@ def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
-    """Return a line as a dict with at least `schema` and `kind`; raise UsageError where it is anything else."""
+    """Return a line as a dict; raise UsageError unless it has hpccoll's `schema` and a `kind`."""
     try:
         record = msgspec.json.decode(line)
     except ValueError as error:
         if _starts_like_record(line):
-            raise UsageError(
-                f"{location} is damaged ({error}); mend or remove the line, or name another file"
-            ) from error
+            advice = "correct or remove the line, or name another file"
+            raise UsageError(f"{location} is damaged ({error}); {advice}") from error
         raise _foreign_error(location) from error
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA or not isinstance(record.get("kind"), str):
@@ -189,11 +188,12 @@ def _is_json(line: bytes) -> bool:
 
 
 def _starts_like_record(line: bytes) -> bool:
-    """Whether a damaged line begins as records do, as far as it goes."""
+    """Whether a damaged line, possibly very short, begins like a record of hpccoll's."""
     start = line[: 2 * len(_START)].replace(b" ", b"")[: len(_START)]
     return _START.startswith(start) and bool(start)
 
 
 def _foreign_error(location: str, schema: object = None) -> UsageError:
+    """Return the error for a line that hpccoll did not write, or wrote in another schema."""
     seen = f"schema {schema!r} instead of {SCHEMA!r}" if schema else f"not a record of schema {SCHEMA!r}"
     return UsageError(f"{location}: {seen}; name a file that hpccoll wrote with --json")

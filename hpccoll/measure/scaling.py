@@ -1,4 +1,4 @@
-"""Times over numbers of nodes, from the result files of several runs such as the tasks of a sweep."""
+"""Times as a function of the number of nodes, from the result files of several runs, such as the tasks of a sweep."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algo
 
 
 def find_result_files(paths: Sequence[str]) -> list[Path]:
-    """Return the result files that `paths` name; a folder stands for all `.jsonl` files below it.
+    """Return the files that `paths` name, and all `.jsonl` files below folders; tests that paths exist, reads no file.
 
     Raises:
         UsageError: a path does not exist, or a folder contains no such file.
     """
-    found: list[Path] = []
+    result: list[Path] = []
     for name in paths:
         path = Path(name)
         if not path.exists():
@@ -26,52 +26,45 @@ def find_result_files(paths: Sequence[str]) -> list[Path]:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{name}: no .jsonl file in this folder; name files that `hpccoll bench --json` wrote")
-        found += files
-    return found
+        result += files
+    return result
 
 
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
-    """Return the measurements in result files; an incomplete last line is left out.
+    """Read the records of kind `collective` from result files; an incomplete last line is left out.
 
     Raises:
-        UsageError: a file is not one of hpccoll's, or holds an invalid record.
+        UsageError: a file was not written by hpccoll, or has an invalid record.
     """
     return [record for file in files for record in read_records(file, "FILE").collectives()]
 
 
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
-    """Return one record per engine, algorithm, size and place that was measured on two numbers of ranks or more.
+    """Return one record per engine, algorithm, size and place that was measured on at least two numbers of ranks.
 
-    Its points are in order of nodes and ranks. Of several measurements of a point the last one counts.
+    A record's points are in order of nodes and ranks. If a point was measured several times, the last one is used.
     """
     series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
     for record in records:
         key = tuple(getattr(record, name) for name in _SERIES_FIELDS)
         series.setdefault(key, {})[record.nodes, record.ranks] = record
     made = [
-        _make_record([by_ranks[at] for at in sorted(by_ranks)]) for by_ranks in series.values() if len(by_ranks) > 1
+        _make_record([by_ranks[key] for key in sorted(by_ranks)]) for by_ranks in series.values() if len(by_ranks) > 1
     ]
     return sorted(made, key=_sort_key)
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
+    """Return the scaling record of measurements that differ only in ranks; ratios are to the first one's median."""
     first = records[0]
     points = tuple(
-        ScalingPoint(
-            record.nodes,
-            record.ranks,
-            record.time_us.p50,
-            record.time_us.p50_low,
-            record.time_us.p50_high,
-            record.busbw,
-            record.time_us.p50 / first.time_us.p50,
-        )
-        for record in records
+        ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)
+        for r, t in ((record, record.time_us) for record in records)
     )
     return ScalingRecord(**{name: getattr(first, name) for name in _SERIES_FIELDS}, points=points)
 
 
 def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
-    """Sort by what was measured, then the MPI library first."""
+    """Return the sort key: operation, size, place, type and buffer, then engine `mpi` before the algorithms."""
     what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
     return (*what, record.engine != "mpi", record.algorithm or "")

@@ -50,8 +50,8 @@ def summarize(samples_us: Samples) -> TimeSummary:
     Raises:
         UsageError: no samples, or one that is negative, infinite or not a number.
     """
-    ordered = _ordered(samples_us)
-    median = _median(ordered, CONFIDENCE)
+    ordered = _sort_samples(samples_us)
+    median = _find_median(ordered, CONFIDENCE)
     p95, p99 = (float(np.quantile(ordered, q, method="inverted_cdf")) for q in (0.95, 0.99))
     return TimeSummary(
         min=float(ordered[0]),
@@ -65,14 +65,14 @@ def summarize(samples_us: Samples) -> TimeSummary:
 
 
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """Return the median and the interval around it that covers the true one with at least `confidence`.
+    """Return the median and an interval that contains the true median with a probability of at least `confidence`.
 
-    With too few samples for that, the interval is their range, and its coverage is below `confidence`.
+    With too few samples, the interval is their range, and its coverage is below `confidence`.
 
     Raises:
-        UsageError: as `summarize`.
+        UsageError: no samples, or one that is negative, infinite or not a number.
     """
-    return _median(_ordered(samples), confidence)
+    return _find_median(_sort_samples(samples), confidence)
 
 
 def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float = CONFIDENCE) -> Interval:
@@ -83,10 +83,10 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
     no random numbers, and the samples may depend on each other across the two sets (interleaved runs do).
 
     Raises:
-        UsageError: as `summarize`, or a denominator whose median or interval reaches zero.
+        UsageError: no samples, an invalid sample, or an interval of the denominator that reaches zero.
     """
-    each = 1 - (1 - confidence) / 2
-    above, below = median_interval(numerator, each), median_interval(denominator, each)
+    single = 1 - (1 - confidence) / 2
+    above, below = median_interval(numerator, single), median_interval(denominator, single)
     if below.low <= 0:
         raise UsageError(f"a ratio to a median of {below.value:.3g} us in [{below.low:.3g}, ..] has no bounds")
     coverage = max(0.0, above.coverage + below.coverage - 1)
@@ -95,22 +95,24 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
-    """Return r and its coverage: the r-th smallest and the r-th largest of n samples enclose the median.
+    """Return r and a probability: that the r-th smallest and the r-th largest of n samples enclose the true median.
 
-    r is the largest that still covers `confidence`, or 1 where none does.
+    r is the largest number whose probability is at least `confidence`, or 1 if there is none.
     """
-    from scipy.stats import binom  # loads in a second, so only the rank that reports loads it
+    from scipy.stats import binom  # takes a second to import, so only the rank that reports imports it
 
     rank = max(int(binom.ppf((1 - confidence) / 2, n, 0.5)), 1)
     return rank, max(0.0, float(1 - 2 * binom.cdf(rank - 1, n, 0.5)))
 
 
-def _median(ordered: NDArray[np.float64], confidence: float) -> Interval:
+def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
+    """Return the median of sorted samples with its interval."""
     rank, coverage = median_ranks(len(ordered), confidence)
     return Interval(float(np.median(ordered)), float(ordered[rank - 1]), float(ordered[-rank]), coverage)
 
 
-def _ordered(samples: Samples) -> NDArray[np.float64]:
+def _sort_samples(samples: Samples) -> NDArray[np.float64]:
+    """Return a sorted copy of the samples; raise UsageError if there are none or one is not a time."""
     array = np.sort(np.asarray(samples, np.float64), axis=None)
     if not len(array):
         raise UsageError("a summary needs at least one sample; ask for at least one with --iterations")

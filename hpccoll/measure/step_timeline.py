@@ -1,8 +1,8 @@
 """Times every step of one call on every rank, for a timeline of a real run.
 
-Reading the clock takes about 0.2 us per step, as long as a short step, so the timeline is slower than an untimed call;
-`hpccoll bench` measures that. Ranks on one host share a clock. On several hosts each rank's clock is set to zero when
-it leaves a barrier, so slices of different hosts may be shifted by the barrier's exit skew; the timeline says so.
+Reading the clock takes about 0.2 us per step, as long as a short step, so a timed call is slower than an untimed one
+(`hpccoll bench` times whole calls). Ranks on one host share a clock. On several hosts each rank's times count from its
+exit of a barrier, so slices of different hosts may be shifted by the barrier's exit skew; the timeline's note says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = {"Start": "start", "Wait": "wait"}
 
 
 def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
-    """Run `algorithm` on `count` float32 elements per vector or block; collective over `world`.
+    """Run `algorithm` WARMUP times and once timed, on `count` float32 elements per vector or block; collective.
 
     Returns:
         The timeline of all ranks on rank 0, None on the others.
@@ -50,37 +50,39 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
         workload.reset()
         world.Barrier()
         left = perf_counter()
-        found = _timed(run.calls)
+        timed = _run_timed(run.calls)
         run.free()
-    gathered = world.gather((left, found))
+    gathered = world.gather((left, timed))
     if gathered is None:
         return None
     name = f"{algorithm.full_name} on {world.size} ranks, {count} float32 elements"
-    return _timeline(name, gathered, shape.nodes)
+    return _make_timeline(name, gathered, shape.nodes)
 
 
-def _timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
+def _run_timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
+    """Call the steps in order; return the name, start and end of each."""
     ends = np.empty(len(steps) + 1)
     ends[0] = perf_counter()
     for number, step in enumerate(steps, 1):
         step()
         ends[number] = perf_counter()
-    return [(_name(step), float(ends[i]), float(ends[i + 1])) for i, step in enumerate(steps)]
+    return [(_classify_step(step), float(ends[i]), float(ends[i + 1])) for i, step in enumerate(steps)]
 
 
-def _name(step: Callable[[], Any]) -> str:
-    """Return whether a step starts a message, waits for one, copies or reduces."""
+def _classify_step(step: Callable[[], Any]) -> str:
+    """Return `start` or `wait` (for messages), `copy` or `reduce`."""
     if isinstance(step, partial) and step.func is np.copyto:
         return "copy"
     return _NAMES.get(getattr(step, "__name__", ""), "reduce")
 
 
-def _timeline(name: str, gathered: Sequence[tuple[float, list[TimedStep]]], nodes: int) -> Timeline:
+def _make_timeline(name: str, gathered: Sequence[tuple[float, list[TimedStep]]], nodes: int) -> Timeline:
+    """Return the timeline of all ranks, from each rank's time of leaving the barrier and its steps."""
     first = min(left for left, _ in gathered)
     slices = []
-    for rank, (left, found) in enumerate(gathered):
+    for rank, (left, steps) in enumerate(gathered):
         zero = first if nodes == 1 else left
-        for number, (what, start, end) in enumerate(found):
-            slices.append(Slice(rank, what, (start - zero) * 1e6, (end - start) * 1e6, {"step": number}))
+        for number, (step, start, end) in enumerate(steps):
+            slices.append(Slice(rank, step, (start - zero) * 1e6, (end - start) * 1e6, {"step": number}))
     one, several = "measured, the clock of one host", "measured, hosts' clocks set to zero after a barrier"
     return Timeline(name, len(gathered), one if nodes == 1 else several, tuple(slices))

@@ -1,9 +1,8 @@
 """Decides when a case has enough samples: its median is known well, or time or iterations ran out.
 
-Rank 0 decides from the samples (each already the maximum over ranks) and the elapsed seconds, and broadcasts it.
-
-Testing after every turn and stopping as soon as the interval is tight favours samples that agree by chance: the 95 %
-interval of a case that stopped by itself contains the true median in 93 % of simulated cases.
+`interleaved` asks on rank 0 after every turn and broadcasts the answer. Stopping as soon as the interval is tight
+favours samples that agree by chance: the 95 % interval of a case that stopped because of it contains the true median
+in 93 % of simulated cases.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class StoppingRule:
         budget_s: seconds for the case, without warm-up.
 
     Raises:
-        UsageError: bounds that contradict each other or are not positive.
+        UsageError: `min_iterations` exceeds `max_iterations`, or an argument is not positive.
     """
 
     min_iterations: int
@@ -38,10 +37,8 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_iterations <= self.max_iterations:
-            raise UsageError(
-                f"{self.min_iterations} to {self.max_iterations} iterations cannot be made; "
-                "--iterations takes a number of at least 1"
-            )
+            given = f"{self.min_iterations} to {self.max_iterations} iterations"
+            raise UsageError(f"{given} are not possible; --iterations takes a number of at least 1")
         if not (self.rel_halfwidth > 0 and self.budget_s > 0):
             raise UsageError(
                 f"an interval of {self.rel_halfwidth} of the median within {self.budget_s} s cannot be reached; "
@@ -49,21 +46,17 @@ class StoppingRule:
             )
 
     def decide(self, samples_us: Samples, elapsed_s: float) -> StopReason | None:
-        """Return why to stop now, or None to go on.
-
-        Args:
-            samples_us: all samples of the case so far.
-            elapsed_s: seconds that the case has taken so far, by the clock of rank 0.
-        """
+        """Return why to stop, from a case's samples and the seconds spent on it so far; None to continue."""
         made = len(samples_us)
         if made < self.min_iterations:
             return None
         if made >= self.max_iterations:
             return StopReason.ITERATIONS
-        if self._tight(samples_us):
+        if self._is_tight(samples_us):
             return StopReason.CONVERGED
         return StopReason.BUDGET if elapsed_s >= self.budget_s else None
 
-    def _tight(self, samples_us: Samples) -> bool:
+    def _is_tight(self, samples_us: Samples) -> bool:
+        """Whether the median has a 95 % interval no wider than the rule allows."""
         median = median_interval(samples_us)
         return median.coverage >= CONFIDENCE and median.halfwidth <= self.rel_halfwidth * median.value

@@ -1,12 +1,12 @@
-"""Tables of results: plain text that nccl-tests' parsers read as well, and a rich table on a terminal.
+"""Tables of results: plain text that nccl-tests' parsers can also read, or a table by the library rich on a terminal.
 
-Plain text: the first 13 columns are nccl-tests' (four for out of place, then four for in place, N/A for a place that
-was not measured), one line per engine and algorithm; comment lines begin with #. Then follow engine and algorithm,
-and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster) and its interval; the
-last column marks the best row of a size with *. No cell contains a blank. An interval followed by ? comes from too few
-iterations to cover 95 %.
+Plain text has one line per engine and algorithm; comment lines begin with #. The first 13 columns are nccl-tests': five
+that describe the case, four for out of place and four for in place (N/A for a place that was not measured). The next
+ones are engine and algorithm, and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is
+faster) and its interval; the last column marks the best row of a size with *. No cell contains a blank. An interval
+followed by ? comes from too few iterations to cover 95 %.
 
-Under mpirun standard output is a pipe, so most users see the plain table.
+Under mpirun standard output is a pipe, so most users see plain text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NOTHING = "N/A"  # as nccl-tests writes it
 BEST = "*"
-GAP_BEFORE = ("time", "engine", "time95")  # where a group of columns begins
+GAP_BEFORE = ("time", "engine", "time95")  # first columns of groups, with a wider gap before them
 PLACES = {False: "out-of-place", True: "in-place"}
 
 
@@ -39,7 +39,7 @@ class TableColumn(NamedTuple):
     left: bool = False
 
 
-def table_columns(places: Sequence[bool]) -> list[TableColumn]:
+def list_table_columns(places: Sequence[bool]) -> list[TableColumn]:
     """Return the columns of the plain table for the measured `places` (False: out of place)."""
     units = {"size": "(B)", "count": "(elements)", "type": "", "redop": "", "root": ""}
     timing_units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
@@ -48,57 +48,60 @@ def table_columns(places: Sequence[bool]) -> list[TableColumn]:
         *(TableColumn(name, unit, None) for name, unit in units.items()),
         *(TableColumn(name, unit, place) for place in PLACES for name, unit in timing_units.items()),
         *(TableColumn(name, "", None, left=True) for name in ("engine", "algorithm")),
-        *(TableColumn(name, unit, at) for at in PLACES if at in places for name, unit in extra_units.items()),
+        *(TableColumn(name, unit, place) for place in PLACES if place in places for name, unit in extra_units.items()),
         TableColumn(BEST, "", None),
     ]
 
 
 def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineComparison) -> list[str]:
-    """Return the cells of one line of the plain table, one per column of `table_columns(places)`."""
+    """Return the cells of one line of the plain table, one per column of `list_table_columns(places)`."""
     row = entry.records[0]
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
     timings = [cell for place in PLACES for cell in format_timings(entry.get_record(place))]
-    extras = [cell for place in PLACES if place in places for cell in _extra_cells(entry.get_record(place), case)]
+    extras = [
+        cell for place in PLACES if place in places for cell in _format_extra_cells(entry.get_record(place), case)
+    ]
     mark = BEST if entry is case.best else ""
     return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
 
 
 def format_timings(record: CollectiveRecord | None) -> list[str]:
-    """Return time, algbw, busbw and #wrong."""
+    """Return the cells of the columns time, algbw, busbw and #wrong; N/A in all of them without a record."""
     if record is None:
         return [NOTHING] * 4
     wrong = NOTHING if record.wrong is None else str(record.wrong)
-    return [_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
+    return [_format_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
 
 
 def format_interval(record: CollectiveRecord) -> str:
-    """Return the median's interval, such as `[3.02,3.31]`; with a ? where it covers less than 95 %."""
+    """Return the median's interval in microseconds, such as `[3.02,3.31]`; with a ? if it covers less than 95 %."""
     sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
-    return f"[{_time(record.time_us.p50_low)},{_time(record.time_us.p50_high)}]{'' if sure else '?'}"
+    return f"[{_format_time(record.time_us.p50_low)},{_format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
 
 
-def _time(microseconds: float) -> str:
-    """Format a time in at most six characters up to a second."""
+def _format_time(microseconds: float) -> str:
+    """Return a time with 2, 1 or 0 decimals: at most six characters below a second."""
     return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
 
 
 def format_ratio(ratio: Interval | None) -> tuple[str, str]:
-    """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`."""
+    """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`; `-` twice for None."""
     if ratio is None:
         return "-", "-"
     value, low, high = (f"{x:.2f}" if x >= 0.1 else f"{x:.2g}" for x in (ratio.value, ratio.low, ratio.high))
     return f"{value}x", f"[{low},{high}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
 
 
-def _extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> list[str]:
+def _format_extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> list[str]:
+    """Return the cells of the columns time95, ratio and ratio95; `-` in all of them without a record."""
     if record is None:
         return ["-"] * 3
     return [format_interval(record), *format_ratio(case.ratio_to_mpi(record))]
 
 
 def format_title(setting: TableKey) -> str:
-    """Format a table key as a title of one line."""
+    """Return a table key as one line: `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
@@ -106,74 +109,74 @@ def format_title(setting: TableKey) -> str:
 
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
-    """Return the table as plain text: a heading per table key, a blank line between sizes, best rows marked."""
+    """Return all tables and the legend as plain text: a heading per table key, a blank line between sizes."""
     cases = compare_engines(records)
-    places = _measured(cases)
-    shape = table_columns(places)
+    places = _list_places(cases)
+    shape = list_table_columns(places)
     rows = [format_cells(entry, places, case) for case in cases for entry in case.entries]
-    widths = [max([len(c.name), len(c.unit), *(len(row[at]) for row in rows)]) for at, c in enumerate(shape)]
+    widths = [max([len(c.name), len(c.unit), *(len(row[i]) for row in rows)]) for i, c in enumerate(shape)]
     widths[0] += 2  # for the "# " in front of the headings
     lines: list[str] = []
     for setting, sizes in groupby(cases, key=lambda case: case.setting):
-        lines += ["", f"# {format_title(setting)}", *_heading(shape, widths)]
-        for at, case in enumerate(sizes):
-            lines += [""] * (at > 0)
-            lines += [_line(format_cells(entry, places, case), shape, widths) for entry in case.entries]
-    legend = (f"# {line}" for line in _legend(unsure=any("]?" in line for line in lines)))
+        lines += ["", f"# {format_title(setting)}", *_format_heading(shape, widths)]
+        for i, case in enumerate(sizes):
+            lines += [""] * (i > 0)
+            lines += [_format_line(format_cells(entry, places, case), shape, widths) for entry in case.entries]
+    legend = (f"# {line}" for line in _list_legend(unsure=any("]?" in line for line in lines)))
     return "\n".join([*lines[1:], *legend])
 
 
-def _measured(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
+def _list_places(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
+    """Return the places that were measured: False for out of place, True for in place."""
     return tuple(sorted({record.in_place for case in cases for c in case.entries for record in c.records}))
 
 
-def _legend(*, unsure: bool) -> Iterator[str]:
+def _list_legend(*, unsure: bool) -> Iterator[str]:
+    """Yield the lines that explain the table's marks; `unsure` adds the one on the question mark."""
     yield f"{BEST} smallest median of its size; time95, ratio95: 95 % intervals; ratio: time of mpi / time"
     if unsure:
         yield "? too few iterations for 95 %: the interval is the range of the samples"
 
 
-def _gap(column: TableColumn) -> str:
+def _get_gap(column: TableColumn) -> str:
+    """Return the blanks before a column."""
     return "  " if column.name in GAP_BEFORE else " "
 
 
-def _line(row: Sequence[str], shape: Sequence[TableColumn], widths: Sequence[int]) -> str:
+def _format_line(row: Sequence[str], shape: Sequence[TableColumn], widths: Sequence[int]) -> str:
+    """Return the cells of a row as one line, aligned to the columns' widths."""
     aligned = (
-        _gap(column) + (cell.ljust(width) if column.left else cell.rjust(width))
+        _get_gap(column) + (cell.ljust(width) if column.left else cell.rjust(width))
         for cell, column, width in zip(row, shape, widths, strict=True)
     )
     return "".join(aligned)[1:].rstrip()
 
 
-def _heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
+def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
+    """Return the three lines above a table: the places, the columns' names and their units."""
     above = ""
     for place, group in groupby(zip(shape, widths, strict=True), key=lambda pair: pair[0].place):
-        span = sum(width + len(_gap(column)) for column, width in group)
+        span = sum(width + len(_get_gap(column)) for column, width in group)
         above += " " * span if place is None else f"   {PLACES[place]} ".ljust(span, "-")
-    names, units = (_line([getattr(c, part) for c in shape], shape, widths) for part in ("name", "unit"))
+    names, units = (_format_line([getattr(c, part) for c in shape], shape, widths) for part in ("name", "unit"))
     return [f"#{line[1:]}" for line in (above[1:].rstrip(), names, units)]
 
 
 def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
     """Return the table of one table key for a terminal, with engine and algorithm before the times.
 
-    Args:
-        cases: comparisons of one table key.
-        places: places to show (False: out of place).
-        drop: headings to leave out on a narrow terminal.
+    `places` are the places to show (False: out of place), `drop` the names of columns to leave out.
     """
     from rich import box
     from rich.table import Table
 
-    shape = table_columns(places)
-    shown = [at for at, c in enumerate(shape) if c.name not in drop and (c.place is None or c.place in places)]
+    shape = list_table_columns(places)
+    shown = [i for i, c in enumerate(shape) if c.name not in drop and (c.place is None or c.place in places)]
     names = [column.name for column in shape]
-    shown.sort(key=lambda at: (names[at] == BEST, {None: 0, False: 1, True: 2}[shape[at].place], at))
-    where = f", {PLACES[places[0]]}" if len(places) == 1 else ""
-    table = Table(
-        title=format_title(cases[0].setting) + where, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for column in (shape[at] for at in shown):
+    shown.sort(key=lambda i: (names[i] == BEST, {None: 0, False: 1, True: 2}[shape[i].place], i))
+    title = format_title(cases[0].setting) + (f", {PLACES[places[0]]}" if len(places) == 1 else "")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (shape[i] for i in shown):
         above = f"{PLACES[column.place]}\n" if column.place is not None and len(places) > 1 else ""
         head = f"{above if column.name == 'time' else ''}{column.name}\n{column.unit}".rstrip()
         table.add_column(head, justify="left" if column.left else "right", no_wrap=True, vertical="bottom")
@@ -184,18 +187,18 @@ def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], d
             row[:5] = row[:5] if entry is entries[0] else [""] * 5
             wrong = any(record.wrong for record in entry.records)
             style = "red" if wrong else "bold green" if entry is case.best else None
-            table.add_row(*(row[at] for at in shown), style=style, end_section=entry is entries[-1])
+            table.add_row(*(row[i] for i in shown), style=style, end_section=entry is entries[-1])
     return table
 
 
-# Dropped in this order: what the title repeats, then what follows from other columns.
+# Columns to drop on narrow terminals, in this order: first those that the title repeats.
 _DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
 
 
 def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
-    """Print the final table to `stream` (standard output): by rich on a terminal, as plain text otherwise.
+    """Print all records as tables to `stream` (default: standard output): by rich on a terminal, else as plain text.
 
-    On a terminal too narrow for both places, print a table per place, with fewer columns if needed.
+    On a terminal too narrow for both places, prints one table per place, with fewer columns if needed.
     """
     stream = sys.stdout if stream is None else stream
     records = list(records)
@@ -207,33 +210,35 @@ def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = Non
     console = Console(file=stream)
     for _, group in groupby(compare_engines(records), key=lambda case: case.setting):
         cases = list(group)
-        for table in _fitting(cases, console):
+        for table in _make_fitting_tables(cases, console):
             console.print(table)
     few = any(median_ranks(len(record.samples_us))[1] < CONFIDENCE for record in records)
-    console.print("\n".join(_legend(unsure=few)), markup=False, highlight=False)
+    console.print("\n".join(_list_legend(unsure=few)), markup=False, highlight=False)
 
 
-def _fitting(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
-    """Return the tables with the most columns that fit the console's width."""
-    places = _measured(cases)
+def _make_fitting_tables(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
+    """Return one table, or one per place if that is too wide for the console, with as many columns as fit."""
+    places = _list_places(cases)
     for drop in ((), _DISPENSABLE[0]):
         table = make_rich_table(cases, places, drop)
         if _fits(table, console):
             return [table]
-    return [_narrow(cases, (place,), console) for place in places]
+    return [_make_narrow_table(cases, (place,), console) for place in places]
 
 
-def _narrow(cases: Sequence[EngineComparison], places: Sequence[bool], console: Console) -> Table:
-    mine = [case for case in cases if any(entry.get_record(place) for entry in case.entries for place in places)]
+def _make_narrow_table(cases: Sequence[EngineComparison], places: Sequence[bool], console: Console) -> Table:
+    """Return the table of one place with as many columns as fit the console."""
+    measured = [case for case in cases if any(entry.get_record(place) for entry in case.entries for place in places)]
     drop: list[str] = []
     for more in _DISPENSABLE:
-        table = make_rich_table(mine, places, drop)
+        table = make_rich_table(measured, places, drop)
         if _fits(table, console):
             return table
         drop += more
-    return make_rich_table(mine, places, drop)
+    return make_rich_table(measured, places, drop)
 
 
 def _fits(table: Table, console: Console) -> bool:
+    """Whether a table without line breaks is no wider than the console."""
     unbounded = console.options.update(max_width=10_000)
     return console.measure(table, options=unbounded).maximum <= console.width

@@ -1,30 +1,29 @@
 """Runs `hpccoll tune`: times every candidate at every size side by side, and makes the tuning table's points.
 
-The candidates are all algorithms of an operation and the MPI library's own collective. Each is measured as a plain call
-runs it: in place where `comm.all_reduce(x)` works in place, else with a separate `out`. A candidate that is far slower
-than the best after a few iterations is stopped; one with a wrong result does not enter the table.
+The candidates are all algorithms of an operation and the MPI library's own collective. They run as a call without `out`
+does: all_reduce and reduce in place, the others with a separate output. A candidate that is far slower than the best
+after a few iterations is stopped; a candidate with a wrong result does not enter the table.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 
 from hpccoll.algorithms.registry import get_algorithm
-from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
-from hpccoll.measure.contenders import prepare_contenders
+from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
+from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession, free_contenders
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiEngine
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveRecord, StopReason
-from hpccoll.runtime.arrays import DType, PreallocatedCupyModule
+from hpccoll.runtime.arrays import DType
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from hpccoll.communicator import Communicator
 
-IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # operations that work in place by default
+IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # operations that work in place unless a call passes `out`
 HOPELESS, GLANCE = 3.0, 5  # stop a candidate this many times slower than the best after this many iterations
 FEWEST, MOST = 9, 1000  # iterations per case; 9 have a 95 % interval without their extremes
 TIGHT = 0.01
@@ -40,7 +39,7 @@ BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 
 
 class PruningBenchmark(InterleavedBenchmark):
-    """Stops contenders that are far slower than the best early."""
+    """Times contenders as its base class does, but stops those early that are far slower than the best."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -69,75 +68,72 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return the benchmarks in one kind of buffer; a barrier, which has none, is in those of the first kind."""
+        """Return the benchmarks to run in one kind of buffer; a barrier, which has none, in the first kind only."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
-        suites = []
+        configs = []
         for dtype in self.dtypes:
             for place in (True, False):
                 operations = tuple(
-                    each
-                    for each in self.operations
-                    if (each in IN_PLACE) is place and (each is not Operation.BARRIER or buffer is self.buffers[0])
+                    operation
+                    for operation in self.operations
+                    if (operation in IN_PLACE) is place
+                    and (operation is not Operation.BARRIER or buffer is self.buffers[0])
                 )
                 if operations:
-                    facts = (operations, self.sizes, dtype, "sum", 0, (place,), ("all",), str(buffer), self.nodes)
-                    suites.append(BenchmarkConfig(*facts, method))
-        return suites
+                    values = (operations, self.sizes, dtype, "sum", 0, (place,), ("all",), str(buffer), self.nodes)
+                    configs.append(BenchmarkConfig(*values, method))
+        return configs
 
 
 class TuningSession(BenchmarkSession):
-    """Times the cases of one benchmark; `found` grows by a series of one point with each finished size."""
+    """Times the candidates of one benchmark; appends a series of one point to `found` after each size."""
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
 
     def run_candidates(self) -> Iterator[CollectiveRecord]:
-        """Time all candidates; yield the record of each as soon as it is done. Collective."""
+        """Time all candidates; yield the record of each as soon as it is done, and extend `found`. Collective."""
         for task in self.tasks:
-            if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
-                self.module.rewind()
-            workload = Workload(task, self.module)
-            ready, refused = prepare_contenders(self.comm, self.peers, workload, self._algorithms(task))
-            self.refused += [reason for reason in refused if reason not in self.refused]
+            workload, ready = self._prepare(task, self.peers, self._list_algorithms(task))
             records = []
-            for contender in PruningBenchmark(self.world, workload, ready, self.suite.method).run():
-                records.append(self._record(task, contender))
+            for contender in PruningBenchmark(self.world, workload, ready, self.config.method).run():
+                records.append(self._make_record(task, contender))
                 yield records[-1]
-            for contender in ready:
-                contender.free()
-            self.found += (self._series(task, records),)
+            free_contenders(ready)
+            self.found += (self._make_series(task, records),)
 
-    def _algorithms(self, task: WorkloadSpec) -> list[str]:
-        known = [get_algorithm(task.operation, name) for name in super()._algorithms(task)]
-        host, alone = self.suite.buffer != BufferKind.CUDA, self.suite.nodes == 1
+    def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
+        """Return all algorithms that can run in the benchmark's kind of buffer on this number of nodes."""
+        known = [get_algorithm(task.operation, name) for name in super()._list_algorithms(task)]
+        host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
-    def _series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
+    def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
+        """Return one size as a series for the tuning table, without candidates with wrong results."""
         timings = tuple(
-            CandidateTiming(
-                each.algorithm or MPI_LIBRARY, each.time_us.p50, each.time_us.p50_low, each.time_us.p50_high
-            )
-            for each in records
-            if not each.wrong
+            CandidateTiming(record.algorithm or MPI_LIBRARY, time.p50, time.p50_low, time.p50_high)
+            for record, time in ((record, record.time_us) for record in records)
+            if not record.wrong
         )
         point = TuningPoint(records[0].nbytes, self.date, timings)
-        buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.suite.buffer)
+        buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.config.buffer)
         return TuningSeries(task.operation, task.dtype.itemsize, buffer, (point,))
 
 
 class OtherProcessLoad:
-    """Measures the cores of this node that other programs keep busy, since its creation; for jobs on one node."""
+    """Measures how many cores other programs keep busy, for jobs on one node; collective, also the constructor."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm, self._begin, self._busy = comm, time.perf_counter(), self._busy_s(comm)
+        self._comm, self._begin, self._busy = comm, time.perf_counter(), self._sum_busy_s(comm)
 
     def measure_busy_cores(self) -> float:
-        """Return the mean number of cores that other programs kept busy; collective."""
-        busy = self._busy_s(self._comm) - self._busy
+        """Return the mean number of cores that other programs kept busy since this object was created; collective."""
+        busy = self._sum_busy_s(self._comm) - self._busy
         return max(0.0, float(self._comm.bcast(busy / (time.perf_counter() - self._begin))))
 
     @staticmethod
-    def _busy_s(comm: MPI.Intracomm) -> float:
+    def _sum_busy_s(comm: MPI.Intracomm) -> float:
+        """Return the CPU seconds of this node since it booted, minus those of all ranks of `comm`; collective."""
         mine, spent = psutil.Process().cpu_times(), psutil.cpu_times()
         ranks = comm.allreduce(mine.user + mine.system)
         return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
@@ -146,26 +142,20 @@ class OtherProcessLoad:
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return the sessions that measure a sweep, with buffers allocated; collective.
+    """Return one session per kind of buffer, element type and place, with buffers allocated; measures nothing yet.
 
-    Args:
-        sweep: what to tune.
-        world: the ranks.
-        comm: hpccoll's communicator on them.
-        budget_s: seconds for all cases together.
-        row_s: seconds for each case instead; None for an equal share of `budget_s`.
+    Collective over `world`, whose ranks `comm` must contain. A case takes up to `row_s` seconds; if that is None, an
+    equal share of `budget_s`.
     """
-    ready: list[TuningSession] = []
+    sessions: list[TuningSession] = []
     for buffer in sweep.buffers:
-        suites = sweep.make_configs(buffer)
-        if not suites:
+        configs = sweep.make_configs(buffer)
+        if not configs:
             continue
-        module = make_buffer_module(buffer, comm, max(suite.max_buffer_bytes(world.size) for suite in suites))
-        ready += [TuningSession(suite, world, comm, [MpiEngine(world)], module, own=True) for suite in suites]
-    rows = sum(trial.case_count for trial in ready)
-    for trial in ready:
-        trial.date = sweep.date
-        method = trial.suite.method
-        rule = replace(method.rule, budget_s=row_s or budget_s / max(rows, 1))
-        trial.suite = replace(trial.suite, method=replace(method, rule=rule))
-    return ready
+        module = make_buffer_module(buffer, comm, max(config.max_buffer_bytes(world.size) for config in configs))
+        sessions += [TuningSession(config, world, comm, [MpiEngine(world)], module, own=True) for config in configs]
+    case_count = max(sum(session.case_count for session in sessions), 1)
+    for session in sessions:
+        session.date = sweep.date
+        session.share_budget((row_s or budget_s / case_count) * session.case_count)
+    return sessions

@@ -1,4 +1,4 @@
-"""The buffers of a timed collective on this rank: allocate them, reset them, validate the output."""
+"""The buffers of a timed collective on this rank, allocated, filled and validated without communication."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpccoll.measure.data import ExpectedResult, compute_expected_result, make_i
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
-_POISON = 0xA5  # outputs are filled with it, so that a stale result cannot pass
+_POISON = 0xA5  # fills outputs before a call, so that the result of an earlier call cannot count as right
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """A collective on `rank` of `ranks`, with `count` elements per vector or block."""
+    """A collective as rank `rank` of `ranks` runs it, with `count` elements per vector or block."""
 
     operation: Operation
     count: int
@@ -34,12 +34,15 @@ class WorkloadSpec:
 
 
 class Workload:
-    """The buffers of a collective, allocated by `module`; `source` and `result` are None if the rank has none."""
+    """The buffers of a collective on this rank, allocated by `module`, and the expected result.
+
+    `source` is the input, `result` the output (in place: the same memory or a part of it); None if the rank has none.
+    """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
         self.task, self.module = task, module
         sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
-        self._inputs = [self._input(rank, sizes) for rank in range(task.ranks)]
+        self._inputs = [self._make_input(rank, sizes) for rank in range(task.ranks)]
         self._expected = compute_expected_result(task.operation, self._inputs, task.redop, task.rank, task.root)
         self._mine = self._inputs[task.rank]
         self.source, self.result = self._allocate(module)
@@ -52,7 +55,8 @@ class Workload:
         """Every rank's input, in host memory; None for a rank without input."""
         return self._inputs
 
-    def _input(self, rank: int, count: int) -> Any:
+    def _make_input(self, rank: int, count: int) -> Any:
+        """Return the input of a rank as a host array; None if the rank has no input."""
         task = self.task
         silent = task.operation in (Operation.BROADCAST, Operation.SCATTER) and rank != task.root
         if silent or task.operation is Operation.BARRIER:
@@ -60,6 +64,7 @@ class Workload:
         return make_input(task.dtype, task.seed, rank, count, task.redop)
 
     def _allocate(self, module: ArrayModule) -> tuple[FlatArray | None, FlatArray | None]:
+        """Allocate input and output with undefined contents; in place, one is a view of the other."""
         task = self.task
         mine, out = self._mine, self._expected
         source = None if mine is None else module.empty(len(mine), task.dtype)
@@ -76,7 +81,7 @@ class Workload:
         return source, source
 
     def reset(self) -> None:
-        """Restore the input, and overwrite the output with a fill pattern."""
+        """Overwrite the output with a fill pattern, then restore the input; waits for copies to a device."""
         if self.result is not None:
             self.module.bind_copy_from_host(self.result, self._poison)()
         if self.source is not None and self._mine is not None:
@@ -93,25 +98,22 @@ class Workload:
         return np.asarray(host).view(self.task.dtype.numpy)
 
     def count_wrong(self, contender: str) -> int:
-        """Return how many elements of the output are wrong.
+        """Return how many elements of this rank's output are wrong after a call of the contender of this name.
 
-        A result with the same bits as one that was right is not compared with the reference again.
-
-        Args:
-            contender: name of the contender that ran; results of different contenders may differ in rounding.
+        The bits of a contender's right result are kept: a later result with the same bits is right at once.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:
             return 0
-        found = self.read_output()
-        bits, golden = found.view(np.uint8), self._golden.get(contender)
+        output = self.read_output()
+        bits, golden = output.view(np.uint8), self._golden.get(contender)
         if golden is not None and np.array_equal(bits, golden):
             return 0
-        wrong = expected.count_wrong(found)
+        wrong = expected.count_wrong(output)
         if not wrong:
             self._golden[contender] = bits.copy()
         return wrong
 
     def checksum_output(self) -> int:
-        """Return a checksum of the output, to compare across ranks."""
+        """Return a CRC-32 of this rank's output, to compare across ranks; 0 if the rank has no output."""
         return 0 if self._expected is None else zlib.crc32(self.read_output().view(np.uint8).data)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import TableKey, engine_order
+from hpccoll.measure.comparison import TableKey, get_engine_sort_key
 from hpccoll.measure.table import PLACES
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.load import RunMeasurement
@@ -34,7 +34,7 @@ class Implementation(NamedTuple):
     @property
     def sort_key(self) -> tuple[int, str, str, str]:
         """Orders other engines before hpccoll, then by name."""
-        return *engine_order((self.engine, self.algorithm)), self.library
+        return *get_engine_sort_key((self.engine, self.algorithm)), self.library
 
 
 @dataclass(frozen=True, slots=True)

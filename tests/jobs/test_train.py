@@ -154,7 +154,7 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
             (2, ["dp", "--batch", "1"], 2, "give a larger --batch"),
             (1, ["dp", "--stop-file", "stop"], 2, "add --checkpoint DIR"),
             (2, ["dp", "--checkpoint", "/proc/state"], 2, "--checkpoint /proc/state: cannot write there"),
-            (2, ["dp", "--json", "/nowhere/out.jsonl"], 2, "--json /nowhere/out.jsonl: cannot write there"),
+            (2, ["dp", "--json", "/nowhere/out.jsonl"], 2, "--json /nowhere/out.jsonl: cannot write this file"),
             (1, ["dp", "--lr", "1e30", "--activation", "gelu"], 1, "give a smaller --lr than 1e+30"),
             (1, ["dp", "--device", "cuda"], 3, "no CUDA device"),
         ],

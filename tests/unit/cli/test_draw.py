@@ -47,7 +47,7 @@ def test_a_gif_of_five_ranks_by_default(tmp_path):
     [
         (["-o", "ring.bmp"], "-o ring.bmp: the suffix is the format; use one of .txt .svg .png .gif .json"),
         (["-o", "ring"], "use one of .txt .svg .png .gif .json"),
-        (["-o", "no/such/folder/ring.svg"], "-o no/such/folder/ring.svg: cannot write there"),
+        (["-o", "no/such/folder/ring.svg"], "-o no/such/folder/ring.svg: cannot write this file"),
         (["-o", "ring.svg", "--ranks", "0"], "--ranks 0 --chunks 1: there is nothing to draw"),
         (["-o", "ring.svg", "--ranks", "-5"], "--ranks -5 --chunks 1: there is nothing to draw"),
         (["-o", "ring.svg", "--chunks", "0"], "--ranks 5 --chunks 0: there is nothing to draw"),

@@ -151,10 +151,10 @@ def test_a_map_is_drawn(tmp_path):
         (["broadcast/tree", "--root", "16"], "root=16"),
         (["--chunks", "0"], "Invalid value for '--chunks'"),
         (["--map", "map.jpg"], "--map map.jpg: the suffix gives the format; use one of .png"),
-        (["--map", "/nowhere/map.png"], "--map /nowhere/map.png: cannot write there"),
+        (["--map", "/nowhere/map.png"], "--map /nowhere/map.png: cannot write this file"),
         (["all_reduce/ring", "broadcast", "--map", "map.png"], "--map compares algorithms of one OP"),
         (["--machine", "fit:/nowhere"], "--machine fit: /nowhere: cannot read it"),
-        (["--json", "/nowhere/x.jsonl"], "--json /nowhere/x.jsonl: cannot write there"),
+        (["--json", "/nowhere/x.jsonl"], "--json /nowhere/x.jsonl: cannot write this file"),
     ],
 )
 def test_usage_errors(arguments, message, capsys, tmp_path, monkeypatch):

@@ -119,7 +119,7 @@ def test_records_to_standard_output_come_alone():
         (["--ranks", "9:2"], "range of ranks '9:2' is empty"),
         (["--ranks", "0:2"], "starts below 1"),
         (["--ranks", "some"], "'some' is not a range of ranks"),
-        (["--json", "/nowhere/x.jsonl"], "--json /nowhere/x.jsonl: cannot write there (No such file or directory)"),
+        (["--json", "/nowhere/x.jsonl"], "--json /nowhere/x.jsonl: cannot write this file (No such file or directory)"),
         (["--rank", "4"], "No such option"),
     ],
 )
@@ -233,7 +233,7 @@ def test_an_interrupted_run_keeps_its_records_and_ends_in_130(tmp_path):
 
 def test_a_disk_that_is_full(capsys):
     assert cli.main(["verify", "barrier/tree", "--ranks", "2", "--json", "/dev/full"]) == 2
-    assert "--json /dev/full: cannot write there (No space left on device)" in capsys.readouterr().err
+    assert "--json /dev/full: cannot write this file (No space left on device)" in capsys.readouterr().err
 
 
 def test_help_lists_commands_and_every_command_has_an_example():

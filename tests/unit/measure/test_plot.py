@@ -163,7 +163,7 @@ def test_a_single_point_can_be_drawn(tmp_path):
 
 def test_rows_without_bytes_are_left_out(tmp_path):
     assert list(drawn(race(sizes=[0, 8, 64]))[0].lines[0].get_xdata()) == [8, 64]
-    with pytest.raises(UsageError, match="no row above 0 bytes"):
+    with pytest.raises(UsageError, match="no row has more than 0 bytes"):
         write_plot(race(op="barrier", sizes=[0], redop=None), tmp_path / "none.png")
 
 

@@ -13,7 +13,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.csv_file import COLUMNS, write_csv
-from hpccoll.measure.table import format_plain_table, print_table, table_columns
+from hpccoll.measure.table import format_plain_table, list_table_columns, print_table
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
@@ -112,7 +112,7 @@ def test_of_a_row_that_was_measured_twice_the_last_counts():
 
 @pytest.mark.parametrize("places", [(False,), (True,), (False, True)])
 def test_the_first_columns_are_those_of_nccl_tests(places):
-    names = [column.name for column in table_columns(places)]
+    names = [column.name for column in list_table_columns(places)]
     assert names[:13] == NCCL_TESTS
     assert names[13:15] == ["engine", "algorithm"]
     assert names[15:-1] == ["time95", "ratio", "ratio95"] * len(places)
@@ -121,7 +121,7 @@ def test_the_first_columns_are_those_of_nccl_tests(places):
 def test_every_line_splits_into_the_columns():
     lines = data(format_plain_table(RACE))
     assert len(lines) == 4
-    shape = table_columns((False, True))
+    shape = list_table_columns((False, True))
     assert [len(line) for line in lines] == [len(shape) - 1] * 3 + [len(shape)]  # the best ends in its mark
     ring = lines[3]
     assert ring[:5] == ["1048576", "262144", "float32", "sum", "-1"]

@@ -219,10 +219,10 @@ def test_a_missing_size_of_the_command_is_reported(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere.jsonl"], "FILE nowhere.jsonl: cannot read it (No such file or directory)"),
-        ([str(TWO), "-o", "no/such/place.html"], "-o no/such/place.html: cannot write there"),
+        ([str(TWO), "-o", "no/such/place.html"], "-o no/such/place.html: cannot write this file"),
         (["mine.jsonl", "-o", "mine.jsonl"], "is one of the result files; name another file for the page"),
         ([str(TWO), "--machine", "deep-thought"], "deep-thought"),
-        ([str(TWO), "--no-bound", "--json", "no/such/place"], "--json no/such/place: cannot write there"),
+        ([str(TWO), "--no-bound", "--json", "no/such/place"], "--json no/such/place: cannot write this file"),
         ([], "Missing argument"),
     ],
 )
@@ -240,7 +240,7 @@ def test_errors_are_usage_errors_with_one_message(tmp_path, monkeypatch, capsys,
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
 def test_a_full_disk_is_a_usage_error(capsys):
     assert cli.main(["report", str(TWO), "-o", "/dev/full", "--no-bound"]) == 2
-    assert "-o /dev/full: cannot write there (No space left on device)" in capsys.readouterr().err
+    assert "-o /dev/full: cannot write this file (No space left on device)" in capsys.readouterr().err
 
 
 def test_other_ranks_write_and_print_nothing(tmp_path, monkeypatch, capsys):
