@@ -27,7 +27,7 @@ from hpccoll.records import SCHEMA
 from hpccoll.runtime.lowering import Receive, Send, lower_plan
 from hpccoll.units import KiB, MiB, format_size
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 Loop = Callable[[MPI.Intracomm, Floats], Call]
 
 BATCHED_TO, BATCH = KiB, 100

@@ -213,7 +213,7 @@ def broadcast_case(bench: Bench, count: int) -> Case:
 
 def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: Any) -> int:
     call()
-    return comm.allreduce(int(np.count_nonzero(out != right)))
+    return int(comm.allreduce(np.count_nonzero(out != right)))
 
 
 def _pair(
