@@ -170,19 +170,19 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
 
 def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
     """Return the first and last `count` waits of a path; None stands for the waits between them."""
-    if len(path) <= 2 * count:
-        return [path.wait(at) for at in range(len(path))]
-    return [*(path.wait(at) for at in range(count)), None, *(path.wait(at) for at in range(-count, 0))]
+    if len(path.waits) <= 2 * count:
+        return list(path.waits)
+    return [*path.waits[:count], None, *path.waits[-count:]]
 
 
 def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
     """Return the part of the record about the critical path, with the waits at its ends."""
     waits = tuple(
-        WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.at_s * 1e6)
+        WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.entered_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
         if w is not None
     )
-    return CriticalPathEntry(path.rank, len(path), int(path.far.sum()), waits)
+    return CriticalPathEntry(path.rank, len(path.waits), sum(wait.far for wait in path.waits), waits)
 
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
@@ -194,7 +194,7 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
         return
     for case in cases:
         path = case.simulation.path
-        if path is not None and len(path):
+        if path is not None and path.waits:
             print(_format_path(case.simulation, path))
 
 
@@ -231,14 +231,14 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
     """Return the critical path in words, one line per wait at its ends."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
     head = f"{plan.name} on {plan.ranks} ranks, {format_size(simulation.nbytes)}: rank {path.rank} is last, "
-    head += f"after {len(path)} waits in a row, {int(path.far.sum())} of them across nodes"
+    head += f"after {len(path.waits)} waits in a row, {sum(wait.far for wait in path.waits)} of them across nodes"
     if simulated < plan.ranks:
         head += f" ({simulated} ranks stand for all)" if simulated > 1 else " (one rank stands for all)"
     lines = [
         "  ..."
         if wait is None
         else f"  round {wait.round + 1}: rank {wait.rank} waits for {format_size(wait.nbytes)} from rank {wait.source}"
-        f" {'across nodes' if wait.far else 'on its node'}, which began the round at {_format_seconds(wait.at_s)}"
+        f" {'across nodes' if wait.far else 'on its node'}, which began the round at {_format_seconds(wait.entered_s)}"
         for wait in _take_end_waits(path, PRINTED_WAITS)
     ]
     return "\n".join([head, *lines])

@@ -102,11 +102,11 @@ class Operation(Enum):
 
     def input_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks each rank provides as input, shape (P, C)."""
-        return _chunk_mask(_INPUTS[self], rank, n, chunks, root)
+        return _chunk_mask(_INPUT_AND_OUTPUT[self][0], rank, n, chunks, root)
 
     def output_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks form the output of each rank, shape (P, C)."""
-        return _chunk_mask(_OUTPUTS[self], rank, n, chunks, root)
+        return _chunk_mask(_INPUT_AND_OUTPUT[self][1], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return the sum of weights that every chunk should hold in the end, shape (n, C, K); valid for output chunks.
@@ -123,7 +123,7 @@ class Operation(Enum):
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return the chunks of a kind for each rank, shape (P, C)."""
+    """Return which chunks of each rank are its own block, the root's, the first or second n, all or none (`kind`)."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)
@@ -134,25 +134,14 @@ def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Ma
     return np.full((len(rank), chunks), kind == "all")
 
 
-_INPUTS = {
-    Operation.ALL_REDUCE: "all",
-    Operation.REDUCE_SCATTER: "all",
-    Operation.ALL_GATHER: "own",
-    Operation.BROADCAST: "root",
-    Operation.REDUCE: "all",
-    Operation.GATHER: "own",
-    Operation.SCATTER: "root",
-    Operation.ALL_TO_ALL: "first",
-    Operation.BARRIER: "none",
-}
-_OUTPUTS = {
-    Operation.ALL_REDUCE: "all",
-    Operation.REDUCE_SCATTER: "own",
-    Operation.ALL_GATHER: "all",
-    Operation.BROADCAST: "all",
-    Operation.REDUCE: "root",
-    Operation.GATHER: "root",
-    Operation.SCATTER: "own",
-    Operation.ALL_TO_ALL: "second",
-    Operation.BARRIER: "none",
+_INPUT_AND_OUTPUT = {
+    Operation.ALL_REDUCE: ("all", "all"),
+    Operation.REDUCE_SCATTER: ("all", "own"),
+    Operation.ALL_GATHER: ("own", "all"),
+    Operation.BROADCAST: ("root", "all"),
+    Operation.REDUCE: ("all", "root"),
+    Operation.GATHER: ("own", "root"),
+    Operation.SCATTER: ("root", "own"),
+    Operation.ALL_TO_ALL: ("first", "second"),
+    Operation.BARRIER: ("none", "none"),
 }

@@ -9,9 +9,9 @@ at once (check, replay, simulate, draw). The peer -1 means that the rank takes n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,8 +111,24 @@ PeerMap: TypeAlias = Callable[[IntArray], IntArray]  # receives and returns arra
 SIGNAL = Span(0, 0, 1)  # no chunks: a message without data, as barriers send
 
 
+_PEERS, _REGIONS = ("dest", "source", "leader"), ("send", "recv", "remote", "local")  # fields of steps
+
+
 @dataclass(frozen=True, slots=True)
-class Move:
+class _StepBase:
+    """The methods that all kinds of steps share."""
+
+    def map_peers(self, change: PeerMap) -> Self:
+        """Return the step with `change` applied to each array of peers (of leaders, in a fence)."""
+        return replace(self, **{name: change(getattr(self, name)) for name in _PEERS if hasattr(self, name)})
+
+    def map_regions(self, change: RegionMap) -> Self:
+        """Return the step with `change` applied to each region; a fence has none and stays unchanged."""
+        return replace(self, **{name: change(getattr(self, name)) for name in _REGIONS if hasattr(self, name)})
+
+
+@dataclass(frozen=True, slots=True)
+class Move(_StepBase):
     """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
     The peers form a partial permutation of the ranks; `dest == source ==` the rank itself is a local copy. A message is
@@ -129,17 +145,9 @@ class Move:
         """Return the opposite move: senders receive by `op` what receivers send."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
-    def map_peers(self, change: PeerMap) -> Move:
-        """Return the move with `change` applied to both arrays of peers."""
-        return Move(change(self.dest), change(self.source), self.send, self.recv, self.op)
-
-    def map_regions(self, change: RegionMap) -> Move:
-        """Return the move with `change` applied to both regions."""
-        return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
-
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(_StepBase):
     """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, through shared memory.
 
     The source takes no action. The load reads the contents that `remote` had at the last fence; other ranks may read
@@ -157,17 +165,9 @@ class Load:
             raise PlanError("a reversed load is a store, and stores cannot reduce; reverse it with op=Op.COPY")
         return Store(self.source, self.local, self.remote)
 
-    def map_peers(self, change: PeerMap) -> Load:
-        """Return the load with `change` applied to the sources."""
-        return Load(change(self.source), self.remote, self.local, self.op)
-
-    def map_regions(self, change: RegionMap) -> Load:
-        """Return the load with `change` applied to both regions."""
-        return Load(self.source, change(self.remote), change(self.local), self.op)
-
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Store(_StepBase):
     """Every rank writes its chunks `local` into chunks `remote` of rank `dest`, through shared memory.
 
     The destination takes no action. All other ranks, `dest` included, may read `remote` after the next fence.
@@ -181,17 +181,9 @@ class Store:
         """Return the load that reads `remote` into `local` by `op`."""
         return Load(self.dest, self.remote, self.local, op)
 
-    def map_peers(self, change: PeerMap) -> Store:
-        """Return the store with `change` applied to the destinations."""
-        return Store(change(self.dest), self.local, self.remote)
-
-    def map_regions(self, change: RegionMap) -> Store:
-        """Return the store with `change` applied to both regions."""
-        return Store(self.dest, change(self.local), change(self.remote))
-
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(_StepBase):
     """A barrier among the ranks that name the same `leader`, one of them (usually the lowest).
 
     Ranks with leader -1 take no part. After the fence, ranks see each other's earlier stores. Between two fences, no
@@ -202,14 +194,6 @@ class Fence:
 
     def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - the signature of the other steps
         """Return the fence unchanged."""
-        return self
-
-    def map_peers(self, change: PeerMap) -> Fence:
-        """Return the fence with `change` applied to the leaders."""
-        return Fence(change(self.leader))
-
-    def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - the signature of the other steps
-        """Return the fence unchanged: it names no chunks."""
         return self
 
 

@@ -1,20 +1,26 @@
-"""Pages: all frames of a history on one page (time runs down, then to the next column), or one page per frame."""
+"""Pages: all frames of a history on one page (time runs down, then to the next column), or one page per frame.
+
+A frame is drawn as a panel: the ranks as discs above, arrows with the chunks they carry, the grid of contents below.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from hpccoll.plan.drawing.grid import GridLayout, lay_out_grid
+from hpccoll.plan.drawing.arrows import RADIUS, arrows_height, draw_arrows, draw_rank
+from hpccoll.plan.drawing.grid import MOST_LINES, GridLayout, draw_grid, get_column_name, lay_out_grid
 from hpccoll.plan.drawing.history import Frame, PlanHistory
 from hpccoll.plan.drawing.legend import draw_legend
 from hpccoll.plan.drawing.palette import INK, PALE, PAPER, QUIET
-from hpccoll.plan.drawing.panel import MARGIN, draw_panel, panel_height
-from hpccoll.plan.drawing.scene import LineSegment, OutlinedBox, Scene, SceneShape, TextLabel, estimate_text_width
+from hpccoll.plan.drawing.scene import XY, LineSegment, OutlinedBox, Scene, SceneShape, TextLabel, estimate_text_width
+from hpccoll.plan.operation import Operation
 
 EDGE, TITLE, AFTER, BESIDE = 22.0, 52.0, 20.0, 40.0
 ASPECT = 1.25  # preferred width over height of a page
 LEAST_WIDTH = 560.0
+MARGIN = 104.0  # left of the grid: the round's name and the chunks' names
+DISCS_HEIGHT = 2 * RADIUS + 10  # from the panel's top to its grid if nothing is sent
 
 
 def lay_out_page(history: PlanHistory) -> Scene:
@@ -73,3 +79,75 @@ def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[S
     full = width + 2 * EDGE, EDGE + TITLE + height - AFTER + below + EDGE / 2
     background: list[SceneShape] = [OutlinedBox((0, 0, *full), PAPER)]
     return Scene(*full, history.name, f"{history.name}: {history.subtitle}", (*background, *title, *shapes, *legend))
+
+
+def panel_height(layout: GridLayout, frame: Frame) -> float:
+    """Return the height of the panel of `frame` in pixels."""
+    above = arrows_height(layout.history, frame.messages) if frame.messages else DISCS_HEIGHT
+    return _node_names_height(layout) + above + _column_names_height(layout) + layout.height
+
+
+def _node_names_height(layout: GridLayout) -> float:
+    return 18.0 if layout.history.nodes else 0.0
+
+
+def _column_names_height(layout: GridLayout) -> float:
+    return 12.0 if layout.columns > 1 else 0.0
+
+
+def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
+    """Return the shapes of a frame's panel, with its upper left corner at `at`."""
+    x, y = at
+    left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
+    shapes = _draw_nodes(layout, (left, y)) if layout.history.nodes else []
+    y += _node_names_height(layout)
+    shapes += _draw_names(layout, frame, (x, y), top)
+    if frame.messages:
+        shapes += draw_arrows(layout, frame, (left, y), top - _column_names_height(layout))
+    senders = {message.source for message in frame.messages}
+    for rank in range(layout.history.ranks):
+        shapes += draw_rank(
+            rank, (left + layout.middle(rank), y + RADIUS + 1), idle=bool(senders) and rank not in senders
+        )
+    return shapes + draw_grid(layout, frame, (left, top))
+
+
+def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
+    """Return the names of the round, its phase, the chunks, and the columns of chunks."""
+    x, y = at
+    name = f"round {frame.number}" if frame.number else "start"
+    shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
+    for line, words in enumerate(frame.phase.replace(" and ", "\n+ ").split("\n")):
+        shapes.append(TextLabel((x, y + RADIUS + 20 + 13 * line), words, 10.5, QUIET, "start"))
+    history = layout.history
+    if history.chunks > 1:
+        size = min(9.5, layout.cell[1] - 1)
+        for line in range(layout.lines):
+            baseline = top + layout.corner(0, line)[1] + layout.cell[1] / 2 + 0.36 * size
+            words = f"chunk {line}" if layout.columns == 1 else str(line)
+            shapes.append(TextLabel((x + MARGIN - 4, baseline), words, size, QUIET, "end"))
+    if layout.columns > 1:
+        for rank in range(history.ranks):
+            for column, words in enumerate(_column_names(layout)):
+                corner = x + MARGIN + layout.corner(rank, column * layout.lines)[0]
+                shapes.append(TextLabel((corner + layout.cell[0] / 2, top - 4), words, 8.5, QUIET))
+    return shapes
+
+
+def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
+    """Return the names of the nodes, each above a line over the node's ranks."""
+    shapes: list[SceneShape] = []
+    first = 0
+    for node, size in enumerate(layout.history.nodes):
+        half = layout.pitch / 2 - 4
+        start, end = at[0] + layout.middle(first) - half, at[0] + layout.middle(first + size - 1) + half
+        shapes.append(LineSegment((start, at[1] + 13), (end, at[1] + 13), QUIET, 1.25))
+        shapes.append(TextLabel(((start + end) / 2, at[1] + 9), f"node {node}", 9.5, QUIET))
+        first += size
+    return shapes
+
+
+def _column_names(layout: GridLayout) -> list[str]:
+    if layout.history.operation is Operation.ALL_TO_ALL:
+        return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
+    return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

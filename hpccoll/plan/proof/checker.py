@@ -25,9 +25,8 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.moves import TransferKind, share_at_fences, to_moves, transfer_kind
 from hpccoll.plan.operation import Weights
 from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.proof.postcondition import check_postcondition
 from hpccoll.plan.proof.races import check_races
-from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, random_weights
+from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, check_postcondition, random_weights
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Step, Store
 
 _COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain integers: reading an enum member costs a microsecond

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.postcondition import check_postcondition
-from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, random_weights
+from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, check_postcondition, random_weights
 from hpccoll.plan.step import NO_PEER, Fence, Op
 
 NO_DATA = -1  # in place of a chunk number: a message without data

@@ -1,6 +1,6 @@
 """The critical path of a simulation: the chain of waits for messages that leads to the rank that finishes last.
 
-Shapes: H waits along the path, P simulated ranks.
+Shapes: P simulated ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """A simulated round: when ranks entered it, and the number of the move whose message each waited for (0: none).
+    """A simulated round; all arrays have shape (P,).
 
-    `messages` holds, per move, the sources and the bytes sent; all arrays have shape (P,).
+    `messages` holds per move the sources and the bytes sent, `entered` when each rank entered the round, and
+    `waited_for` the number (from 1) of the move whose message it waited for, 0 for none.
     """
 
     round: int
@@ -34,45 +35,25 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """A wait of `rank` in `round` for the message of `source`, which entered that round at `at_s`."""
+    """A wait of `rank` in `round` for a message of `nbytes` from `source`; `far` means that the two are on two nodes.
+
+    The sender entered that round at `entered_s`.
+    """
 
     round: int
     rank: int
     source: int
     nbytes: int
     far: bool
-    at_s: float
+    entered_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The waits that delayed `rank`, the last rank to finish, in the order of time.
-
-    Arrays of shape (H,): the round, the waiting rank, the sender, the bytes, whether the message crossed nodes (`far`),
-    and when the sender entered that round.
-    """
+    """The waits that delayed `rank`, the last rank to finish, in the order of time."""
 
     rank: int
-    rounds: IntArray
-    ranks: IntArray
-    sources: IntArray
-    nbytes: IntArray
-    far: NDArray[np.bool_]
-    entered_s: Floats
-
-    def __len__(self) -> int:
-        return len(self.rounds)
-
-    def wait(self, number: int) -> MessageWait:
-        """Return wait `number`, counted from 0; -1 is the last."""
-        return MessageWait(
-            round=int(self.rounds[number]),
-            rank=int(self.ranks[number]),
-            source=int(self.sources[number]),
-            nbytes=int(self.nbytes[number]),
-            far=bool(self.far[number]),
-            at_s=float(self.entered_s[number]),
-        )
+    waits: tuple[MessageWait, ...]
 
 
 def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
@@ -80,13 +61,13 @@ def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n:
 
     Args:
         segments: the traced rounds in segments, the last segment first, each in the order of rounds.
-        clocks: when the simulated ranks finish, shape (P,).
-        n: number of ranks that they represent; the path names these.
+        clocks: the times at which the simulated ranks finish, shape (P,).
+        n: number of ranks that the simulated ranks represent; the path names these n.
         machine: states which ranks share a node.
     """
-    size = len(clocks)
+    size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0
-    waits: list[tuple[int, int, int, int, float]] = []
+    waits: list[MessageWait] = []
     for segment in segments:
         for traced in reversed(segment):
             index = rank % size
@@ -95,11 +76,8 @@ def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n:
                 continue
             sources, nbytes = traced.messages[number - 1]
             source = (int(sources[index]) + rank - index) % n
-            sender = source % size
-            waits.append((traced.round, rank, source, int(nbytes[sender]), float(traced.entered[sender])))
+            sender, far = source % size, rank // q != source // q
+            entered_s = float(traced.entered[sender])
+            waits.append(MessageWait(traced.round, rank, source, int(nbytes[sender]), far, entered_s))
             rank = source
-    waits.reverse()
-    rounds, ranks, senders, sent = (np.array([wait[column] for wait in waits], np.int64) for column in range(4))
-    q = machine.ranks_per_node
-    entered = np.array([wait[4] for wait in waits], np.float64)
-    return CriticalPath(last, rounds, ranks, senders, sent, ranks // q != senders // q, entered)
+    return CriticalPath(last, tuple(reversed(waits)))

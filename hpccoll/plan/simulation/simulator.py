@@ -5,8 +5,8 @@ Shapes: P ranks that represent all n, T rounds.
 A rank enters a round when it has left the previous one, and leaves it when its own sends and receives of the round have
 completed. In a round, a rank sends its messages one after the other and receives one after the other, both at the same
 time and in the order of the moves; early messages wait for their receiver. Reductions follow the same order. Messages
-that share a NIC in a round share its bandwidth. Loads and stores delay only their actor, fences only their members (see
-shared_memory_costs.py). Chunks have the sizes of a real run, and empty messages are not sent, except in barriers.
+that share a NIC in a round share its bandwidth. A load or store delays only the rank that performs it, a fence only its
+members. Chunks have the sizes of a real run, and empty messages are not sent, except in barriers.
 
 If every p-th rank of a plan does the same, p ranks represent all (symmetry.py), and the result equals that of the full
 simulation. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.

@@ -11,7 +11,7 @@ import pytest
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import PlanError
 from hpccoll.plan import SIGNAL, Cost, Move, Op, Operation, Picks, Plan, Rounds, Span, check
-from hpccoll.plan.operation import _INPUTS
+from hpccoll.plan.operation import _INPUT_AND_OUTPUT
 
 ONE = Span(0, 1, 1)
 
@@ -105,7 +105,7 @@ def test_sends_read_what_stood_at_the_start_of_the_round():
 
 def test_reducing_into_what_was_never_written(monkeypatch):
     # No operation that reduces has work space yet; one that had would begin with chunks that hold nothing.
-    monkeypatch.setitem(_INPUTS, Operation.REDUCE, "own")
+    monkeypatch.setitem(_INPUT_AND_OUTPUT, Operation.REDUCE, ("own", "root"))
     swap = Move(array(-1, 0), array(1, -1), Span(1, 1, 2), Span(1, 1, 2), Op.OWN_FIRST)
     plan = plan_of([swap], operation=Operation.REDUCE, chunks=2)
     assert "round 0: rank 0 reduces into chunk 1, which was never written" in complaint(plan, counts=())

@@ -91,7 +91,7 @@ def test_messages_without_a_byte_are_not_sent_but_a_barriers_are():
     nothing = simulate(RING.plan(5), FLAT, 0)
     assert (nothing.seconds, nothing.steps, nothing.messages) == (0.0, 0, 0)
     assert nothing.path is not None
-    assert len(nothing.path) == 0
+    assert not nothing.path.waits
     # One element in five chunks: it travels once around, and once more; nobody else sends.
     lone = simulate(RING.plan(5), replace(FLAT, gamma_s_per_byte=0.0), 1)
     assert lone.messages == 8
@@ -112,16 +112,16 @@ def test_the_critical_path_names_who_waited_for_whom():
     found = simulate(TREE.plan(4), replace(FLAT, gamma_s_per_byte=0.0), 100)
     path = found.path
     assert path is not None
-    steps = list(zip(path.rounds.tolist(), path.ranks.tolist(), path.sources.tolist(), strict=True))
+    steps = [(wait.round, wait.rank, wait.source) for wait in path.waits]
     # Up from 3 by way of 2 to 0, whose own sending of two messages is the rest.
     assert (path.rank, steps) == (0, [(0, 2, 3), (1, 0, 2)])
-    assert path.wait(0).nbytes == 400
-    assert path.wait(-1).at_s == pytest.approx(ALPHA + 400 * BETA)
-    assert path.far.all()
+    assert path.waits[0].nbytes == 400
+    assert path.waits[-1].entered_s == pytest.approx(ALPHA + 400 * BETA)
+    assert all(wait.far for wait in path.waits)
     ring = simulate(RING.plan(6), FLAT, 60).path
     assert ring is not None
-    assert ring.rounds.tolist() == list(range(10))
-    assert set((ring.ranks - ring.sources)[:5].tolist()) <= {1, -5}
+    assert [wait.round for wait in ring.waits] == list(range(10))
+    assert {wait.rank - wait.source for wait in ring.waits[:5]} <= {1, -5}
 
 
 def test_a_path_that_is_traced_in_spells_is_the_same(monkeypatch):
@@ -131,8 +131,7 @@ def test_a_path_that_is_traced_in_spells_is_the_same(monkeypatch):
     spells = simulate(plan, machine, 7, full=True)
     assert whole.path is not None
     assert spells.path is not None
-    for column in ("rounds", "ranks", "sources", "nbytes", "far", "entered_s"):
-        assert np.array_equal(getattr(whole.path, column), getattr(spells.path, column)), column
+    assert whole.path == spells.path
     assert np.array_equal(whole.between, spells.between)  # nothing is counted twice
 
 
@@ -167,7 +166,7 @@ def test_symmetry_is_exact_and_no_plan_beats_the_bounds(algorithm, n, q, links, 
     assert (few.steps, few.messages, few.seconds) == (all_ranks.steps, all_ranks.messages, all_ranks.seconds)
     assert few.path is not None
     assert all_ranks.path is not None
-    assert np.array_equal(few.path.sources, all_ranks.path.sources)
+    assert [wait.source for wait in few.path.waits] == [wait.source for wait in all_ranks.path.waits]
     least = compute_bounds(plan.operation, n, machine, few.nbytes)
     assert algorithm.uses_shared_memory or few.seconds >= least.seconds * (1 - 1e-9)  # loads pay no alpha
 
