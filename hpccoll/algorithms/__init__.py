@@ -1,7 +1,10 @@
 """Collective algorithms as plans, one file per family; importing the package registers all of them.
 
-Start with `ring`, then `registry`. `get_algorithm` and `list_algorithms` find registered algorithms, `@algorithm`
-registers one, and `loader` loads a user's own from a file. The loader and `pipelining` are imported separately.
+An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. It
+returns lazy `Rounds`, whose steps are computed when they are read: it sends nothing and touches no data. Docstrings
+call the message size S (as nccl-tests does), the chunk count k, the number of nodes N and the ranks per node L.
+
+Start with `ring`, then `registry`. `loader` (a user's own algorithm) and `pipelining` are imported separately.
 """
 
 from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms

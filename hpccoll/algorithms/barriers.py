@@ -1,16 +1,15 @@
 """Barriers without data: linear, double ring and dissemination. Their messages are empty.
 
-Linear: every rank reports to rank 0, one per round, then rank 0 answers in reverse order. The time grows with n, all of
-it at rank 0; it is the simplest barrier, a baseline for the others. Mellor-Crummey and Scott, ACM TOCS 1991, call it
-the centralised barrier.
+Linear: every rank signals rank 0, one per round, then rank 0 signals all ranks in reverse order. The time grows with n;
+it is the simplest barrier, a baseline for the others. Mellor-Crummey and Scott, ACM TOCS 1991, call it the centralised
+barrier.
 
-Double ring: a token travels around the ring twice. When it reaches the last rank, every rank has arrived; on its second
-way, each rank that it reaches may leave. It ends at the last rank but one, because the last rank knew first. One
-message is in flight at any time: the slowest barrier, with the least load on the network. Source: Open MPI's
-collectives.
+Double ring: a token travels around the ring twice. When the token reaches the last rank, every rank has entered; each
+rank leaves when the token reaches it for the second time. The token stops at rank n - 2, because the last rank already
+knows. One message is in flight at a time: the slowest barrier, with the least load on the network. Source: Open MPI.
 
-Dissemination: in round t every rank signals the rank 2**t above. After ceil(log2 n) rounds every rank knows of all
-arrivals, for any n and without a root. Source: Hensgen, Finkel and Manber, IJPP 1988.
+Dissemination: in round t every rank signals the rank 2**t above it. After ceil(log2 n) rounds every rank knows that all
+have entered, for any n and without a root. Source: Hensgen, Finkel and Manber, IJPP 1988.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ def linear_cost(n: int) -> Cost:
 def linear(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank."""
 
-    def report(t: int) -> list[Move]:
-        """Return round t of the reports: rank t + 1 signals rank 0."""
+    def signal_rank_0(t: int) -> list[Move]:
+        """Return round t: rank t + 1 signals rank 0."""
         dest, source = np.where(rank == t + 1, 0, NO_PEER), np.where(rank == 0, t + 1, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
-    reports = Rounds(n - 1, 0, report)
-    return reports + reports.reversed()
+    arrivals = Rounds(n - 1, 0, signal_rank_0)
+    return arrivals + arrivals.reversed()
 
 
 @algorithm(Operation.BARRIER, "double_ring", linear_cost)
 def double_ring(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: rank t mod n signals the next rank in round t, twice around."""
+    """Plan a barrier: rank t mod n signals the next rank in round t, twice around the ring."""
     above, below = (rank + 1) % n, (rank - 1) % n
 
-    def make_round(t: int) -> list[Move]:
+    def signal_next_rank(t: int) -> list[Move]:
         dest, source = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
-    return Rounds(2 * (n - 1), 0, make_round)
+    return Rounds(2 * (n - 1), 0, signal_next_rank)
 
 
 def dissemination_cost(n: int) -> Cost:
@@ -61,5 +60,5 @@ def dissemination_cost(n: int) -> Cost:
 
 @algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
 def dissemination(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: signal the rank at distance 1, 2, 4, ... around the circle."""
+    """Plan a barrier: every rank signals the ranks 1, 2, 4, ... above it, one per round, modulo n."""
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

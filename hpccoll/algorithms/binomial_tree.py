@@ -1,8 +1,8 @@
-"""Binomial trees: in round t, ranks whose number (counted from the root) ends in t zero bits pair up at distance 2**t.
+"""Binomial trees: in round t, ranks whose number (relative to the root) ends in t zero bits pair up at distance 2**t.
 
 In a reduce each rank but the root sends its partial result to its parent once. A broadcast is the same rounds
 backwards; a gather sends the blocks of the whole subtree instead of one partial result; a barrier sends empty messages.
-Ranks are counted from the root, so every root costs the same.
+The cost does not depend on the root.
 
 Order: a parent's own operand comes first, then its children from the nearest to the farthest; the root computes the
 result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
@@ -33,11 +33,11 @@ from hpccoll.plan import (
 WHOLE = Span(0, 1, 1)
 
 
-def _climb(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: int) -> Rounds:
-    """Send `region` from every rank to its parent, leaves first."""
-    place = (rank - root) % n  # counted from the root
+def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: int) -> Rounds:
+    """Return the rounds in which every rank but the root sends `region` to its parent, leaves first."""
+    place = (rank - root) % n  # the rank relative to the root
 
-    def make_round(t: int) -> list[Move]:
+    def send_to_parent_round(t: int) -> list[Move]:
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -46,7 +46,7 @@ def _climb(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: in
         source = np.where(receives, place + distance, NO_PEER)
         return [Move(dest, source, region, region, op)]
 
-    return relabel_ranks(Rounds(ceil_log2(n), chunks, make_round), lambda peer: (peer + root) % n)
+    return relabel_ranks(Rounds(ceil_log2(n), chunks, send_to_parent_round), lambda peer: (peer + root) % n)
 
 
 def reduce_cost(n: int) -> Cost:
@@ -66,8 +66,8 @@ def all_reduce_cost(n: int) -> Cost:
 
 @algorithm(Operation.REDUCE, "tree", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: partial results climb a binomial tree to the root."""
-    return _climb(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
+    """Plan a reduce: partial results move up a binomial tree to the root."""
+    return _send_up_tree(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
 
 
 @algorithm(Operation.BROADCAST, "tree", broadcast_cost)
@@ -83,7 +83,7 @@ def all_reduce(rank: IntArray, n: int) -> Rounds:
 
 
 def _subtree_sizes(n: int) -> list[int]:
-    """Return the number of ranks in the subtree of each place but the root's."""
+    """Return the subtree sizes of all ranks but the root, by rank relative to the root."""
     return [min(place & -place, n - place) for place in range(1, n)]
 
 
@@ -101,9 +101,9 @@ def scatter_cost(n: int) -> Cost:
 @algorithm(Operation.GATHER, "tree", gather_cost)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a gather: each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
-    place = (rank - root) % n  # counted from the root
+    place = (rank - root) % n  # the rank relative to the root
 
-    def make_round(t: int) -> list[Move]:
+    def gather_round(t: int) -> list[Move]:
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -114,12 +114,12 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
         source = np.where(receives, (rank + distance) % n, NO_PEER)
         return [Move(dest, source, sent, received)]
 
-    return Rounds(ceil_log2(n), n, make_round)
+    return Rounds(ceil_log2(n), n, gather_round)
 
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: the binomial gather backwards; each rank keeps its block and passes on those of its subtree."""
+    """Plan a scatter: the binomial gather backwards; each rank keeps its block and forwards those of its subtree."""
     return gather(rank, n, root).reversed()
 
 
@@ -130,6 +130,6 @@ def barrier_cost(n: int) -> Cost:
 
 @algorithm(Operation.BARRIER, "tree", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: empty messages climb a binomial tree to rank 0 as ranks arrive, and come down to release them."""
-    up = _climb(rank, n, 0, SIGNAL, Op.COPY, 0)
+    """Plan a barrier: empty messages move up a binomial tree to rank 0 as ranks enter, then down to release them."""
+    up = _send_up_tree(rank, n, 0, SIGNAL, Op.COPY, 0)
     return up + up.reversed()

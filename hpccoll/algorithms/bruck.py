@@ -2,14 +2,15 @@
 
 All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above.
 Backwards, with sums instead of copies, the same rounds are a reduce-scatter. Both send the fewest bytes possible.
-Chunks stay at their places, so nothing is rotated. Order: each partial sum takes the receiver's own part first; one
-rank computes each chunk.
+Chunks are received at their final addresses, so nothing is rotated. Order: each partial sum takes the receiver's own
+part first; one rank computes each chunk.
 
-All-to-all: the block for the rank j above travels j ranks up. In round t, all blocks whose j has bit t set move 2**t
-ranks up in one message. A block is sent once per set bit of j, log2(n)/2 times on average: more bytes than pairwise in
-far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output, and 2n+j holds a
-block of distance j in transit. The original rotates all blocks before and after; here the first hop reads from the
-input and the last one writes to the output, so only the rank's own block is copied.
+All-to-all: the block from rank r for rank r + j travels j ranks up, as a sum of powers of two: in round t, every block
+for which bit t of j is 1 moves 2**t ranks up, all in one message. So a block is sent once per 1-bit of j, log2(n)/2
+times on average: more bytes than pairwise in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's
+input, n to 2n-1 its output, and 2n+j holds a block of distance j in transit. The original rotates all blocks before and
+after; here the first hop reads from the input and the last one writes to the output, so only the rank's own block is
+copied.
 
 Sources: Bruck et al., TPDS 1997; the reduce-scatter is that of Traeff's circulant graphs (2024) for skips that are
 powers of two.
@@ -33,15 +34,15 @@ def all_gather_cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "bruck", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: every rank doubles the cyclic interval of chunks that it holds, until it holds all."""
+    """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
 
-    def make_round(t: int) -> list[Move]:
+    def all_gather_round(t: int) -> list[Move]:
         distance = 1 << t
         count = min(distance, n - distance)
         below, above = (rank - distance) % n, (rank + distance) % n
         return [Move(below, above, Span(rank, count, n), Span(rank + distance, count, n))]
 
-    return Rounds(ceil_log2(n), n, make_round)
+    return Rounds(ceil_log2(n), n, all_gather_round)
 
 
 @algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
@@ -51,40 +52,38 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 
 def _count_distances(n: int, t: int) -> int:
-    """Return how many distances below n have bit t set."""
+    """Return how many of the numbers 0, ..., n-1 have bit t set."""
     bit = 1 << t
     return n // (2 * bit) * bit + max(0, n % (2 * bit) - bit)
 
 
 def all_to_all_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank sends a block for each set bit in 0, ..., n-1: about log2(n)/2 S."""
+    """ceil(log2 n) steps; every rank sends a block per 1-bit of the numbers 0, ..., n-1: about log2(n)/2 S."""
     sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
     return Cost(ceil_log2(n), sent, sent)
 
 
 @algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: blocks move 1, 2, 4, ... ranks up; those that move alike share a message."""
+    """Plan an all-to-all: in round t, all blocks that move 2**t ranks up share one message."""
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
-    def hop(t: int) -> Move:
-        """Return round t of the blocks: all whose distance has bit t set move 2**t ranks up."""
+    def make_hop(t: int) -> Move:
+        """Return the step that moves all blocks whose distance has bit t set 2**t ranks up."""
         bit, count = 1 << t, _count_distances(n, t)
 
-        def distances() -> IntArray:
-            every = np.arange(n)
-            return np.nonzero(every & bit)[0]
-
-        def sent() -> IntArray:
-            j = distances()
+        def list_sent_chunks() -> IntArray:
+            j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j & (bit - 1) == 0, (rank[:, None] + j) % n, 2 * n + j)
 
-        def received() -> IntArray:
-            j = distances()
+        def list_received_chunks() -> IntArray:
+            j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j < 2 * bit, n + (rank[:, None] - j) % n, 2 * n + j)
 
-        return Move((rank + bit) % n, (rank - bit) % n, Picks(count, sent), Picks(count, received))
+        return Move(
+            (rank + bit) % n, (rank - bit) % n, Picks(count, list_sent_chunks), Picks(count, list_received_chunks)
+        )
 
     # A single rank only copies its own block.
     rounds = max(ceil_log2(n), 1)
-    return Rounds(rounds, 3 * n, lambda t: ([copy_own] if t == 0 else []) + ([hop(t)] if n > 1 else []))
+    return Rounds(rounds, 3 * n, lambda t: ([copy_own] if t == 0 else []) + ([make_hop(t)] if n > 1 else []))

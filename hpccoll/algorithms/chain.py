@@ -2,9 +2,9 @@
 
 With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
 time, and the total costs little more than sending S once. The reduce is the broadcast backwards, with sums. The
-all-reduce is both at once: each chunk turns back as soon as it reaches rank 0.
+all-reduce overlaps both: rank 0 broadcasts each chunk as soon as it is reduced.
 
-Order: each rank's own part comes first, then the partial sum from further down the line; the root computes the result.
+Order: each rank's own part comes first, then the partial sum from farther down the line; the root computes the result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
 """
 
@@ -26,20 +26,20 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.BROADCAST, "chain", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a broadcast: chunk c leaves place p of the line in round c + p."""
+    """Plan a broadcast: rank root + p (mod n) forwards chunk c to the next rank in round c + p."""
     if n == 1:
         return empty_rounds(chunks)
     place = (rank - root) % n
     above, below = (rank + 1) % n, (rank - 1) % n
 
-    def make_round(t: int) -> list[Move]:
+    def forward_round(t: int) -> list[Move]:
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)
         dest, source = np.where(sends, above, NO_PEER), np.where(receives, below, NO_PEER)
         return [Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks))]
 
-    return Rounds(chunks + n - 2, chunks, make_round)
+    return Rounds(chunks + n - 2, chunks, forward_round)
 
 
 @algorithm(Operation.REDUCE, "chain", broadcast_cost)
@@ -55,14 +55,14 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from it, at the same time."""
+    """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk."""
     if n == 1:
         return empty_rounds(chunks)
 
-    def flip(region: Region) -> Region:
-        """Return the region with the order of chunks reversed."""
+    def mirror_chunks(region: Region) -> Region:
+        """Return the region with chunk c replaced by chunk k - 1 - c."""
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
-    # The reduce is the broadcast backwards, so its last chunk comes first; after the flip, both start with chunk 0.
-    up = reduce(rank, n, 0, chunks).map_regions(flip, chunks)
+    # The reduce is the broadcast backwards, so it starts with the last chunk; mirrored, it starts with chunk 0 as well.
+    up = reduce(rank, n, 0, chunks).map_regions(mirror_chunks, chunks)
     return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -6,7 +6,7 @@ and no more bytes than a ring. Both suit few ranks with a link between each pair
 fastest for small and medium messages.
 
 Order: in one shot 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits; in two shots
-owner r of a chunk reduces its own part first, then those of r-1, r-2, ... around the circle, and all copy its result.
+owner r of a chunk reduces its own part first, then those of ranks r-1, r-2, ... (mod n), and all ranks copy its result.
 Source: the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005,
 for the direct exchange.
 """
@@ -36,29 +36,29 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order."""
     whole = Span(0, 1, 1)
 
-    def exchange(t: int, wraps: bool) -> Move:
-        """Send to the rank t above; only pairs of ranks whose distance wraps around the circle, or only the others."""
+    def make_exchange(t: int, wraps: bool) -> Move:
+        """Return a step in which ranks r send to r + t mod n: those with r + t >= n if `wraps`, else the others."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
         return Move(dest, np.where((source < 0) == wraps, source % n, NO_PEER), whole, whole, op)
 
-    def make_round(_: int) -> list[Move]:
-        # Arrivals are reduced in the order of the moves: from the ranks below in ascending order (rank 0's replaces the
-        # rank's own data), then the rank's own data as before the round, then from the ranks above.
-        below = [exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
+    def all_reduce_round(_: int) -> list[Move]:
+        # Received messages are reduced in the order of the moves: from the ranks below in ascending order (rank 0's
+        # replaces the rank's own data), then the rank's own data as before the round, then from the ranks above.
+        below = [make_exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
         own = np.where(rank > 0, rank, NO_PEER)
-        above = [exchange(t, wraps=True) for t in range(n - 1, 0, -1)]
+        above = [make_exchange(t, wraps=True) for t in range(n - 1, 0, -1)]
         return [*below, Move(own, own, whole, whole, Op.OWN_FIRST), *above]
 
-    return Rounds(min(n - 1, 1), 1, make_round)
+    return Rounds(min(n - 1, 1), 1, all_reduce_round)
 
 
 @algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1)
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank sends each chunk to its owner, then each owner its result to every rank."""
+    """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
 
-    def make_round(t: int) -> list[Move]:
+    def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:
         moves = []
         for distance in range(1, n):
             dest, source = (rank + distance) % n, (rank - distance) % n
@@ -67,4 +67,4 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
             moves.append(gather if t else Move(dest, source, Span(dest, 1, n), own, Op.OWN_FIRST))
         return moves
 
-    return Rounds(2 * min(n - 1, 1), n, make_round)
+    return Rounds(2 * min(n - 1, 1), n, reduce_scatter_or_all_gather_round)

@@ -4,11 +4,11 @@ The first tree is an in-order binary tree over the ranks: a rank's height is its
 of the ranks are leaves. The second is the same tree over mirrored ranks (n even) or over ranks shifted by one (n odd),
 in which inner ranks of the first tree are leaves. The message is cut into 2k chunks, k per tree. Chunk c leaves a rank
 of height h in round c + h and comes down as soon as the root has it, so both directions and both trees are busy at
-once: 2 ceil(log2 n) + k - 1 rounds.
+the same time: 2 ceil(log2 n) + k - 1 rounds.
 
-In the broadcast the root feeds two such trees of the n - 1 other ranks (mirrored for odd n, shifted for even n), so
-every rank receives S in all and sends at most S; the reduce goes up instead of down. The paper colours the edges so
-that a rank sends one chunk per step, in about twice as many steps; here a rank sends to both children in one round.
+In the broadcast the root sends to two such trees of the n - 1 other ranks (mirrored for odd n, shifted for even n), so
+every rank receives S in all and sends at most S. The reduce is the same with sums that move up. The paper colours the
+edges so that a rank sends one chunk per step, in about twice as many steps; here it sends to both children at once.
 
 Order: a parent's own part first, then its children in the order in which their chunks arrive, the left child first
 where both arrive in one round; the tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel
@@ -64,14 +64,14 @@ def height_of(rank: IntArray, n: int) -> IntArray:
     return np.asarray(np.log2(lowest), np.int64)
 
 
-def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Reduce up the first tree to rank 0, chunk by chunk: chunks + ceil(log2 n) - 1 rounds (n >= 2)."""
+def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Return the pipelined reduce up the first tree to rank 0: chunks + ceil(log2 n) - 1 rounds (n >= 2)."""
     parent, children = parent_of(rank, n), children_of(rank, n)
     height = height_of(rank, n)
     is_left = children_of(np.maximum(parent, 0), n)[0] == rank
     child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
-    def make_round(t: int) -> list[Move]:
+    def send_to_parent_round(t: int) -> list[Move]:
         sent, moves = t - height, []
         sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
         for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):
@@ -81,27 +81,28 @@ def climb(rank: IntArray, n: int, chunks: int) -> Rounds:
             moves.append(Move(dest, source, Span(sent, 1, chunks), Span(received, 1, chunks), Op.OWN_FIRST))
         return moves
 
-    return Rounds(chunks + ceil_log2(n) - 1, chunks, make_round)
+    return Rounds(chunks + ceil_log2(n) - 1, chunks, send_to_parent_round)
 
 
-def descend(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Broadcast down the first tree from rank 0, chunk by chunk: as many rounds as `climb`."""
+def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce up it."""
 
-    def flip(region: Region) -> Region:
-        """Return the region with the order of chunks reversed."""
+    def mirror_chunks(region: Region) -> Region:
+        """Return the region with chunk c replaced by chunk k - 1 - c."""
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
-    # Reversed rounds start with the last chunk; after the flip, chunks come down in the order in which they went up.
-    return climb(rank, n, chunks).reversed().map_regions(flip, chunks)
+    # Reversed rounds start with the last chunk; mirrored, chunks come down in the order in which they went up.
+    return reduce_up_first_tree(rank, n, chunks).reversed().map_regions(mirror_chunks, chunks)
 
 
-def _climb_and_descend(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Reduce up the first tree and broadcast down it, pipelined: chunks turn around at the root."""
-    return overlay(climb(rank, n, chunks), descend(rank, n, chunks).delayed(ceil_log2(n)))
+def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
+    """Return the reduce up the first tree, overlapped with the broadcast down it chunk by chunk."""
+    up, down = reduce_up_first_tree(rank, n, chunks), broadcast_down_first_tree(rank, n, chunks)
+    return overlay(up, down.delayed(ceil_log2(n)))
 
 
 def most_sent(n: int) -> Fraction:
-    """Return what the busiest rank sends, in S: 3/2 in the tree where it has two children, 1/2 in the other."""
+    """Return the bytes that the busiest rank sends in the all-reduce, as a multiple of S: at most 3/2 + 1/2."""
     return Fraction(min(n, 4), 2) if n > 1 else Fraction(0)
 
 
@@ -116,11 +117,11 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: chunks go up and down two complementary binary trees at once."""
     if n == 1:
         return empty_rounds(2 * chunks)
-    first = _climb_and_descend(rank, n, chunks)
+    first = _all_reduce_on_first_tree(rank, n, chunks)
     if n % 2 == 0:
-        second = relabel_ranks(_climb_and_descend(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
+        second = relabel_ranks(_all_reduce_on_first_tree(n - 1 - rank, n, chunks), lambda peer: n - 1 - peer)
     else:
-        second = relabel_ranks(_climb_and_descend((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
+        second = relabel_ranks(_all_reduce_on_first_tree((rank - 1) % n, n, chunks), lambda peer: (peer + 1) % n)
     return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
 
 
@@ -131,36 +132,37 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
 
 
 def _second_place(place: IntArray, n: int) -> IntArray:
-    """Return the place in the second broadcast tree of each place in the first; the root keeps its place."""
+    """Convert places in the first broadcast tree to the same ranks' places in the second; the root is 0 in both."""
     moved = n - place if n % 2 else place % (n - 1) + 1
     return np.where(place == 0, 0, moved)
 
 
 def _first_place(second: IntArray, n: int) -> IntArray:
-    """Return the inverse of `_second_place`."""
+    """Convert places in the second broadcast tree to places in the first, the inverse of `_second_place`."""
     moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
     return np.where(second == 0, 0, moved)
 
 
-def _run_on_two_trees(
-    tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
+def _overlay_two_trees(
+    make_tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
 ) -> Rounds:
-    """Run `tree(place, n, chunks)` on both broadcast trees at once, each on its half of the message."""
+    """Return the rounds of `make_tree(place, n, chunks)` on both broadcast trees at once, each for half the message."""
     if n == 1:
         return empty_rounds(2 * chunks)
     place = (rank - root) % n
-    first = relabel_ranks(tree(place, n, chunks), lambda peer: (peer + root) % n)
-    second = relabel_ranks(tree(_second_place(place, n), n, chunks), lambda peer: (_first_place(peer, n) + root) % n)
+    first = relabel_ranks(make_tree(place, n, chunks), lambda peer: (peer + root) % n)
+    other_tree = make_tree(_second_place(place, n), n, chunks)
+    second = relabel_ranks(other_tree, lambda peer: (_first_place(peer, n) + root) % n)
     return overlay(first.shifted(0, 2 * chunks), second.shifted(chunks, 2 * chunks))
 
 
 @algorithm(Operation.BROADCAST, "double_tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk."""
-    return _run_on_two_trees(descend, rank, n, root, chunks)
+    return _overlay_two_trees(broadcast_down_first_tree, rank, n, root, chunks)
 
 
 @algorithm(Operation.REDUCE, "double_tree", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: partial sums of each half climb their own tree, chunk by chunk."""
-    return _run_on_two_trees(climb, rank, n, root, chunks)
+    """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk."""
+    return _overlay_two_trees(reduce_up_first_tree, rank, n, root, chunks)

@@ -5,10 +5,10 @@ chunk of the partial sum up and an earlier chunk of the result down; the two roo
 chunk has gone up and come down, a chunk is finished every three rounds. It suits networks on which a rank communicates
 with one other rank at a time; where several at a time are possible, the double tree is faster.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order: left, right, own,
-and the lower tree before the upper, which is rank order from 0 to n - 1, so the reduction need not commute; both roots
-compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv
-2109.12626.
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order: left child, right
+child, own part, and the tree of the lower ranks before the other, which is rank order from 0 to n - 1, so the reduction
+need not commute; both roots compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root
+Reduction-to-all Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span, empty_rounds
 
-PARENT, LEFT, RIGHT = 0, 1, 2  # a rank meets its left (right) child one (two) rounds before its parent
+PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this neighbour before its parent
 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Each rank's place in its tree, as arrays over ranks; -1 is a missing child, a root's parent the other root."""
+    """Neighbours and depth of each rank in its tree, shape (P,); -1 is no child; a root's parent is the other root."""
 
     parent: IntArray
     left: IntArray
     right: IntArray
     depth: IntArray
-    lead: IntArray  # rounds by which a rank meets its parent before the roots meet: 1 per left edge, 2 per right edge
+    lead: IntArray  # rounds from a rank's first exchange with its parent to that of the roots: 1 or 2 per edge
 
 
 def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
@@ -59,7 +59,7 @@ def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
 
 @cache
 def find_longest_path(size: int, left: int, right: int) -> int:
-    """Return the length of the longest path down a tree of `size` ranks whose left and right edges are so long."""
+    """Return the longest root-to-leaf distance in a tree of `size` ranks with edges of length `left` and `right`."""
     below = size - 1
     paths = [left + find_longest_path(below - below // 2, left, right)] if below else [0]
     return max(paths + ([right + find_longest_path(below // 2, left, right)] if below > 1 else []))
@@ -77,23 +77,24 @@ def cost(n: int, chunks: int) -> Cost:
 
 
 def count_rounds(n: int, chunks: int) -> int:
-    """Return the number of rounds (n >= 2): the first chunk's way up, across and down, and three per further chunk."""
+    """Return the number of rounds (n >= 2): those of the first chunk up, across and down, and 3 per further chunk."""
     half = -(-n // 2)
     return find_longest_path(half, LEFT, RIGHT) + 1 + find_longest_path(half, RIGHT, LEFT) + 3 * (chunks - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchanges:
-    """The exchanges of every third round: in round start + 3 i with `peer`, chunk i up and chunk i - lag down."""
+    """Each rank's exchanges of every third round: in round start + 3 i, chunk i moves up and chunk i - lag down."""
 
     peer: IntArray
     start: IntArray
     lag: IntArray
-    receives_up: NDArray[np.bool_]  # whether the rank is the upper end of the exchange
+    receives_up: NDArray[np.bool_]  # whether `peer` is a child
     op: IntArray
     chunks: int
 
-    def at(self, t: int) -> Move:
+    def make_step(self, t: int) -> Move:
+        """Return the exchanges of all ranks in round t."""
         rising = (t - self.start) // 3
         falling = rising - self.lag
         sent, received = np.where(self.receives_up, falling, rising), np.where(self.receives_up, rising, falling)
@@ -104,7 +105,7 @@ class _Exchanges:
 
 
 def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int, chunks: int) -> _Exchanges:
-    """Return the exchanges of the rounds t with t mod 3 == `phase`; `longest` is the roots' first round."""
+    """Return the exchanges of the rounds t with t mod 3 == `phase`; the roots first exchange in round `longest`."""
     slot = (longest - places.lead - phase) % 3
     peer = np.choose(slot, [places.parent, places.left, places.right])
     up = np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST)
@@ -120,4 +121,4 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
         return empty_rounds(chunks)
     places, longest = find_tree_places(rank, n), find_longest_path(-(-n // 2), LEFT, RIGHT)
     phases = [_make_exchanges(rank, places, longest, phase, chunks) for phase in range(3)]
-    return Rounds(count_rounds(n, chunks), chunks, lambda t: [phases[t % 3].at(t)])
+    return Rounds(count_rounds(n, chunks), chunks, lambda t: [phases[t % 3].make_step(t)])

@@ -2,12 +2,13 @@
 
 The ranks of a node reduce-scatter the message, so that each owner holds one slice of the node's sum; the owners of each
 slice all-reduce it across nodes, all slices at once; the reduce-scatter backwards gathers the slices in every node.
-Only 1/owners of the message crosses each rank's link to other nodes. `make_hierarchical(intra, inter)` composes any two
-algorithms; the registered one is a ring within nodes and a double tree across them.
+Each owner sends only its slice to other nodes. `make_hierarchical(intra, inter)` composes any two algorithms; the
+registered one is a ring within nodes and a double tree across them.
 
-Uneven nodes: every node has as many owners as the smallest node has ranks; a rank of a slot s beyond them folds into
-slot s mod owners before and receives the result after. Nodes whose ranks are not consecutive are relabelled.
-Order: that of `intra` within a node (a guest after its owner), then that of `inter` across nodes.
+The slot of a rank is its number within its node. Every node has as many owners as the smallest node has ranks. In
+larger nodes the further ranks, of slots s >= owners, first send their data to slot s mod owners and receive the result
+from it at the end. Nodes need not consist of consecutive ranks.
+Order: that of `intra` within a node (an owner's data before that of its further ranks), then that of `inter`.
 Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
@@ -43,19 +44,19 @@ from hpccoll.plan import (
 
 
 def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:
-    """Return the all-reduce made of `intra` within groups and `inter` across them."""
+    """Return the rounds of the all-reduce with `intra` within groups and `inter` across them."""
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
         """Return the rounds of one node that leave each owner with its slice of the node's sum."""
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
-        guests = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
-        return guests + keep_ranks(scatter, slot < owners)
+        further = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
+        return further + keep_ranks(scatter, slot < owners)
 
     within = run_in_groups(reduce_scatter_to_owners, groups, rank)
     between = run_across_groups(lambda node, nodes: _make_level(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
-    # A slice has a number of chunks that both levels divide.
+    # The chunks of a slice are a common multiple of those of both levels.
     slice_chunks = lcm(within.chunks // owners, between.chunks)
     within = within.scaled(slice_chunks * owners // within.chunks)
     between = between.scaled(slice_chunks // between.chunks).shifted(slot * slice_chunks, owners * slice_chunks)
@@ -63,12 +64,12 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
 
 
 def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the rounds of one level among n ranks."""
+    """Return the rounds of the algorithm `level` on n ranks; `chunks` is ignored unless it is pipelined."""
     return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
 
 def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
-    """Return the stated cost of one level, or raise UsageError if there is none."""
+    """Return the stated cost of the algorithm `level` on n ranks, or raise UsageError if it states none."""
     cost = level.plan(n, chunks=chunks).cost
     if cost is None:
         raise UsageError(f"{level.full_name} states no cost, which a composed algorithm needs; give it a cost function")
@@ -80,19 +81,19 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within, between = _level_cost(intra, owners, chunks), _level_cost(inter, nodes, chunks)
     layers = -(-max(groups.sizes) // owners) - 1
-    guests = n - owners * nodes
-    mean = (2 * guests + 2 * owners * nodes * within.mean + nodes * between.mean) / Fraction(n)
-    most = 2 * within.most + between.most / owners if not guests else _most_sent(groups, intra, inter, chunks)
+    further = n - owners * nodes
+    mean = (2 * further + 2 * owners * nodes * within.mean + nodes * between.mean) / Fraction(n)
+    most = 2 * within.most + between.most / owners if not further else _most_sent(groups, intra, inter, chunks)
     return Cost(2 * (layers + within.steps) + between.steps, mean, most)
 
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return what the busiest rank sends, in S: an owner sends in both levels, and the result to each of its guests."""
+    """Return the bytes that the busiest rank sends, as a multiple of S, counting owners' results to further ranks."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
-    busiest = Fraction(1)  # a guest, which sends S
+    busiest = Fraction(1)  # a further rank, which sends S
     for size in set(groups.sizes):
         crossing = max(sent for sent, node_size in zip(between, groups.sizes, strict=True) if node_size == size)
         for slot, sent in enumerate(within):
@@ -101,7 +102,7 @@ def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) 
 
 
 def count_moved(rounds: Rounds, n: int) -> list[Fraction]:
-    """Return what each of the n ranks sends, loads or stores in `rounds`, as a fraction of the message."""
+    """Return the bytes that each of the n ranks sends, loads or stores in `rounds`, as a fraction of the message."""
     rank, moved = np.arange(n), np.zeros(n, np.int64)
     for steps in rounds:
         for step in steps:
@@ -114,7 +115,7 @@ def count_moved(rounds: Rounds, n: int) -> list[Fraction]:
 
 
 def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
-    """Return the period: n unless all nodes have one size and their ranks are numbered node by node."""
+    """Return the p for which rank r + p does what rank r does; n if nodes differ in size or interleave their ranks."""
     nodes = len(groups.sizes)
     period = inter.plan(nodes, chunks=chunks).period or nodes
     return n if groups.common_size is None or groups.members is not None else period * groups.common_size
@@ -122,7 +123,7 @@ def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
 
 @cache
 def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
-    """Return the all-reduce by `reduce_scatter/intra` within nodes and `all_reduce/inter` across them.
+    """Return the all-reduce by `reduce_scatter/intra` within nodes and `all_reduce/inter` across them, unregistered.
 
     Raises:
         UnknownNameError: no such algorithm; the message lists the known names.
@@ -133,12 +134,12 @@ def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algori
 def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
     """Return the all-reduce made of a reduce-scatter within nodes and an all-reduce across them, unregistered.
 
-    In `intra` each rank must send each partial sum once, so that its rounds backwards are an all-gather; otherwise
-    `check` refutes the plans.
+    In `intra` each rank must send each partial sum once, so that the reversed rounds are an all-gather; otherwise
+    `check` rejects the plans.
     """
 
     def make(rank: IntArray, n: int, chunks: int = 1, nodes: Groups | None = None) -> Rounds:
-        """Reduce-scatter within nodes, all-reduce across them, gather within nodes."""
+        """Plan an all-reduce: a reduce-scatter within nodes, an all-reduce across them, an all-gather within nodes."""
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:

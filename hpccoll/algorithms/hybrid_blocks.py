@@ -1,13 +1,15 @@
-"""Two levels for blocks, hybrid: loads and stores within nodes, messages between nodes.
+"""Hybrid collectives on blocks, in two levels: loads and stores within nodes, messages between nodes.
 
-The ranks of one slot on all nodes form a column. All blocks from or for ranks of slot s are carried between nodes by
-the ranks of slot s. Within a node each rank loads from and stores to its neighbours' memory, between two fences. So all
-ranks of a node use its link at once, and no block crosses it more often than the algorithm across nodes needs.
+The slot of a rank is its number within its node; the ranks of one slot on all nodes form a column. All blocks from or
+for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and stores to the
+other ranks' memory, between two fences. So all ranks of a node use the node's link at the same time, and no block
+crosses it more often than the algorithm across nodes needs.
 
-Uneven nodes are divided into groups of the largest size that divides all nodes, which take the place of nodes; if that
-size is 1, only the algorithm across nodes remains. Nodes whose ranks are not consecutive are relabelled.
-Order: a node's sum of a block is the part of the column's rank first, then those of the slots above around the circle;
-then that of the algorithm across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
+If nodes differ in size, they are divided into equal groups, of the largest size that divides every node, and each group
+is treated as a node; with groups of one rank only the messages remain. Nodes need not consist of consecutive ranks.
+Order: within a node, slot s reduces the blocks of its column: its own part first, then those of slots s + 1, s + 2, ...
+modulo the size; across nodes, the order of the algorithm used there. Sources: Traeff and Rougier, EuroMPI 2014; Jain et
+al., SC 2018.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from hpccoll.plan import (
 
 
 class _Columns:
-    """The blocks of each column, and the rounds within and between nodes that a plan is made of."""
+    """Builds the rounds of a plan, within and between nodes, and lists the blocks of a column."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
         self.rank, self.n, self.groups = rank, n, split_into_even_groups(n, nodes)
@@ -50,23 +52,23 @@ class _Columns:
         self._rank_at_place = self.groups.make_rank_lookup()
 
     def rank_at(self, group: IntArray, slot: IntArray) -> IntArray:
-        """Return the rank of a slot in a group."""
+        """Return the ranks with the given slots in the given groups."""
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return the blocks of the ranks of a slot in all groups."""
+        """Return the blocks of all ranks of a column, given by its slot."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def fence(self) -> Rounds:
-        """Return one round in which the ranks of each group wait for each other."""
+        """Return one round in which the ranks of each group wait for each other; none if groups have one rank."""
         return make_group_fence(self.groups, self.rank, self.n)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of loads or stores; none where every group has one rank."""
+        """Return one round of the loads or stores that `make_steps` returns; none if groups have one rank."""
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return the algorithm across nodes on each column, with its block h being that of the rank in group h."""
+        """Return the rounds of `operation/inter` on each column, with block h that of the column's rank in group h."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
@@ -76,13 +78,13 @@ class _Columns:
         return rounds.map_regions(to_column, self.n)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return the other ranks of each rank's group, with their slots."""
+        """Return the other ranks of each rank's group and their slots, from the next slot on."""
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
 
 
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
-    """Return the cost of a reduce-scatter or all-gather with algorithm `inter` across nodes."""
+    """Return the cost of the hybrid reduce-scatter or all-gather with algorithm `inter` across nodes."""
     groups = split_into_even_groups(n, nodes)
     size, between = groups.sizes[0], get_algorithm(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
@@ -90,7 +92,7 @@ def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cos
 
 
 def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the reduce-scatter with algorithm `inter` across nodes."""
+    """Return the rounds of the hybrid reduce-scatter with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
     own = columns.blocks(columns.slot)
     loads = columns.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer, _ in columns.peers()])
@@ -120,14 +122,13 @@ def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) ->
 
 
 def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the all-gather with algorithm `inter` across nodes."""
+    """Return the rounds of the hybrid all-gather with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
-
-    def loads() -> list[Step]:
-        return [Load(peer, columns.blocks(slot), columns.blocks(slot)) for peer, slot in columns.peers()]
-
+    loads = columns.transfer(
+        lambda: [Load(peer, columns.blocks(slot), columns.blocks(slot)) for peer, slot in columns.peers()]
+    )
     between = columns.between_nodes(Operation.ALL_GATHER, inter)
-    return between + columns.fence() + columns.transfer(loads) + columns.fence()
+    return between + columns.fence() + loads + columns.fence()
 
 
 def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
@@ -162,11 +163,11 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: every block goes to the same slot on the root's node, whose ranks store it to the root."""
+    """Plan a gather: every rank sends its block to its slot on the root's node, whose ranks store all to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
-    def sends() -> list[Step]:
+    def send_to_home_node(_: int) -> list[Step]:
         moves: list[Step] = []
         for distance in range(1, columns.count):
             group = (home + distance) % columns.count
@@ -176,12 +177,12 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
             moves.append(Move(dest, source, Span(rank, 1, n), Span(at_group, 1, n)))
         return moves
 
-    def stores() -> list[Step]:
+    def store_to_root() -> list[Step]:
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
-    between = Rounds(min(columns.count - 1, 1), n, lambda _: sends())
-    return between + columns.fence() + columns.transfer(stores) + columns.fence()
+    between = Rounds(min(columns.count - 1, 1), n, send_to_home_node)
+    return between + columns.fence() + columns.transfer(store_to_root) + columns.fence()
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
@@ -193,7 +194,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: ranks of the root's node load a column each and send every block to its node."""
+    """Plan a scatter: each rank of the root's node loads the blocks of its column and sends each to its receiver."""
     return gather(rank, n, root, nodes).reversed()
 
 
@@ -206,24 +207,24 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: every rank loads its column's blocks, then sends those for each other node as one message."""
+    """Plan an all-to-all: every rank loads its node's blocks for its column, then sends one message per other node."""
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
         return pairwise.all_to_all(rank, n)
     size, every_group, every_slot = columns.size, np.arange(columns.count), np.arange(columns.size)
     group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
 
-    def landing(peer: IntArray, peer_slot: IntArray) -> Region:
-        """Return where a peer's blocks are loaded to: for this node the output, for other nodes the transit space."""
+    def find_load_target(peer: IntArray, peer_slot: IntArray) -> Region:
+        """Return the chunks to load a peer's blocks into: output for this node, transit space for other nodes."""
         chunks = transit + every_group * size + peer_slot[:, None]
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
-    def loads() -> list[Step]:
+    def load_column() -> list[Step]:
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
-        return [own, *(Load(peer, column, landing(peer, peer_slot)) for peer, peer_slot in columns.peers())]
+        return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]
 
-    def make_round(t: int) -> list[Step]:
+    def send_between_nodes(t: int) -> list[Step]:
         to_group, from_group = (columns.group + t + 1) % columns.count, (columns.group - t - 1) % columns.count
         dest, source = columns.rank_at(to_group, columns.slot), columns.rank_at(from_group, columns.slot)
         in_transit = transit + to_group[:, None] * size + every_slot
@@ -232,5 +233,5 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return [Move(dest, source, sent, received)]
 
     fence = make_group_fence(columns.groups, rank, 3 * n)
-    between = Rounds(columns.count - 1, 3 * n, make_round)
-    return fence + make_transfer_round(3 * n, columns.groups, loads) + between + fence
+    between = Rounds(columns.count - 1, 3 * n, send_between_nodes)
+    return fence + make_transfer_round(3 * n, columns.groups, load_column) + between + fence

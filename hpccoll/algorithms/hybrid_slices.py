@@ -1,15 +1,16 @@
-"""Two levels for whole vectors, hybrid: loads and stores within nodes, messages between nodes.
+"""Hybrid collectives on whole vectors, in two levels: loads and stores within nodes, messages between nodes.
 
-The message is cut into as many slices as the smallest node has ranks. In every node the rank of slot s owns slice s: it
-reduces that slice from the memory of all ranks of its node, exchanges it with the owners of the same slice on the other
-nodes, and stores the result to all ranks of its node. So each byte crosses a node's link only as often as the algorithm
-across nodes needs, all ranks of a node share the work, and the ranks of a node wait for each other at two fences only.
+The slot of a rank is its number within its node. The message is cut into as many slices as the smallest node has ranks.
+In every node the rank of slot s owns slice s: it reduces that slice from the memory of all ranks of its node, exchanges
+it with the owners of the same slice on the other nodes, and stores the result to all ranks of its node. So each byte
+crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node share the work, and the
+ranks of a node wait for each other at two fences only.
 
-Uneven nodes: ranks of slots beyond the smallest node own no slice, but are loaded from and stored to like all others.
-Nodes whose ranks are not consecutive are relabelled. With one rank per node only the messages remain, with one node
-only the loads and stores.
-Order: a node's sum of a slice is its owner's own part first, then those of the slots above around the circle; then that
-of the algorithm across nodes. Sources: Karonis et al., IPDPS 2000; Jain et al., SC 2018.
+In nodes larger than the smallest one, the further ranks own no slice, but owners load from them and store to them.
+Nodes need not consist of consecutive ranks. With one rank per node only the messages remain, with one node only the
+loads and stores.
+Order: within a node, the owner of a slice takes its own part first, then those of slots s + 1, s + 2, ... modulo the
+size; across nodes, the order of the algorithm used there. Sources: Karonis et al., IPDPS 2000; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
-    """Yield the other ranks of each rank's group, from the next slot around the circle; -1 where there is none."""
+    """Yield the 1st, 2nd, ... next rank in each rank's group, cyclically; -1 for ranks of smaller groups."""
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
@@ -57,12 +58,12 @@ def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
 
 
 def make_transfer_round(chunks: int, groups: Groups, make_steps: Callable[[], list[Step]]) -> Rounds:
-    """Return one round of loads or stores; none where every group has one rank."""
+    """Return one round of the loads or stores that `make_steps` returns; none where every group has one rank."""
     return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: make_steps())
 
 
 class _SlicedNodes:
-    """The owners of the slices, and the rounds within and between nodes that a plan is made of."""
+    """Builds the rounds of a plan, within and between nodes; knows the slice that each rank owns."""
 
     def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
         self.rank, self.groups, self.owners = rank, groups, min(groups.sizes)
@@ -75,68 +76,71 @@ class _SlicedNodes:
         self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
 
     def fence(self) -> Rounds:
-        """Return one round in which the ranks of each node wait for each other."""
+        """Return one round in which the ranks of each node wait for each other; none where nodes have one rank."""
         return make_group_fence(self.groups, self.rank, self.chunks)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of loads or stores; none where every node has one rank."""
+        """Return one round of the loads or stores that `make_steps` returns; none where nodes have one rank."""
         return make_transfer_round(self.chunks, self.groups, make_steps)
 
-    def reduce(self) -> Rounds:
-        """Every owner reduces its slice from the memory of its node."""
+    def reduce_slices(self) -> Rounds:
+        """Return the round in which every owner reduces its slice from the memory of its node's ranks."""
         own = self.own_slice
-        return self.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer in self._owners_peers()])
+        return self.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer in self._iterate_owner_peers()])
 
-    def store(self, skip: int = NO_PEER) -> Rounds:
-        """Every owner stores its slice to all ranks of its node except rank `skip`."""
+    def store_slices(self, skip: int = NO_PEER) -> Rounds:
+        """Return the round in which every owner stores its slice to all ranks of its node except rank `skip`."""
         own = self.own_slice
-        return self.transfer(lambda: [Store(peer, own, own) for peer in self._owners_peers(skip)])
+        return self.transfer(lambda: [Store(peer, own, own) for peer in self._iterate_owner_peers(skip)])
 
-    def _owners_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
+    def _iterate_owner_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
         """Yield the other ranks of each owner's node except rank `skip`; -1 for ranks that own no slice."""
         for peer in iterate_group_peers(self.groups, self.rank):
             yield np.where(self.is_owner & (peer != skip), peer, NO_PEER)
 
 
 @cache
-def _node_shares(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
-    """Return what each node sends in the algorithm across nodes for one slice, as fractions of the slice."""
+def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
+    """Return the bytes of one slice that each node sends in `operation/inter` across nodes, in multiples of a slice."""
     rounds = get_algorithm(operation, inter).plan(nodes, root).rounds()
     return tuple(count_moved(rounds, nodes))
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps across nodes, and, in slices, what all nodes send and the most that an owner moves in all."""
+    """Return the steps of `operation/inter` across nodes, and two byte counts, in multiples of a slice.
+
+    The first is the sum of what all nodes send for one slice; the second the most that an owner loads and sends.
+    """
     nodes = len(groups.sizes)
-    sent = _node_shares(operation, inter, nodes, root)
+    sent = _count_sent_per_node(operation, inter, nodes, root)
     cost = get_algorithm(operation, inter).plan(nodes, root).cost
     most = max(size - 1 + share for size, share in zip(groups.sizes, sent, strict=True))
     return cost.steps if cost else 0, sum(sent, Fraction(0)), Fraction(most)
 
 
 def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
-    """Return the group and the slot of the root."""
+    """Return the root's group and its slot in that group."""
     group, slot = groups.locate(np.array([root]))
     return int(group[0]), int(slot[0])
 
 
 def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
-    """Return the cost of the all-reduce with algorithm `inter` across nodes."""
+    """Return the cost of the hybrid all-reduce with algorithm `inter` across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
-    shares = _node_shares(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
+    shares = _count_sent_per_node(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
     most = max(2 * (size - 1) + share for size, share in zip(groups.sizes, shares, strict=True))
     return Cost(transfers + steps, (2 * (n - len(groups.sizes)) + sent) / Fraction(n), Fraction(most) / owners)
 
 
 def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    """Return the all-reduce with algorithm `inter` across nodes."""
+    """Return the rounds of the hybrid all-reduce with algorithm `inter` across nodes."""
     slices = _SlicedNodes(rank, groups, get_algorithm(Operation.ALL_REDUCE, inter).make_rounds)
-    return slices.fence() + slices.reduce() + slices.between_nodes + slices.store() + slices.fence()
+    return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the node size where all nodes have one size and ranks are numbered node by node; else n."""
+    """Return the p for which rank r + p does what rank r does: the size of nodes if alike and in order, else n."""
     groups = nodes or Groups((n,))
     return n if groups.common_size is None or groups.members is not None else groups.common_size
 
@@ -164,7 +168,7 @@ def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> 
 
 
 def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the broadcast with algorithm `inter` across nodes."""
+    """Return the cost of the hybrid broadcast with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.BROADCAST, inter, groups, home)
     loads = owners - (slot < owners)
@@ -175,17 +179,17 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the broadcast with algorithm `inter` across nodes."""
+    """Return the rounds of the hybrid broadcast with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_algorithm(Operation.BROADCAST, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
-    def loads() -> list[Step]:
+    def load_from_root() -> list[Step]:
         loads_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Load(np.where(loads_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
-    start = slices.fence() + slices.transfer(loads)
-    return start + slices.between_nodes + slices.store(root) + slices.fence()
+    start = slices.fence() + slices.transfer(load_from_root)
+    return start + slices.between_nodes + slices.store_slices(root) + slices.fence()
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
@@ -211,28 +215,28 @@ def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = Non
 
 
 def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the reduce with algorithm `inter` across nodes."""
+    """Return the cost of the hybrid reduce with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
     stores = owners - (slot < owners)
-    sent_by_home = _node_shares(Operation.REDUCE, inter, len(groups.sizes), home)[home]
+    sent_by_home = _count_sent_per_node(Operation.REDUCE, inter, len(groups.sizes), home)[home]
     at_home = groups.sizes[home] - 1 + sent_by_home + (stores > 0)
     mean = (n - len(groups.sizes) + sent + Fraction(stores, owners)) / n
     return Cost(min(max(groups.sizes) - 1, 1) + steps + (stores > 0), mean, max(most, at_home) / owners)
 
 
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the reduce with algorithm `inter` across nodes."""
+    """Return the rounds of the hybrid reduce with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_algorithm(Operation.REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
-    def stores() -> list[Step]:
+    def store_to_root() -> list[Step]:
         stores_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Store(np.where(stores_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
-    end = slices.transfer(stores) + slices.fence()
-    return slices.fence() + slices.reduce() + slices.between_nodes + end
+    end = slices.transfer(store_to_root) + slices.fence()
+    return slices.fence() + slices.reduce_slices() + slices.between_nodes + end
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:

@@ -1,9 +1,9 @@
 """Loader of a user's own algorithm, `FILE.py:FUNCTION`, which can then be used like the built-in ones.
 
 The function returns rounds like the functions of this package. The decorator `@algorithm(Operation.ALL_REDUCE, "name",
-cost)` states its operation; without it, the function's name must contain the operation's (`my_all_reduce`), and no cost
-is stated or checked. Prove a loaded algorithm (`prove_algorithm`) before using it. Exceptions that the user's code
-raises become errors that name file and line.
+cost)` states its operation; without it, the function's name must contain the name of an operation (`my_all_reduce`),
+and no cost is stated or checked. Prove a loaded algorithm (`prove_algorithm`) before using it. Exceptions in the user's
+code become errors that name file and line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hpccoll.plan import (
 )
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
-_PREFIX = "hpccoll own "  # of the names of loaded modules; no importable module has a space in its name
+_PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
@@ -55,11 +55,11 @@ def is_user_defined(known: Algorithm) -> bool:
 
 
 def load_algorithm(reference: str) -> Algorithm:
-    """Import the file of `FILE.py:FUNCTION`, register the function and return its algorithm, which is not yet proven.
+    """Run the file of `FILE.py:FUNCTION`, register the function, and return it as an algorithm, not yet proven.
 
     Raises:
         UsageError: no such file or function, an unknown operation, or a name that is built in.
-        HpccollError: the file raises when it is imported; the message names file and line.
+        HpccollError: the file raises an exception; the message names file and line.
     """
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
@@ -68,7 +68,7 @@ def load_algorithm(reference: str) -> Algorithm:
     module = _import_file(path)
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
-        names = [key for key, value in vars(module).items() if _is_defined_in(module, value)]
+        names = [key for key, value in vars(module).items() if _is_function_of(module, value)]
         raise UsageError(f"{path} has no function {name!r}; it has {', '.join(names) if names else 'none'}")
     for known in list_algorithms():
         if is_user_defined(known) and known.full_name in built_in:
@@ -78,22 +78,23 @@ def load_algorithm(reference: str) -> Algorithm:
     return next(known for known in list_algorithms() if known.make_rounds is function)
 
 
-def _is_defined_in(module: ModuleType, value: object) -> bool:
+def _is_function_of(module: ModuleType, value: object) -> bool:
+    """Whether `value` is a function that `module` defines rather than imports."""
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Return `names` with each `FILE.py:FUNCTION` replaced by the name of its algorithm, loaded, registered and proven.
+    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return `names` with algorithm names in their place.
 
     Args:
-        names: names of algorithms, and references to functions.
-        operations: the operations that a loaded algorithm may carry out.
+        names: names of registered algorithms, which are returned unchanged, and `FILE.py:FUNCTION`.
+        operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove it for.
         root: the root to prove it for.
 
     Raises:
-        UsageError: no such file or function, or it carries out another operation.
-        PlanError: the checker refutes the algorithm, or it raises.
+        UsageError: no such file or function, or it implements another operation.
+        PlanError: the algorithm is wrong, or it raises an exception.
     """
     loaded = []
     for name in names:
@@ -111,14 +112,15 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Reads the source each time, since the bytecode cache misses edits within the same second."""
+    """Reads the source file each time, since the bytecode cache misses edits within the same second."""
 
     def path_stats(self, path: str) -> NoReturn:
+        """Raise OSError, which makes the base class ignore the bytecode cache."""
         raise OSError(path)
 
 
 def _import_file(path: str) -> ModuleType:
-    """Execute a Python file as a module of its own and return it, or raise an error that names file and line."""
+    """Execute a Python file and return it as a module; exceptions become errors that name file and line."""
     name = _PREFIX + path
     spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, path))
     if spec is None or spec.loader is None:
@@ -135,7 +137,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _infer_operation(path: str, name: str) -> Operation:
-    """Return the operation whose name a function's name contains; the longest, since all_reduce contains reduce."""
+    """Return the operation whose name the function's `name` contains; the longest, since all_reduce contains reduce."""
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
         valid = ", ".join(operation.value for operation in Operation)
@@ -152,9 +154,10 @@ def prove_algorithm(
     counts: Sequence[int] = (0, 1, 7),
     nodes: Nodes = None,
 ) -> Proof:
-    """Prove the plan of `candidate` on `ranks` ranks and return the proof; raise PlanError if the plan is wrong.
+    """Prove the plan of `candidate` on `ranks` ranks and return the proof; nothing is sent.
 
-    For a user's own algorithm, also check the returned types and that each rank alone gets the same steps.
+    For a user's own algorithm, also check the returned types, and that the function returns the same steps for a rank
+    when called for that rank alone as when called for all ranks.
 
     Raises:
         PlanError: the plan is wrong (names round, rank, chunk), or the algorithm raises (names file and line).
@@ -170,7 +173,7 @@ def prove_algorithm(
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
-    """Raise PlanError if a user's function does not return Rounds of lists of steps."""
+    """Raise PlanError if the algorithm's function does not return Rounds of lists of steps."""
     rounds: object = plan.rounds()
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{candidate.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")
@@ -183,7 +186,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 
 
 def prove_single_rank_columns(plan: Plan) -> None:
-    """Raise PlanError if a rank's steps differ between its own column and the column of all ranks.
+    """Raise PlanError if the plan has other steps for a rank alone than for that rank among all ranks.
 
     They differ if the algorithm treats `rank` as a number instead of an array. Cost: `ranks` times the plan's moves.
     """
@@ -192,41 +195,39 @@ def prove_single_rank_columns(plan: Plan) -> None:
         alone = plan.column(rank)
         same_shape = (alone.count, alone.chunks) == (whole.count, whole.chunks)
         for t in range(max(whole.count, alone.count)):
-            if not same_shape or _steps_of(alone.at(t), 0, 1) != _steps_of(whole.at(t), rank, plan.ranks):
+            if not same_shape or _take_rank(alone.at(t), 0, 1) != _take_rank(whole.at(t), rank, plan.ranks):
                 where = f"{plan.name} on {plan.ranks} ranks, round {t}: rank {rank}"
-                raise PlanError(f"{where} alone does something else than among all; `rank` is always an array")
+                raise PlanError(f"{where} alone has other steps than among all ranks; `rank` is always an array")
 
 
-def _steps_of(steps: Sequence[Step], at: int, ranks: int) -> list[object]:
-    """Return the steps of the rank at place `at` of a column: peers, chunks at both ends, op."""
+def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
+    """Return entry `index` of steps that are arrays over `ranks` ranks, as values to compare: peers, chunks, op."""
 
-    def chunks(peer: int, region: Region) -> list[int]:
-        ids = region.ids(ranks)[at].tolist() if peer != NO_PEER else []
+    def take(value: Ints) -> int:
+        return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
+
+    def list_chunks(peer: int, region: Region) -> list[int]:
+        ids = region.ids(ranks)[index].tolist() if peer != NO_PEER else []
         return [chunk for chunk in ids if chunk != NO_CHUNK]
 
-    def content(step: Step) -> object:
+    def take_fields(step: Step) -> object:
         if isinstance(step, Fence):
-            return _value_at(step.leader, at, ranks)
+            return take(step.leader)
         if isinstance(step, Store):
-            dest = _value_at(step.dest, at, ranks)
-            return dest, chunks(dest, step.local), chunks(dest, step.remote)
-        source = _value_at(step.source, at, ranks)
-        op = _value_at(step.op, at, ranks) if source != NO_PEER else None
+            dest = take(step.dest)
+            return dest, list_chunks(dest, step.local), list_chunks(dest, step.remote)
+        source = take(step.source)
+        op = take(step.op) if source != NO_PEER else None
         if isinstance(step, Load):
-            return source, chunks(source, step.remote), chunks(source, step.local), op
-        dest = _value_at(step.dest, at, ranks)
-        return dest, source, chunks(dest, step.send), chunks(source, step.recv), op
+            return source, list_chunks(source, step.remote), list_chunks(source, step.local), op
+        dest = take(step.dest)
+        return dest, source, list_chunks(dest, step.send), list_chunks(source, step.recv), op
 
-    return [(type(step).__name__, content(step)) for step in steps]
-
-
-def _value_at(value: Ints, at: int, ranks: int) -> int:
-    """Return the value of the rank at place `at` of a column."""
-    return int(np.broadcast_to(np.asarray(value), (ranks,))[at])
+    return [(type(step).__name__, take_fields(step)) for step in steps]
 
 
 def format_user_location(error: BaseException) -> str:
-    """Return ` (FILE, line N, in FUNCTION)` of the user's code in an error's traceback; empty if there is none."""
+    """Return ` (FILE, line N, in FUNCTION)` of the last user code in an error's traceback; empty without user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -237,7 +238,7 @@ def format_user_location(error: BaseException) -> str:
 
 @contextmanager
 def _raise_as_plan_error(subject: str) -> Iterator[None]:
-    """Convert exceptions of a user's file into a PlanError that names file and line."""
+    """Convert exceptions in the body, except HpccollErrors, into a PlanError that names the user's file and line."""
     try:
         yield
     except HpccollError:

@@ -1,9 +1,9 @@
 """Neighbour exchange: ranks exchange blocks with their left and right neighbour in turn, in half the steps of a ring.
 
 First the two ranks of a pair exchange their own blocks; from then on every message carries the two blocks that arrived
-last, alternately out of the pair and within it. Each rank talks only to its two neighbours, in n/2 rounds. For odd n
-the last rank is the guest of the rank before it, whose pair carries three blocks: the guest sends its block before the
-rounds and receives all others after them, which costs two more rounds and about S more bytes at its host.
+last, alternately to the next pair and within the pair. Each rank communicates only with its two neighbours, in n/2
+rounds. For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other blocks from it at the end,
+which costs two more rounds and about S more bytes sent by rank n - 2.
 
 Backwards with sums it is a reduce-scatter, in which all ranks send the same amount also for odd n. Order: each partial
 sum takes the receiver's own part first; one rank computes each chunk. Source: Chen et al., "Performance evaluation of
@@ -20,24 +20,24 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rounds, Span, empty_rounds, keep_ranks
 
 
-def _steps(n: int) -> int:
-    """Return n/2, and two more for odd n."""
+def _count_steps(n: int) -> int:
+    """Return n/2 for even n, (n-1)/2 + 2 for odd n, 0 for a single rank."""
     return n // 2 + 2 * (n % 2) if n > 1 else 0
 
 
 def all_gather_cost(n: int) -> Cost:
-    """n/2 steps (+2 for odd n); every rank sends (n-1)/n S, for odd n up to (2n-1)/n S at the last rank's host."""
+    """n/2 steps (+2 for odd n); every rank sends (n-1)/n S, for odd n up to (2n-1)/n S at rank n-2."""
     most = n - 1 if n % 2 == 0 or n == 1 else min(2 * n - 1, 4 * (n - 2))
-    return Cost(_steps(n), Fraction(n - 1, n), Fraction(most, n))
+    return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(most, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
     """n/2 steps (+2 for odd n); every rank sends (n-1)/n S."""
-    return Cost(_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
+    return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def _period(n: int) -> int:
-    """Return 2 for even n, where all pairs behave alike; else n."""
+    """Return the p for which rank r + p does what rank r does: 2 for even n, else n."""
     return n if n % 2 else 2
 
 
@@ -51,28 +51,28 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     direction = np.where(is_left, 1, -1)
     partner, neighbour = rank + direction, (rank - direction) % even  # within the pair, and in the next pair
 
-    def own(ranks: IntArray) -> Span:
-        """Return the block of each rank, with that of its guest."""
+    def own_blocks(ranks: IntArray) -> Span:
+        """Return the block of each rank; for odd n, rank n - 2 also has the block of rank n - 1."""
         return Span(ranks, 1 + (ranks == n - 2) if odd else 1, n)
 
-    def latest(t: int) -> Span:
-        """Return the blocks that arrive in round t: those of the pairs 1, 1, 2, 2, ... away, on alternating sides."""
-        at: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
+    def received_blocks(t: int) -> Span:
+        """Return the blocks received in round t: those of the pairs 1, 1, 2, 2, ... away, on alternating sides."""
+        origin: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
         if not odd:
-            return Span(at, 1, pairs, unit=2)
-        return Span(2 * (at % pairs), 2 + (at % pairs == pairs - 1), n)
+            return Span(origin, 1, pairs, unit=2)
+        return Span(2 * (origin % pairs), 2 + (origin % pairs == pairs - 1), n)
 
-    def exchange(t: int) -> list[Move]:
+    def exchange_round(t: int) -> list[Move]:
         if t == 0:
-            return [Move(partner, partner, own(rank), own(partner))]
+            return [Move(partner, partner, own_blocks(rank), own_blocks(partner))]
         peer = neighbour if t % 2 else partner
-        return [Move(peer, peer, latest(t - 1), latest(t))]
+        return [Move(peer, peer, received_blocks(t - 1), received_blocks(t))]
 
-    host, guest = np.where(rank == n - 1, n - 2, NO_PEER), np.where(rank == n - 2, n - 1, NO_PEER)
-    guest_block, other_blocks = Span(n - 1, 1, n), Span(0, n - 1, n)
-    before = Rounds(odd, n, lambda _: [Move(host, guest, guest_block, guest_block)])
-    after = Rounds(odd, n, lambda _: [Move(guest, host, other_blocks, other_blocks)])
-    return before + keep_ranks(Rounds(pairs, n, exchange), rank < even) + after
+    rank_before, last_rank = np.where(rank == n - 1, n - 2, NO_PEER), np.where(rank == n - 2, n - 1, NO_PEER)
+    last_block, other_blocks = Span(n - 1, 1, n), Span(0, n - 1, n)
+    before = Rounds(odd, n, lambda _: [Move(rank_before, last_rank, last_block, last_block)])
+    after = Rounds(odd, n, lambda _: [Move(last_rank, rank_before, other_blocks, other_blocks)])
+    return before + keep_ranks(Rounds(pairs, n, exchange_round), rank < even) + after
 
 
 @algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)

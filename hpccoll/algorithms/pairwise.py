@@ -1,4 +1,4 @@
-"""Pairwise all-to-all: in round t every rank sends its block for the rank t above directly to it.
+"""Pairwise all-to-all: in round t every rank r sends its block for rank r + t (mod n) directly to that rank.
 
 Round 0 is the local copy. Each block is sent once, in n - 1 rounds of one block per rank: bandwidth-optimal on a flat
 network. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
@@ -19,10 +19,10 @@ def cost(n: int) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: each block goes directly to its receiver, the rank 0, 1, 2, ... above."""
+    """Plan an all-to-all: every rank sends one block per round directly to its receiver, 0, 1, 2, ... ranks above."""
 
-    def make_round(t: int) -> list[Move]:
+    def send_block_round(t: int) -> list[Move]:
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 
-    return Rounds(n, 2 * n, make_round)
+    return Rounds(n, 2 * n, send_block_round)

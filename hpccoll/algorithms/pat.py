@@ -1,12 +1,13 @@
-"""PAT, parallel aggregated trees: every block goes down its own binomial tree, farthest ranks first.
+"""PAT, parallel aggregated trees: every block moves down its own binomial tree, farthest ranks first.
 
 The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank,
 at distances 2**(q-1), ..., 2, 1: Bruck's distances in reverse order, so that long links carry small messages. If a
-message may hold at most A blocks (a library's bounded buffers), the far rounds stay the same, and the subtrees below
-them are walked depth first, one edge per round, A trees at a time. A tree of n ranks is the tree of the next power of
-two without the ranks from n on, so any n works. The reduce-scatter is the all-gather backwards.
+message may hold at most A blocks (because buffers are bounded), the far rounds stay the same, and the subtrees below
+them are traversed depth first, one edge per round, A trees at a time. For n ranks, the tree is that of the next power
+of two without the ranks from n on, so any n works. The reduce-scatter is the all-gather backwards.
 
-The registered algorithms do not limit the blocks per message: chunks arrive at their final places and need no buffers.
+The registered algorithms do not limit the blocks per message: chunks are received at their final addresses, without
+buffers.
 Order: each partial sum takes the receiver's own part first, then its children from the nearest to the farthest; one
 rank computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
 arXiv 2506.20252.
@@ -29,52 +30,49 @@ def cost(n: int) -> Cost:
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many of the tree nodes parent, parent + spacing, ... have a child at `distance` (below n)."""
+    """Return how many of the ranks parent, parent + spacing, ... have a child at `distance` that is < n."""
     return -(-(n - distance - parent) // spacing)
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return the number of far rounds after which walking the subtrees needs at most `most` blocks per message."""
+    """Return the number of far rounds after which messages in the subtrees hold at most `most` blocks."""
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
 
 @algorithm(Operation.ALL_GATHER, "pat", cost, period=1)
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Plan an all-gather: each block goes down its own binomial tree, far ranks first; blocks share messages.
+    """Plan an all-gather: each block moves down its own binomial tree, far ranks first; blocks share messages.
 
-    Args:
-        rank: the ranks of the column.
-        n: the number of ranks.
-        most: the most blocks per message; None for no limit. A lower limit costs more rounds, not more bytes.
+    A message holds at most `most` blocks; None is no limit. A lower limit costs more rounds, not more bytes.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
-    below = 1 << (q - far)  # ranks of each subtree that is walked: two without a limit
+    below = 1 << (q - far)  # ranks of each subtree below the far rounds: two without a limit
 
-    def edge(t: int) -> tuple[int, int, int]:
-        """Return distance, first parent and spacing of the parents of round t."""
+    def find_parents(t: int) -> tuple[int, int, int]:
+        """Return the distance from parents to children in round t, the first parent, and the spacing of parents."""
         if t < far:
             return 1 << (q - 1 - t), 0, 1 << (q - t)
         child = t - far + 1
         distance = child & -child
         return distance, child - distance, below
 
-    def make_round(t: int) -> list[Move]:
-        distance, parent, spacing = edge(t)
+    def all_gather_round(t: int) -> list[Move]:
+        distance, parent, spacing = find_parents(t)
         count = _count_blocks(n, distance, parent, spacing)
 
-        def blocks(sender: IntArray) -> Picks:
+        def sent_blocks(sender: IntArray) -> Picks:
             """Return the blocks in whose trees `sender` is one of the round's parents."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n
-        return [Move(dest, source, blocks(rank), blocks(source))]
+        return [Move(dest, source, sent_blocks(rank), sent_blocks(source))]
 
-    return Rounds(far + min(below, n) - 1, n, make_round)
+    return Rounds(far + min(below, n) - 1, n, all_gather_round)
 
 
 @algorithm(Operation.REDUCE_SCATTER, "pat", cost, period=1)
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Plan a reduce-scatter: the all-gather backwards; each block's partial sums climb their own tree."""
+    """Plan a reduce-scatter: the all-gather backwards; each block's partial sums move up the block's tree."""
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

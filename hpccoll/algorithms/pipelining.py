@@ -1,8 +1,8 @@
 """The number of segments in which a hybrid two-level collective runs, so that work within nodes overlaps with messages.
 
-A segment holds a share of every chunk, so it keeps each chunk's owner and order of reduction. Segments follow each
-other: while the messages of one cross between nodes, the next is reduced and the previous one is stored. Shorter
-messages overlap more of the first and last segment's work, but cost more per-message overhead.
+Segments are pipelined: while the messages of one segment are in flight between nodes, the next segment is reduced and
+the previous one is stored. A segment holds a share of every chunk, so each chunk keeps its owner and its order of
+reduction. Shorter messages overlap more of the first and last segment's work, but cost more per-message overhead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ MOST_SEGMENTS: Final = 256
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
     """Return the number of segments for which messages between nodes have about `message_bytes`; equal on all ranks.
 
-    Args:
-        plan: a plan of a hybrid algorithm.
-        sizes: elements of each chunk, shape (C,).
-        itemsize: bytes per element.
-        message_bytes: the preferred length of a message.
+    `plan` is a plan of a hybrid algorithm; `sizes` are the elements of each of its C chunks, shape (C,).
     """
-    return min(max(-(-_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
+    return min(max(-(-_count_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 
 
-def _longest_message(plan: Plan, sizes: IntArray) -> int:
-    """Return the elements of the longest message that rank 0, the first of its node, sends or receives."""
+def _count_longest_message(plan: Plan, sizes: IntArray) -> int:
+    """Return the number of elements of the longest message that rank 0 sends or receives, on whichever rank it runs."""
     longest = 0
     for steps in plan.column(0):
         for step in steps:

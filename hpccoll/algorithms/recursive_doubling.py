@@ -6,11 +6,12 @@ it again (an all-gather): as many bytes as a ring, in logarithmic rounds. The al
 all blocks held so far; backwards with sums it is the recursive-halving reduce-scatter, and with empty messages a
 barrier.
 
-If n is not a power of two, let c be the largest power below it. In the all-reduces, ranks r >= c fold into rank r mod c
-before the butterfly and receive the result after it: two more rounds, and up to S more sent by the hosts. In the
-all-gather, the odd ranks among the first 2 (n - c) are guests of the rank below instead, so that the blocks of a host
-and its guest are neighbours and every exchanged region is one interval; the hosts send up to twice as much. The
-reduce-scatter sends no more bytes than for a power of two.
+If n is not a power of two, let c be the largest power of two below n. The n - c extra ranks take no part in the
+butterfly: each first sends its data to another rank, its proxy, and gets the result from it at the end, in two more
+rounds. In the all-reduces the proxy of rank r >= c is rank r - c, which sends S more. In the all-gather the extra ranks
+are the odd ones among the first 2 (n - c), and the proxy of rank r is r - 1, so that their blocks are adjacent and
+every exchanged region is one interval; proxies send up to twice as much. The reduce-scatter sends no more bytes than
+for a power of two.
 
 Order: in the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute
 the same bits; elsewhere each partial sum takes the receiver's own part first, and one rank computes each chunk.
@@ -29,21 +30,21 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
-    """Return the cost of a plan among the c core ranks (`core_steps`, `core_sent` each) with n - c guests folded in."""
+    """Return the cost for n ranks of a butterfly all-reduce among c core ranks (`core_steps`, `core_sent` each)."""
     core = floor_power_of_two(n)
-    guests = n - core
-    mean = (core * core_sent + 2 * guests) / n
-    return Cost(core_steps + 2 * (guests > 0), mean, core_sent + (guests > 0))
+    extras = n - core
+    mean = (core * core_sent + 2 * extras) / n
+    return Cost(core_steps + 2 * (extras > 0), mean, core_sent + (extras > 0))
 
 
 def doubling_cost(n: int) -> Cost:
-    """log2 c steps (+2); log2 c S sent by each core rank (+S with a guest)."""
+    """log2 c steps (+2 if c < n); log2 c S sent by each of the first c ranks (+S by proxies)."""
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """2 log2 c steps (+2); 2 (c-1)/c S sent by each core rank (+S with a guest)."""
+    """2 log2 c steps (+2 if c < n); 2 (c-1)/c S sent by each of the first c ranks (+S by proxies)."""
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 
@@ -55,14 +56,14 @@ def all_reduce(rank: IntArray, n: int) -> Rounds:
 
 
 def _doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the all-reduce among a power of two of ranks."""
+    """Return the all-reduce by recursive doubling for n ranks, n a power of two."""
     whole = Span(0, 1, 1)
 
-    def make_round(t: int) -> list[Move]:
+    def exchange_round(t: int) -> list[Move]:
         peer = rank ^ (1 << t)
         return [Move(peer, peer, whole, whole, np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST))]
 
-    return Rounds(n.bit_length() - 1, 1, make_round)
+    return Rounds(n.bit_length() - 1, 1, exchange_round)
 
 
 @algorithm(Operation.ALL_REDUCE, "rabenseifner", rabenseifner_cost)
@@ -73,76 +74,75 @@ def rabenseifner(rank: IntArray, n: int) -> Rounds:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return Rabenseifner's all-reduce among a power of two of ranks."""
+    """Return Rabenseifner's all-reduce for n ranks, n a power of two."""
     halving = recursive_halving(rank, n)
     return halving + halving.reversed()
 
 
 def recursive_halving(rank: IntArray, n: int) -> Rounds:
-    """Return a reduce-scatter for a power of two of ranks: send the partner its half, reduce the other half."""
+    """Return the reduce-scatter by recursive halving for n ranks, n a power of two."""
 
-    def make_round(t: int) -> list[Move]:
+    def reduce_scatter_round(t: int) -> list[Move]:
         half = n >> (t + 1)
         peer = rank ^ half
         return [Move(peer, peer, Span(peer & -half, half, n), Span(rank & -half, half, n), Op.OWN_FIRST)]
 
-    return Rounds(n.bit_length() - 1, n, make_round)
+    return Rounds(n.bit_length() - 1, n, reduce_scatter_round)
 
 
-def _block_steps(n: int) -> int:
-    """Return the steps of the algorithms for blocks: log2 c, and two more with guests."""
+def _count_block_steps(n: int) -> int:
+    """Return the steps of the all-gather, reduce-scatter and barrier: log2 c, and two more if c < n."""
     return n.bit_length() - 1 + 2 * (n > floor_power_of_two(n))
 
 
 def all_gather_cost(n: int) -> Cost:
-    """log2 c steps (+2); (n-1)/n S on average. Rank 0 sends most: (c-1)/n S, and with guests more than (n-1)/n S."""
-    core, guests = floor_power_of_two(n), n - floor_power_of_two(n)
-    doubled = sum((1 << t) + min(1 << t, guests) for t in range(n.bit_length() - 1))
-    return Cost(_block_steps(n), Fraction(n - 1, n), Fraction(doubled + n - 1 if guests else core - 1, n))
+    """log2 c steps (+2 if c < n); (n-1)/n S on average. Rank 0 sends most: (n-1)/n S, or more if c < n."""
+    core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
+    doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))
+    return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(doubled + n - 1 if extras else core - 1, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """log2 c steps (+2); every rank sends (n-1)/n S."""
-    return Cost(_block_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
+    """log2 c steps (+2 if c < n); every rank sends (n-1)/n S."""
+    return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def barrier_cost(n: int) -> Cost:
-    """log2 c steps (+2), no data."""
-    return Cost(_block_steps(n), Fraction(0), Fraction(0))
+    """log2 c steps (+2 if c < n), no data."""
+    return Cost(_count_block_steps(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.ALL_GATHER, "recursive_doubling", all_gather_cost)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: exchange all blocks held so far with the rank at distance 1, 2, 4, ..."""
-    core = floor_power_of_two(n)
-    guests = n - core
-    place = np.where(rank < 2 * guests, rank // 2, rank - guests)  # in the core; a guest has its host's place
-    in_core = (rank >= 2 * guests) | (rank % 2 == 0)
+    extras = n - floor_power_of_two(n)
+    place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # 0 to c-1 in the butterfly; extra ranks: the proxy's
+    is_extra = (rank < 2 * extras) & (rank % 2 == 1)
 
-    def rank_at(places: IntArray) -> IntArray:
-        """Return the core rank at each place, which is also the first chunk of that place."""
-        return places + np.minimum(places, guests)
+    def find_rank(places: IntArray) -> IntArray:
+        """Return the rank at each place of the butterfly, which is also the first chunk of that place."""
+        return places + np.minimum(places, extras)
 
-    def blocks(places: IntArray, size: int) -> Span:
-        """Return the chunks of `size` places from each of `places` on."""
-        return Span(rank_at(places), rank_at(places + size) - rank_at(places), n)
+    def list_blocks(places: IntArray, size: int) -> Span:
+        """Return the chunks of `size` consecutive places, starting at each of `places`."""
+        return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
-    def doubling(t: int) -> list[Move]:
+    def doubling_round(t: int) -> list[Move]:
         size = 1 << t
-        peer = place ^ size
-        return [Move(rank_at(peer), rank_at(peer), blocks(place & -size, size), blocks(peer & -size, size))]
+        peer, peer_rank = place ^ size, find_rank(place ^ size)
+        return [Move(peer_rank, peer_rank, list_blocks(place & -size, size), list_blocks(peer & -size, size))]
 
-    is_host, is_guest = (rank < 2 * guests) & in_core, ~in_core
-    host, guest = np.where(is_guest, rank - 1, NO_PEER), np.where(is_host, rank + 1, NO_PEER)
-    give_own = Move(host, guest, Span(rank, 1, n), Span(rank + 1, 1, n))
-    get_others = Move(guest, host, Span(rank + 2, n - 1, n), Span(rank + 1, n - 1, n))
-    before, after = Rounds(min(guests, 1), n, lambda _: [give_own]), Rounds(min(guests, 1), n, lambda _: [get_others])
-    return before + keep_ranks(Rounds(n.bit_length() - 1, n, doubling), in_core) + after
+    is_proxy = (rank < 2 * extras) & ~is_extra
+    proxy, extra = np.where(is_extra, rank - 1, NO_PEER), np.where(is_proxy, rank + 1, NO_PEER)
+    give_own = Move(proxy, extra, Span(rank, 1, n), Span(rank + 1, 1, n))
+    get_others = Move(extra, proxy, Span(rank + 2, n - 1, n), Span(rank + 1, n - 1, n))
+    before, after = Rounds(min(extras, 1), n, lambda _: [give_own]), Rounds(min(extras, 1), n, lambda _: [get_others])
+    return before + keep_ranks(Rounds(n.bit_length() - 1, n, doubling_round), ~is_extra) + after
 
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: the all-gather backwards; in each round the partner gets the half that it finishes."""
+    """Plan a reduce-scatter: the all-gather backwards; in each round a rank sends half of its partial sums."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 

@@ -18,18 +18,18 @@ Period = int | Callable[..., int] | None
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A named way to carry out an operation.
+    """An algorithm for a collective operation.
 
     Attributes:
-        operation: the collective operation that the plans achieve.
-        name: the algorithm's name within the operation.
-        make_rounds: (rank, n, ...) -> Rounds, which writes the steps of the given ranks.
+        operation: the operation that the plans implement.
+        name: the algorithm's name, unique within the operation.
+        make_rounds: (rank, n, ...) -> Rounds; returns the lazy steps of the ranks in the array `rank`.
         cost: (n, ...) -> Cost, the stated cost; None where nothing is stated.
         parameters: the further arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
             plan depends on which ranks share a node.
-        period: rank r + period does what rank r does (a number, or a function of the arguments of `cost`), so that a
-            simulation needs a few ranks only; None where no such symmetry exists.
-        uses_shared_memory: whether the rounds hold loads, stores or fences.
+        period: rank r + period does what rank r does, so that a few ranks can be simulated for all (a number, or a
+            function of the arguments of `cost`); None without such a symmetry.
+        uses_shared_memory: whether the rounds contain loads, stores or fences.
     """
 
     operation: Operation
@@ -51,11 +51,11 @@ class Algorithm:
         return self.uses_shared_memory and "nodes" in self.parameters
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
-        """Return the plan on `ranks` ranks; arguments that the algorithm does not use are ignored.
+        """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
 
         Args:
             ranks: the number of ranks.
-            root: the rank that has or gets the message, in rooted operations.
+            root: the root of a rooted operation.
             chunks: the number of chunks that a pipelined algorithm cuts the message into.
             nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 
@@ -70,7 +70,7 @@ class Algorithm:
         values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
-        def call(function: Callable[..., Result]) -> Result:
+        def call_with_accepted(function: Callable[..., Result]) -> Result:
             accepted = inspect.signature(function).parameters
             return function(ranks, **{name: value for name, value in arguments.items() if name in accepted})
 
@@ -80,8 +80,8 @@ class Algorithm:
             ranks,
             root if self.operation.has_root else 0,
             lambda rank: self.make_rounds(rank, ranks, **arguments),
-            call(self.cost) if self.cost is not None else None,
-            call(self.period) if callable(self.period) else self.period,
+            call_with_accepted(self.cost) if self.cost is not None else None,
+            call_with_accepted(self.period) if callable(self.period) else self.period,
         )
 
 
@@ -96,14 +96,14 @@ def algorithm(
     *,
     uses_shared_memory: bool = False,
 ) -> Callable[[Make], Make]:
-    """Register the decorated function as `operation/name`.
+    """Return a decorator that registers a function as the algorithm `operation/name` and returns it unchanged.
 
     Args:
-        operation: what the rounds must achieve; `check` proves that they do.
+        operation: the operation that the rounds implement; `check` proves that they do.
         name: the algorithm's name within the operation; a name from the literature where there is one.
         cost: (n, ...) -> Cost, which `check` verifies; None to state nothing.
         period: rank r + period does what rank r does; `simulate` verifies it on a sample of ranks.
-        uses_shared_memory: whether the rounds hold loads, stores or fences.
+        uses_shared_memory: whether the rounds contain loads, stores or fences.
     """
 
     def register(make: Make) -> Make:

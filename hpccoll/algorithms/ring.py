@@ -37,7 +37,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: each chunk travels once around the ring, as in the reduce-scatter backwards."""
+    """Plan an all-gather: the reduce-scatter backwards; each chunk travels once around the ring."""
     return reduce_scatter(rank, n).reversed()
 
 

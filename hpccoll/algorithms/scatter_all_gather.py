@@ -1,9 +1,9 @@
-"""Van de Geijn's broadcast, a scatter followed by an all-gather, and its mirror image as a reduce.
+"""Van de Geijn's broadcast, a scatter followed by an all-gather, and the same backwards as a reduce.
 
 A binomial scatter cuts the message into n chunks, one per rank, and Bruck's all-gather collects them on every rank. No
-rank sends more than about 2 S, whereas the root of a binomial tree sends S log2 n. The scatter leaves the chunks of
-whole subtrees at inner ranks; these are not sent to them again, so every rank but the root receives each chunk once.
-The reduce is the same backwards, a reduce-scatter and a gather. For any n, each half takes ceil(log2 n) rounds.
+rank sends more than about 2 S, whereas the root of a binomial tree sends S log2 n. After the scatter, an inner rank of
+the tree holds the chunks of its whole subtree; the all-gather does not send these to it again, so every rank but the
+root receives each chunk once. For any n, each of the two phases takes ceil(log2 n) rounds.
 
 The original's ring all-gather takes n - 1 rounds for the same bytes. Order of the reduce: each partial sum takes the
 receiver's own part first; the root computes the result. Sources: Barnett et al., "Interprocessor collective
@@ -33,25 +33,25 @@ def reduce_cost(n: int) -> Cost:
 
 
 def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
-    """Bruck's all-gather after a scatter from `root`, without the chunks that the scatter left at their receivers."""
+    """Return Bruck's all-gather without the chunks that their receivers already hold after a scatter from `root`."""
 
-    def scattered(place: IntArray) -> IntArray:
-        """Return how many chunks, from its own on, the scatter left at each place (counted from the root)."""
+    def count_held(place: IntArray) -> IntArray:
+        """Return how many consecutive chunks, starting at its own, each rank (relative to the root) holds already."""
         return np.where(place == 0, n, np.minimum(place & -place, n - place))
 
     place = (rank - root) % n
-    own = scattered(place)
+    own = count_held(place)
 
-    def make_round(t: int) -> list[Move]:
+    def all_gather_round(t: int) -> list[Move]:
         distance, reach = 1 << t, min(2 << t, n)
-        held, held_below = np.maximum(own, distance), np.maximum(scattered((place - distance) % n), distance)
+        held, held_below = np.maximum(own, distance), np.maximum(count_held((place - distance) % n), distance)
         missing, missing_below = np.maximum(reach - held, 0), np.maximum(reach - held_below, 0)
         dest = np.where(missing_below > 0, (rank - distance) % n, NO_PEER)
         source = np.where(missing > 0, (rank + distance) % n, NO_PEER)
         sent, received = Span(rank - distance + held_below, missing_below, n), Span(rank + held, missing, n)
         return [Move(dest, source, sent, received)]
 
-    return Rounds(ceil_log2(n), n, make_round)
+    return Rounds(ceil_log2(n), n, all_gather_round)
 
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)
@@ -62,5 +62,5 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: the broadcast backwards, a reduce-scatter and a gather that adds what inner ranks hold."""
+    """Plan a reduce: the broadcast backwards, a reduce-scatter and then a gather that sums up the tree."""
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

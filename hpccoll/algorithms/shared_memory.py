@@ -1,13 +1,14 @@
 """Collectives within a node: ranks load from and store to each other's memory between two fences, without messages.
 
-The fence at the start makes every rank's input readable; the fence at the end says that all ranks are done with each
-other's memory. Between them every rank moves the data that it needs, all ranks at once, without buffers and without
-waiting for a partner. The cost is the bytes plus the latency of two fences. These plans suit the ranks of one node, or
-GPUs that map each other's memory.
+After the first fence every rank's input may be read; after the last fence no rank accesses another's memory any more.
+Between them every rank moves the data that it needs, all ranks at once, without buffers and without waiting for a
+partner. The cost is the bytes plus the latency of two fences. These plans suit the ranks of one node, or GPUs that can
+access each other's memory.
 
 Order: `shared_one_shot` reduces 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits;
-elsewhere owner r of a chunk reduces its own part first, then those of r+1, r+2, ... around the circle, and other ranks
-copy its result. Every rank starts at its own place of the circle, so that not all ranks load from one rank at once.
+elsewhere owner r of a chunk reduces its own part first, then those of ranks r+1, r+2, ... (mod n), and other ranks copy
+its result. Every rank r accesses the others in the order r+1, r+2, ... (mod n), so that at any time the ranks load from
+different ranks.
 
 Sources: the one-shot and two-shot all-reduce of TensorRT-LLM and vLLM; Graham and Shipman, "MPI support for multi-core
 architectures", EuroPVM/MPI 2008, and Jain et al., SC 2018, for collectives in the shared memory of a node.
@@ -27,19 +28,19 @@ MakeSteps = Callable[[], Sequence[Step]]
 
 
 def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeSteps) -> Rounds:
-    """Return a fence of all n ranks, one round per item of `work`, and a fence again; no rounds on one rank."""
+    """Return a fence of all n ranks, one round per function in `work`, and a second fence; no rounds if n == 1."""
     everyone = Fence(np.zeros_like(rank))
     rounds: list[MakeSteps] = [lambda: [everyone], *work, lambda: [everyone]]
     return Rounds(len(rounds) if n > 1 else 0, chunks, lambda t: rounds[t]())
 
 
 def _peers(rank: IntArray, n: int) -> list[IntArray]:
-    """Return the other ranks in the order in which each rank accesses them: from the next one around the circle."""
+    """Return the ranks r+1, r+2, ... (mod n) for each rank r: the order in which it accesses the others."""
     return [(rank + distance) % n for distance in range(1, n)]
 
 
 def _reduce_own_chunk(rank: IntArray, n: int) -> list[Step]:
-    """Return the loads by which every rank r reduces chunk r of all other ranks into its own."""
+    """Return the loads with which every rank r reduces chunk r of all other ranks into its own chunk r."""
     own = Span(rank, 1, n)
     return [Load(peer, own, own, Op.OWN_FIRST) for peer in _peers(rank, n)]
 
@@ -59,10 +60,10 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory."""
     whole = Span(0, 1, 1)
 
-    def loads() -> list[Step]:
+    def reduce_in_rank_order() -> list[Step]:
         return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
 
-    return between_fences(rank, n, 1, loads)
+    return between_fences(rank, n, 1, reduce_in_rank_order)
 
 
 def two_shot_cost(n: int) -> Cost:
@@ -74,14 +75,9 @@ def two_shot_cost(n: int) -> Cost:
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
-    # No fence between: each rank overwrites only those places in other ranks' memory that it alone has read.
-    return between_fences(
-        rank,
-        n,
-        n,
-        lambda: _reduce_own_chunk(rank, n),
-        lambda: [Store(peer, own, own) for peer in _peers(rank, n)],
-    )
+    # No fence is needed before the stores: rank r overwrites only chunk r of other ranks, which r alone has read.
+    work: list[MakeSteps] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
+    return between_fences(rank, n, n, *work)
 
 
 def block_cost(n: int) -> Cost:
@@ -137,14 +133,14 @@ def reduce(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: the root stores one chunk to all ranks, and they load the other chunks from it."""
+    """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it."""
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
-    def transfers() -> list[Step]:
+    def store_and_load() -> list[Step]:
         stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), own, own) for peer in _peers(rank, n)]
         return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
 
-    return between_fences(rank, n, n, transfers)
+    return between_fences(rank, n, n, store_and_load)
 
 
 @algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True)
@@ -152,10 +148,10 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1."""
     own = Span(rank, 1, n)
 
-    def loads() -> list[Step]:
+    def load_own_blocks() -> list[Step]:
         return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
 
-    return between_fences(rank, n, 2 * n, loads) if n > 1 else Rounds(1, 2, lambda _: loads())
+    return between_fences(rank, n, 2 * n, load_own_blocks) if n > 1 else Rounds(1, 2, lambda _: load_own_blocks())
 
 
 def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n

@@ -1,12 +1,13 @@
 """Swing all-reduce: a butterfly with partners at distances 1, -1, 3, -5, 11, ..., mirrored for odd ranks.
 
 Like recursive halving and doubling, but the distances grow to n/3 only instead of n/2, which shortens the paths on
-rings and tori, and most bytes move while partners are close. A rank exchanges the chunks of the ranks that its partner
-can still reach, so they are scattered over the message. The same rounds backwards are the all-gather.
+rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks of all ranks that the
+partner reaches in later rounds; these chunks are scattered over the message. The same rounds backwards are the
+all-gather.
 
-If n is not a power of two, the ranks from the largest power c on fold into rank r mod c before and receive the result
-after: two more rounds, and up to S more sent by the hosts. This serves odd n as well, unlike the paper's way for even
-n.
+If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
+r - c, and gets the result from it at the end: two more rounds, and S more sent by each rank r - c. The paper describes
+another method, for even n only.
 Order: the receiver's own part first, then the partner's partial sum; one rank computes each chunk.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
@@ -22,15 +23,15 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds, Span, fol
 
 
 def find_partner(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank's partner: at distance 1 - 2 + 4 - ... (step + 1 terms), negated for odd ranks."""
+    """Return each rank's partner in round `step`: 1 - 2 + 4 - ... (step + 1 terms) ranks above, or below if odd."""
     distance = (1 - (-2) ** (step + 1)) // 3
     return np.asarray(np.where(rank % 2 == 0, rank + distance, rank - distance) % n, np.int64)
 
 
 def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return the ranks that each rank can still reach from `step` on, itself included, sorted, shape (P, n >> step).
+    """Return the ranks that each rank reaches in the rounds from `step` on, and itself, sorted, shape (P, n >> step).
 
-    Sorting lets neighbouring chunks travel as one piece of memory.
+    Sorting makes adjacent chunks contiguous in a message.
     """
     ranks = rank[:, None]
     for later in range(step, n.bit_length() - 1):
@@ -39,25 +40,25 @@ def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the all-reduce among a power of two of ranks."""
+    """Return the all-reduce for n ranks, n a power of two."""
 
-    def make_round(t: int) -> list[Move]:
+    def reduce_scatter_round(t: int) -> list[Move]:
         peer, count = find_partner(rank, t, n), n >> (t + 1)
         sent = Picks(count, lambda: find_reachable(peer, t + 1, n))
         kept = Picks(count, lambda: find_reachable(rank, t + 1, n))
         return [Move(peer, peer, sent, kept, Op.OWN_FIRST)]
 
-    halving = Rounds(n.bit_length() - 1, n, make_round)
+    halving = Rounds(n.bit_length() - 1, n, reduce_scatter_round)
     return halving + halving.reversed()
 
 
 def period(n: int) -> int:
-    """Return 2 for powers of two, where even ranks behave alike and odd ranks behave alike; else n."""
+    """Return the p for which rank r + p does what rank r does: 2 if n is a power of two, else n."""
     return min(n, 2) if n == floor_power_of_two(n) else n
 
 
 @algorithm(Operation.ALL_REDUCE, "swing", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: halve the exchanged part per round while distances grow, then the rounds backwards."""
+    """Plan an all-reduce: a reduce-scatter with halving messages and growing distances, then the rounds backwards."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

@@ -43,7 +43,7 @@ def test_each_is_proven_at_its_cost_on_any_number_of_ranks(name, n):
     [
         ("swing", 8, 1, Cost(6, Fraction(14, 8), Fraction(14, 8))),
         ("bine", 8, 1, Cost(6, Fraction(14, 8), Fraction(14, 8))),
-        # Two guests fold in and out: both send S, and their hosts the result.
+        # Two extra ranks: both send S, and their proxies send the result.
         ("swing", 6, 1, Cost(4 + 2, Fraction(4 * 6 + 4 * 4, 4 * 6), Fraction(6, 4) + 1)),
         ("chain", 6, 4, Cost(4 + 2 * 6 - 3, Fraction(10, 6), Fraction(2))),
         # Two full trees of 7: 4 rounds up, 1 across, 4 down, 3 for each of the other chunks.
@@ -176,7 +176,7 @@ def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
 def test_a_hierarchy_costs_what_its_parts_cost_written_out():
     # 4 nodes of 2: a ring of 2 there and back, 2 ceil(log2 4) + 3 - 1 rounds of a double tree on half of the message.
     assert plan_of("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
-    # 3 and 5 ranks: two guests fold into slots 0 and 1 of the second node.
+    # 3 and 5 ranks: two further ranks send to slots 0 and 1 of the second node.
     found = check(hierarchical.make_hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
     mean = (2 * 2 + 6 * Fraction(4, 3) + 2 * 1) / Fraction(8)
     assert found == Cost(2 * (1 + 2) + 1, mean, 1 + Fraction(4, 3) + Fraction(1, 3))
@@ -294,7 +294,7 @@ def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
     assert "all_reduce/dual_root on 8 ranks" in complaint(plan_of("dual_root", 8, 3))
 
 
-def test_fault_hierarchy_that_forgets_its_guests(monkeypatch):
+def test_fault_hierarchy_that_forgets_its_further_ranks(monkeypatch):
     monkeypatch.setattr(
         hierarchical, "reduce_into_core", lambda slot, size, owners, whole, chunks: empty_rounds(chunks)
     )

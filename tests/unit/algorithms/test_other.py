@@ -89,7 +89,7 @@ def test_a_round_of_24576_ranks_needs_no_table_of_ranks_and_chunks(name):
         ("all_gather/circulant", 13, 1, Cost(4, Fraction(12, 13), Fraction(12, 13))),
         ("reduce_scatter/pat", 24, 1, Cost(5, Fraction(23, 24), Fraction(23, 24))),
         ("all_gather/recursive_doubling", 16, 1, Cost(4, Fraction(15, 16), Fraction(15, 16))),
-        # Seven ranks, three guests: rank 0 doubles 2 and 4 blocks and gives its guest the other 6.
+        # Seven ranks, three extra ranks: rank 0 doubles 2 and 4 blocks and gives its extra rank the other 6.
         ("all_gather/recursive_doubling", 7, 1, Cost(4, Fraction(6, 7), Fraction(2 + 4 + 6, 7))),
         ("reduce_scatter/recursive_halving", 7, 1, Cost(4, Fraction(6, 7), Fraction(6, 7))),
         ("all_gather/neighbor_exchange", 10, 1, Cost(5, Fraction(9, 10), Fraction(9, 10))),
@@ -130,7 +130,7 @@ def base_chunk(place: int, skips: list[int]) -> int:
 def test_the_broadcast_schedule_keeps_the_conditions_of_the_paper(n):
     skips = circulant.list_skips(n)
     q = len(skips) - 1
-    table = circulant.receive_schedule(np.arange(n), n).tolist()
+    table = circulant.compute_receive_schedule(np.arange(n), n).tolist()
     for place in range(1, n):
         base, got = base_chunk(place, skips), table[place]
         # Once in a cycle a new chunk, its base chunk; otherwise each other chunk of the cycle before.
@@ -177,7 +177,7 @@ def test_pat_sends_the_far_messages_small():
 
 @pytest.mark.parametrize("n", [2, 3, 4, 9, 10, 17])
 def test_neighbor_exchange_talks_to_neighbours_only(n):
-    around = n - n % 2  # for odd n the last rank is a guest outside the circle
+    around = n - n % 2  # for odd n the last rank is outside the circle
     for moves in plan_of("all_gather/neighbor_exchange", n).moves():
         for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.dest.tolist()) if to != NO_PEER):
             assert (to - rank) % around in (1, around - 1) or {rank, to} == {n - 2, n - 1}

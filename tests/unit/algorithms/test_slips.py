@@ -61,14 +61,14 @@ def test_skips_that_round_down_lose_contributions(monkeypatch):
 
 @pytest.mark.parametrize("column", range(4))
 def test_a_schedule_with_two_rounds_exchanged_sends_what_is_not_there(monkeypatch, column):
-    right = circulant.receive_schedule
+    right = circulant.compute_receive_schedule
 
     def swapped(place, n):
         table = right(place, n)
         table[place == 9] = np.roll(table[place == 9], 1 + column % 3, axis=1)
         return table
 
-    monkeypatch.setattr(circulant, "receive_schedule", swapped)
+    monkeypatch.setattr(circulant, "compute_receive_schedule", swapped)
     assert "broadcast/circulant on 13 ranks" in complaint(plan_of("broadcast/circulant", 13, chunks=5))
 
 
@@ -132,7 +132,7 @@ def test_both_trees_with_the_same_half_leave_the_other_out():
     assert "receives chunk 0 from two messages" in complaint(rewritten("broadcast/double_tree", 6, same_half, chunks=2))
 
 
-def test_a_guest_who_is_not_told_may_not_leave():
+def test_an_extra_rank_that_is_not_signalled_may_not_leave():
     def forgotten(t, moves):
         return [] if t == 3 else moves
 

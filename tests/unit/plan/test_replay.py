@@ -109,7 +109,7 @@ def expressions(plan: Plan, chunk: int = 0) -> list[str]:
         ("all_reduce/ring", 4, 0, "(a(d(cb)))"),
         ("all_reduce/ring", 5, 2, "(c(b(a(ed))))"),
         ("reduce_scatter/ring", 4, 1, "(b(a(dc)))"),
-        # The lower rank's operand first, at both partners; guests after their hosts.
+        # The lower rank's operand first, at both partners; extra ranks after their proxies.
         ("all_reduce/recursive_doubling", 4, 0, "((ab)(cd))"),
         ("all_reduce/recursive_doubling", 6, 0, "(((ae)(bf))(cd))"),
         # The receiver's own first, the far half first.
