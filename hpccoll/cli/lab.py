@@ -32,14 +32,16 @@ _dir_option = click.option(
 
 
 def _spec_options(function: Function) -> Function:
-    """Add the options that describe a lab, and --dir, to a command."""
+    """Decorator: add the options that describe a lab, and --dir, to a command."""
     for option in reversed(
         (
             click.option("--nodes", type=int, help="Number of nodes.  [default: 4]"),
             click.option("--cpus", type=int, help="CPUs per node, as SLURM sees them.  [default: 2]"),
             click.option("--link", metavar="RATE", help="Rate of each link in bits per second: 400M, 1G."),
             click.option("--latency", metavar="TIME", help="One-way latency between two nodes: 1ms, 250us."),
-            click.option("--share", "shares", metavar="PATH", multiple=True, help="Path below /tmp that nodes see."),
+            click.option(
+                "--share", "shares", metavar="PATH", multiple=True, help="Path below /tmp that all nodes see."
+            ),
             click.option("--subnet", metavar="A.B.C", help="Subnet of the nodes.  [default: 10.77.0]"),
             click.option("--flat", is_flag=True, help="Run all daemons on 127.0.0.1, without namespaces."),
         )
@@ -50,17 +52,17 @@ def _spec_options(function: Function) -> Function:
 
 @click.group()
 def lab() -> None:
-    """Start a throw-away SLURM cluster on this machine, and remove it without a trace.
+    """Start a throw-away SLURM cluster on this machine, change it while jobs run, and remove it without a trace.
 
     Nodes have their own host names, addresses, processes, /tmp and /dev/shm; links can have a rate and a latency. Root
-    is not needed where users may create namespaces. Without namespaces the lab is flat, and a warning says why.
+    is not needed if users may create namespaces. Without namespaces the lab is flat, and a warning states why.
 
     \b
     Example:
       hpccoll lab run --link 400M -- sbatch --wait job.sh      # a lab for one command
       hpccoll lab up && hpccoll lab run -- srun -N4 hostname
       hpccoll lab link node2 --rate 100M && hpccoll lab down
-    """  # noqa: D301 - \b is click's, and keeps the lines apart
+    """  # noqa: D301 - \b makes click keep the line breaks
 
 
 @lab.command(epilog="Example: hpccoll lab up --nodes 4 --link 400M --latency 1ms")
@@ -96,7 +98,7 @@ def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
 def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options: Any) -> int:
     """Run a command on the control node of the running lab, or of a new lab that ends with the command.
 
-    A new lab is started where none runs, or where an option such as --nodes or --link describes one. Ctrl-C ends the
+    A new lab is started if none runs, or if an option such as --nodes or --link describes one. Ctrl-C ends the
     command and its new lab. The exit status is the command's.
     """
     from hpccoll.lab.client import is_lab_running
@@ -128,7 +130,7 @@ def down(state_dir: Path | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab status --json -")
 @_dir_option
-@click.option("--json", "target", metavar="FILE", help="One JSON object; - for standard output.")
+@click.option("--json", "target", metavar="FILE", help="Write one JSON object; - for standard output.")
 def status(state_dir: Path | None, target: str | None) -> int:
     """Show the nodes with their links and SLURM states."""
     from hpccoll.lab.cluster_spec import format_rate
@@ -182,7 +184,7 @@ def link(node: str, state_dir: Path | None, rate: str | None, up: bool | None) -
 @click.argument("state", type=click.Choice(["on", "off"]))
 @_dir_option
 def power(node: str, state: str, state_dir: Path | None) -> int:
-    """Switch NODE off as a power cut would, or on again; SLURM notices after some seconds."""
+    """Switch NODE off like a power cut, or on again; SLURM notices after some seconds."""
     _attach(state_dir).set_power(node, on=state == "on")
     return 0
 
@@ -198,7 +200,7 @@ def slow(node: str, state_dir: Path | None, percent: float) -> int:
 
 
 def _warn_of_flat_mode(reason: str) -> None:
-    """Print a warning of the limits and of the insecurity of flat mode."""
+    """Print a warning of the limits and insecurity of flat mode to standard error."""
     from hpccoll.lab.isolation import Isolation
 
     click.echo(
@@ -209,14 +211,14 @@ def _warn_of_flat_mode(reason: str) -> None:
 
 
 def _attach(state_dir: Path | None) -> Lab:
-    """Return the lab that runs in the given or the default directory."""
+    """Connect to the lab that runs in the given or the default directory; raise UnavailableError if none does."""
     from hpccoll.lab.cluster import Lab, get_default_dir
 
     return Lab.attach(state_dir or get_default_dir())
 
 
 def _build_spec(options: dict[str, Any]) -> ClusterSpec:
-    """Return the configuration that the options describe; it shares the working directory and this Python."""
+    """Return the configuration that the options describe; nodes also see the working directory and this Python."""
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}
@@ -228,7 +230,7 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
 
 
 def _run_in_foreground(target: Lab, command: tuple[str, ...]) -> int:
-    """Run a command on this terminal; return its exit status, 128 + N if signal N ended it."""
+    """Run a command of a lab on this terminal and wait; return its exit status, 128 + N if signal N ended it."""
     process = subprocess.Popen(target.wrap_command(command), env=target.build_environment())
     try:
         status = process.wait()
@@ -239,7 +241,7 @@ def _run_in_foreground(target: Lab, command: tuple[str, ...]) -> int:
 
 
 def _end_interrupted(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of an interrupted command; interrupt it again, because srun expects that; then kill it."""
+    """Wait until an interrupted command ends; interrupt it again, as srun expects; kill it after KILL_S."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for limit_s in (SECOND_INTERRUPT_S, KILL_S):

@@ -33,25 +33,15 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--width", type=click.IntRange(1), default=64, show_default=True, help="Features between layers.")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Number of linear layers.")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), default="tanh", show_default=True)
-@click.option(
-    "--steps",
-    type=click.IntRange(0),
-    default=200,
-    show_default=True,
-    help="Total, including steps before a resumption.",
-)
+@click.option("--steps", type=click.IntRange(0), default=200, show_default=True, help="In total, also when resumed.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of parameters and data order.")
-@click.option(
-    "--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples per step, over all ranks."
-)
-@click.option(
-    "--microbatches", type=click.IntRange(1), help="Micro-batches per rank and step; default 4 with pp, else 1."
-)
+@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples per step over all ranks.")
+@click.option("--microbatches", type=click.IntRange(1), help="Micro-batches per rank; default 4 with pp, else 1.")
 @click.option(
     "--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b", show_default=True, help="Pipeline schedule."
 )
 @click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=0.5, show_default=True, help="Learning rate of plain SGD."
+    "--lr", type=click.FloatRange(0, min_open=True), default=0.5, show_default=True, help="Learning rate of SGD."
 )
 @click.option("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -59,9 +49,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 )
 @click.option("-c", "--check", is_flag=True, help="Compare the first gradients with one process's; status 1 if wrong.")
 @click.option("--checkpoint", metavar="DIR", help="Resume from DIR's newest checkpoint; save checkpoints there.")
-@click.option(
-    "--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Steps between checkpoints."
-)
+@click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Interval in steps.")
 @click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
 @click.option("--json", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
 def train(

@@ -1,4 +1,4 @@
-"""`LabClient`: requests to the supervisor of a running lab, and the end of a lab, from outside its namespaces."""
+"""`LabClient`: send requests to the supervisor of a running lab, and end or kill a lab, from outside its namespaces."""
 
 from __future__ import annotations
 
@@ -27,14 +27,7 @@ END_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LabClient:
-    """A client of a running lab.
-
-    Args:
-        paths: the lab's files.
-        pid: the supervisor's process ID, as seen from this process.
-        isolation: how its nodes are isolated.
-        spec: the configuration that the lab was started with.
-    """
+    """A client of a running lab; `pid` is the supervisor's process ID in this process's namespace."""
 
     paths: LabPaths
     pid: int
@@ -42,7 +35,7 @@ class LabClient:
     spec: ClusterSpec
 
     def request(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Have the supervisor carry out an action; return the status of the lab afterwards.
+        """Block until the supervisor has carried out an action; return the status of the lab afterwards.
 
         Raises:
             HpccollError: the action failed, or the supervisor does not answer.
@@ -50,7 +43,7 @@ class LabClient:
         return _request(self.paths, {"action": action, **arguments})[0]
 
     def shut_down(self) -> None:
-        """End the lab and wait until all of its processes are gone; kill it where it does not end by itself."""
+        """End the lab, or kill it if it does not end on request; wait until its processes are gone."""
         with _open_processes(self.pid, self.isolation) as descriptors:
             if not descriptors:
                 return
@@ -65,35 +58,36 @@ class LabClient:
 
 @contextmanager
 def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
-    """Yield pidfds of the supervisor and of the `unshare` process that holds its namespaces and ends after it."""
+    """Context manager: pidfds of the supervisor and of its parent `unshare`, which ends last; empty if it has ended."""
     with ExitStack() as stack:
         descriptors: list[int] = []
         with suppress(OSError):
-            # The child's descriptor is opened first: while it is open, the process ID cannot be reused.
+            # Open the child's descriptor first: while it is open, the process ID cannot be reused.
             descriptors.append(os.pidfd_open(pid))
             stack.callback(os.close, descriptors[0])
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
             parent = int(status.partition("PPid:")[2].split()[0])
             name = Path(f"/proc/{parent}/comm").read_text(encoding="ascii", errors="replace").strip()
-            if name in isolation.unshare_command:  # otherwise the parent is unrelated and has adopted an orphan
+            if name in isolation.unshare_command:  # else the parent is unrelated: it adopted the supervisor
                 descriptors.append(os.pidfd_open(parent))
                 stack.callback(os.close, descriptors[1])
         yield descriptors
 
 
 def _kill_supervisor(descriptors: Sequence[int]) -> None:
+    """Send SIGKILL to the supervisor, the first of the pidfds; do not wait."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
 
 
 def _wait_for_end(descriptors: Sequence[int]) -> bool:
-    """Wait for the end of the processes; return whether all ended within END_LIMIT_S."""
+    """Wait until the processes of these pidfds end, at most END_LIMIT_S; return whether all ended."""
     end = time.monotonic() + END_LIMIT_S
     return all(select.select([fd], [], [], max(0.0, end - time.monotonic()))[0] for fd in descriptors)
 
 
 def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
-    """Kill a lab, even one that is still starting, and wait until its processes are gone."""
+    """Kill a lab, even one that is still starting, and wait at most END_LIMIT_S until its processes are gone."""
     try:
         with _connect(paths) as connection:
             pid = _read_peer_pid(connection)
@@ -106,7 +100,7 @@ def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
 
 
 def connect_lab(state_dir: Path) -> LabClient:
-    """Return a client of the lab that runs in a state directory.
+    """Ask the supervisor in a state directory for its status; return a client of its lab.
 
     Raises:
         UnavailableError: no lab runs there.
@@ -117,7 +111,7 @@ def connect_lab(state_dir: Path) -> LabClient:
 
 
 def is_lab_running(state_dir: Path) -> bool:
-    """Whether a lab runs in a state directory."""
+    """Whether the supervisor of a lab answers in a state directory; sends it a request."""
     try:
         connect_lab(state_dir)
     except UnavailableError:
@@ -134,7 +128,7 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Return a connection to the supervisor, made through a directory descriptor because socket paths are limited."""
+    """Return a connection to the supervisor's socket; its address is short, because sockets allow 107 bytes."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_LIMIT_S)
     try:
@@ -151,13 +145,13 @@ def _connect(paths: LabPaths) -> socket.socket:
 
 
 def _read_peer_pid(connection: socket.socket) -> int:
-    """Return the process ID of the peer in this process's namespace; the kernel translates it."""
+    """Return the peer's process ID as the kernel translates it for this process's namespace."""
     pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
 
 def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Send a request to the supervisor; return its answer and its process ID."""
+    """Send a request to the supervisor, block for the answer, and return the result and the supervisor's process ID."""
     with _connect(paths) as connection:
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -169,7 +163,7 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
-    """Return the result in a line from the supervisor.
+    """Return the result in an answer line of the supervisor, or raise the error in it.
 
     Raises:
         HpccollError: the line holds an error, or is empty because the supervisor ended.

@@ -3,7 +3,7 @@
     with Lab(ClusterSpec(nodes=4, bytes_per_s=50e6)) as lab:
         print(lab.run(["srun", "-N4", "hostname"]).stdout)
 
-Its processes, networks and state directory are gone after the `with`, even if this process is killed.
+After the `with` block its processes, networks and state directory are gone, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpccoll.lab.state_dir import clear_state_dir
 Stream: TypeAlias = IO[Any] | int | None
 NO_LIMIT = "max"
 GRACE_S = 2.0
-# All nodes share this machine's cores, so Open MPI must oversubscribe and must not bind ranks to cores.
+# All nodes share this machine's cores, so Open MPI must accept more ranks than cores and must not bind ranks to them.
 _MAPPING = "PRTE_MCA_rmaps_default_mapping_policy"
 _OPEN_MPI = {
     _MAPPING: "slot:oversubscribe",
@@ -34,7 +34,12 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 _OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_OUTER_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")  # variables of a job that this process is part of
+_OUTER_JOB = (
+    "SLURM_",
+    "PMI_",
+    "PMIX_",
+    "OMPI_COMM_WORLD_",
+)  # prefixes of the variables of a SLURM or MPI job that contains this process
 
 
 def get_default_dir() -> Path:
@@ -43,12 +48,12 @@ def get_default_dir() -> Path:
 
 
 class Lab:
-    """A lab that starts on entering a `with` block, and ends on leaving it or with this process.
+    """A lab that starts on entering a `with` block, and ends on leaving the block or with this process.
 
     Args:
         spec: nodes, CPUs, links and shared paths; by default four nodes of two CPUs without limits.
         state_dir: the state directory; files in its `shared` directory outlive the lab. By default a temporary
-            directory, of which nothing stays.
+            directory that is removed with all files.
         flat: run all daemons on 127.0.0.1 without namespaces.
 
     Raises:
@@ -60,12 +65,12 @@ class Lab:
         self.spec, self.flat = spec or ClusterSpec(), flat
         self._given_dir = state_dir
         self._client: LabClient | None = None
-        self._lifeline = -1  # the write end of a pipe: the lab ends when it closes
+        self._lifeline = -1  # the write end of a pipe; the lab ends when this end closes
         self._started: list[subprocess.Popen[str]] = []
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
-        """Return the lab that runs in `state_dir`; it does not end with the `with` block or this process.
+        """Connect to the lab that runs in `state_dir`; it outlives the `with` block and this process.
 
         Raises:
             UnavailableError: no lab runs there.
@@ -99,9 +104,9 @@ class Lab:
             self.close()
 
     def close(self) -> None:
-        """End the lab, and the commands that `start` started on it."""
+        """Kill the commands that `start` started, end the lab and wait until its processes are gone."""
         for process in self._started:
-            if process.poll() is None:  # flat mode has no namespace that ends it
+            if process.poll() is None:  # flat mode has no namespace whose end would kill it
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         self._started.clear()
@@ -125,7 +130,7 @@ class Lab:
 
     @property
     def state_dir(self) -> Path:
-        """The state directory, visible to all nodes; the daemons' logs are in its directory `log`."""
+        """The state directory, visible to all nodes; its subdirectory `log` has the daemons' logs."""
         return self.client.paths.dir
 
     @property
@@ -134,21 +139,23 @@ class Lab:
         return self.client.paths.shared
 
     def build_environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return this process's environment adapted to the lab.
+        """Return a copy of this process's environment adapted to the lab; `extra` overrides it.
 
-        It sets SLURM_CONF and, unless they are set, the variables that Open MPI needs to run as root and with more
-        ranks than cores. It removes the variables of an outer job. `extra` overrides the result.
+        SLURM_CONF names the lab's configuration. Open MPI may run as root and with more ranks than cores, unless its
+        variables are set already. The variables of a job that contains this process are removed.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER_JOB)}
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
         own = {"PATH": requirements.extend_path(), "SLURM_CONF": str(self.client.paths.conf)}
         merged = defaults | inherited | own | dict(extra or {})
-        if merged[_MAPPING] == ":oversubscribe":  # right on one host; on several, all ranks would land on the first
+        if (
+            merged[_MAPPING] == ":oversubscribe"
+        ):  # correct on one host; on several, it would place all ranks on the first
             merged[_MAPPING] = _OPEN_MPI[_MAPPING]
         return merged
 
     def wrap_command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """Return the command that runs `argv` on the control node; it dies with the process that starts it."""
+        """Return the command that runs `argv` on the control node, and dies with the process that starts it."""
         nsenter = self.client.isolation.build_nsenter_command(self.client.pid)
         if not nsenter:
             return ["setpriv", "--pdeathsig", "KILL", *argv]
@@ -166,13 +173,9 @@ class Lab:
         stdout: Stream = subprocess.PIPE,
         stderr: Stream = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node, in a session of its own, and return its process.
+        """Start a command on the control node, in a session of its own, and return its process without waiting.
 
-        Args:
-            argv: the command.
-            env: variables that override `build_environment()`.
-            cwd: working directory; default this process's.
-            stdin: as subprocess.Popen takes it; the same for `stdout` and `stderr`.
+        `env` overrides variables of `build_environment()`. `cwd` and the streams are those of subprocess.Popen.
         """
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
@@ -195,7 +198,7 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the control node; return its exit status and its output when it has ended.
+        """Run a command on the control node, block until it ends, and return its exit status and output.
 
         Raises:
             CommunicationError: the command did not end within `timeout_s` and was killed; the message holds its output.
@@ -210,10 +213,10 @@ class Lab:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def set_link(self, node: str, *, rate: str | None = None, up: bool | None = None) -> None:
-        """Change the link of a node, or of `all`, in the running lab.
+        """Change the link of a node, or of all nodes if `node` is `all`, in the running lab.
 
         Args:
-            node: its name.
+            node: name of the node, or `all`.
             rate: bits per second such as `400M`, or `max` for no limit; None keeps the rate.
             up: whether the link is up; None keeps its state.
 
@@ -226,25 +229,25 @@ class Lab:
         self.client.request("link", node=node, **change)
 
     def set_power(self, node: str, *, on: bool) -> None:
-        """Switch a node off as a power cut would, or on again; SLURM notices after some seconds."""
+        """Start a node, or kill all its processes like a power cut; SLURM notices after some seconds."""
         self.client.request("power", node=node, on=on)
 
     def throttle(self, node: str, percent: float) -> None:
-        """Take that percentage of CPU time from a node's processes, except SLURM's; 0 ends the throttling."""
+        """Take `percent` of their CPU time from a node's processes, except SLURM's; return at once; 0 ends it."""
         self.client.request("throttle", node=node, percent=percent)
 
     def restore(self) -> None:
-        """Restore the initial state: no jobs, all nodes on, idle and at full speed, all links up at initial rates."""
+        """Cancel all jobs and restore the initial links, power and speed; block until all nodes are idle."""
         self.run(["scancel", "--full", "--user", self.client.paths.user], timeout_s=30)
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return the status of the lab: `isolation`, `why`, `shape` (its configuration) and `nodes`."""
+        """Request the lab's status: `isolation`, `why` (not a better one), `shape` (configuration) and `nodes`."""
         return self.client.request("status")
 
 
 def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process of `Lab.start` and its session; return its standard output and standard error so far."""
+    """Terminate or kill a process of `Lab.start` and its session; return its standard output and error so far."""
     partial: subprocess.TimeoutExpired | None = None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -253,7 +256,7 @@ def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
             return process.communicate(timeout=GRACE_S)
         except subprocess.TimeoutExpired as error:
             partial = error
-    # A process outside the session still holds the pipes: return the output so far without waiting for their end.
+    # A process outside the session still holds the pipes, so return the output so far without waiting for end of file.
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()
@@ -262,4 +265,5 @@ def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _decode(output: bytes | str | None) -> str:
+    """Return a process's output as a string; empty for None."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

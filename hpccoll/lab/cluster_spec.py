@@ -1,4 +1,4 @@
-"""`ClusterSpec`: the number of nodes of a lab, their links and shared paths; parsing of rates and times."""
+"""`ClusterSpec`, the number of nodes of a lab, their links and shared paths; parse and format rates and times."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ClusterSpec:
     """The requested configuration of a lab.
 
     Args:
-        nodes: how many; they are named node1, node2, ...
+        nodes: number of nodes; they are named node1, node2, ...
         cpus: CPUs per node as SLURM sees them; in fact all nodes share this machine's cores.
         bytes_per_s: rate of each node's link per direction; None for no limit.
         latency_s: one-way latency between two nodes; 0 uses a plain bridge.
         shares: paths below /tmp that all nodes see; otherwise each node has its own /tmp.
-        subnet: the first three numbers of the addresses; node i has the address `subnet`.i.
+        subnet: the first three numbers of the nodes' IPv4 addresses; the fourth number of node i is i.
 
     Raises:
         UsageError: a number is out of range, or a shared path does not exist.
@@ -66,11 +66,11 @@ class ClusterSpec:
         return tuple(f"node{index}" for index in range(1, self.nodes + 1))
 
     def get_address(self, name: str) -> str:
-        """Return the address of a node, or of the control node `ctl`."""
+        """Return the IPv4 address of a node, or of the control node `ctl`."""
         return f"{self.subnet}.{254 if name == 'ctl' else self.names.index(name) + 1}"
 
     def select_nodes(self, name: str) -> tuple[str, ...]:
-        """Return the names of all nodes for `all`, otherwise `name` alone.
+        """Return the names of all nodes if `name` is `all`, else `name` alone.
 
         Raises:
             UnknownNameError: there is no such node.
@@ -82,17 +82,17 @@ class ClusterSpec:
         return (name,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
+        """Return the fields as JSON types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ClusterSpec:
-        """Return the configuration that `to_dict` returned."""
+        """Return the configuration from its `to_dict`."""
         return cls(**fields | {"shares": tuple(fields["shares"])})
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second of a rate in bits per second: `400M`, `1G`, `10Mbit` (powers of ten).
+    """Return in bytes per second a rate written in bits per second: `400M`, `1G`, `10Mbit` (powers of ten).
 
     Raises:
         UsageError: `text` is not a rate.
@@ -104,7 +104,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """Return a rate as the command line takes it: `400M`; `-` for no limit."""
+    """Return a rate in bits per second, as --link takes it: `400M`; `-` for no limit."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -115,7 +115,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def parse_latency(text: str) -> float:
-    """Return the seconds of a time with its unit: `1ms`, `250us`, `0s`.
+    """Return in seconds a time written with its unit: `1ms`, `250us`, `0s`.
 
     Raises:
         UsageError: `text` is not a time.
@@ -128,8 +128,8 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def find_paths_below_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - nodes hide this one
-    """Return the resolved `paths` below `tmp`, sorted, without those inside other ones."""
+def find_paths_below_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the /tmp that nodes hide
+    """Return those of the resolved `paths` that are below `tmp`, sorted, without paths inside another of them."""
     resolved = sorted({str(Path(path).resolve()) for path in paths})
     inside = [path for path in resolved if path.startswith(f"{tmp}/")]
     return [path for path in inside if not any(path.startswith(f"{other}/") for other in inside)]

@@ -1,4 +1,4 @@
-"""How the nodes of a lab are isolated here: by namespaces as root, by namespaces of an ordinary user, or not (flat)."""
+"""Choose how the nodes of a lab are isolated: by namespaces as root, by those of an ordinary user, or not (flat)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEW_NAMESPACES = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "
 
 
 class Isolation(Enum):
-    """A way to isolate nodes, best first."""
+    """How nodes are isolated, best first."""
 
     ROOT = "root"
     USER = "user"
@@ -21,7 +21,7 @@ class Isolation(Enum):
 
     @property
     def description(self) -> str:
-        """One line for people."""
+        """The isolation in a few words, for messages."""
         return {
             Isolation.ROOT: "namespaces, as root",
             Isolation.USER: "namespaces of an ordinary user",
@@ -46,9 +46,9 @@ class Isolation(Enum):
 
 
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
-    """Return the best isolation that works here, and why no better one does (empty for the best).
+    """Return the best isolation that works here, and the errors of better ones (empty if it is the best).
 
-    Each is tested with a short-lived process in new namespaces; `flat` requests flat mode without a test.
+    Tests each by starting a process in new namespaces; `flat` requests flat mode without a test.
     """
     if flat:
         return Isolation.FLAT, "asked for"
@@ -62,7 +62,7 @@ def choose_isolation(flat: bool) -> tuple[Isolation, str]:
 
 
 def _test_namespaces(isolation: Isolation) -> str:
-    """Return the error of creating the namespaces; empty if it works."""
+    """Start `true` in new namespaces; return the error message, empty if it works."""
     command = [*isolation.unshare_command, "true"]
     environment = {"PATH": extend_path(), "LC_ALL": "C"}
     try:
@@ -73,11 +73,7 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Check that nodes have networks of their own.
-
-    Raises:
-        UnavailableError: the lab is flat; the message names the `feature` that needs networks and the `reason`.
-    """
+    """Raise UnavailableError, naming the `feature` that needs node networks and the `reason`, if the lab is flat."""
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

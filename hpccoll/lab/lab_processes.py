@@ -24,19 +24,19 @@ START_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class NodeState:
-    """The processes and the settings of a node."""
+    """The processes of a node and the settings of its link and CPU throttle."""
 
     name: str
-    device: str  # the control node's end of its link
-    process: subprocess.Popen[bytes] | None  # its init process, or the `unshare` around it; None while it is off
-    bytes_per_s: float | None  # of its link; None for no limit
-    up: bool = True  # its link
-    percent: float = 0.0  # of CPU time that is taken away
+    device: str  # the control node's end of the node's link
+    process: subprocess.Popen[bytes] | None  # the init process or its parent `unshare`; None while the node is off
+    bytes_per_s: float | None  # rate of the link; None for no limit
+    up: bool = True  # whether the link is up
+    percent: float = 0.0  # percentage of CPU time taken away
     throttle: subprocess.Popen[bytes] | None = None
 
 
 class LabProcesses:
-    """The processes of a lab, and their links."""
+    """Start, change and end the processes of a lab and the links of its nodes."""
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
         self.paths, self.spec, self.isolation = paths, spec, isolation
@@ -46,7 +46,7 @@ class LabProcesses:
         }
 
     def start_controller(self) -> None:
-        """Start slurmctld."""
+        """Start slurmctld; do not wait until it is ready."""
         self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
 
     def start_switch(self) -> None:
@@ -74,7 +74,7 @@ class LabProcesses:
         self.nodes[name].process = self._start(command, name, stdin=subprocess.PIPE)
 
     def connect_node(self, name: str) -> None:
-        """Create a node's link once the node has a network namespace, then let its init process continue."""
+        """Wait until a node has a network namespace, create its link, and let its init process continue."""
         node = self.nodes[name]
         if self.isolation is Isolation.FLAT or node.process is None:
             return
@@ -114,14 +114,14 @@ class LabProcesses:
                 network.run_network_command(["ip", "link", "set", node.device, "up" if node.up else "down"])
 
     def _apply_rate(self, node: NodeState) -> None:
-        """Limit both ends of a running node's link to its rate."""
+        """Limit both ends of a running node's link to `node.bytes_per_s`."""
         assert node.process is not None  # noqa: S101 - checked by the callers
         network.run_network_command(network.build_rate_command(node.device, node.bytes_per_s))
         command = network.build_rate_command("eth0", node.bytes_per_s)
         network.run_network_command(network.enter_network_of(node.process.pid, command))
 
     def set_power(self, name: str, *, on: bool) -> None:
-        """Start a node, or kill all its processes at once and remove its link, as a power cut would."""
+        """Start a node, or kill all its processes without notice and remove its link; nothing if it is so already."""
         node = self.nodes[name]
         if on and node.process is None:
             self.start_node(name)
@@ -132,11 +132,13 @@ class LabProcesses:
                 network.run_network_command(["ip", "link", "del", node.device], check=False)
 
     def _kill_node(self, node: NodeState) -> None:
-        """End a node's processes and wait for their end."""
+        """Kill a node's processes and wait until they have ended."""
         self._end_throttle(node)
         if node.process is None:
             return
-        if self.isolation is Isolation.FLAT:  # without a namespace the init process must end the others itself
+        if (
+            self.isolation is Isolation.FLAT
+        ):  # without a PID namespace, the init process kills the others when its input closes
             assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:
@@ -149,7 +151,7 @@ class LabProcesses:
         node.process = None
 
     def throttle_node(self, name: str, percent: float) -> None:
-        """Take that percentage of CPU time from a node's processes; 0 ends the throttling.
+        """Start a process that takes `percent` of their CPU time from a node's processes; 0 ends the throttling.
 
         Raises:
             UsageError: the percentage is out of range, or the node is off.
@@ -168,7 +170,7 @@ class LabProcesses:
             node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
 
     def _end_throttle(self, node: NodeState) -> None:
-        """End a node's throttle process, which continues stopped processes as it ends."""
+        """End a node's throttle process and wait for it; as it ends, it continues the processes it stopped."""
         node.percent = 0.0
         if node.throttle is not None:
             node.throttle.terminate()
@@ -176,13 +178,13 @@ class LabProcesses:
             node.throttle = None
 
     def _find_init(self, node: NodeState) -> int | None:
-        """Return a node's init process, the ancestor of all its processes; None if the node is off."""
+        """Return the ID of a node's init process, the ancestor of its other processes; None if the node is off."""
         if node.process is None or self.isolation is Isolation.FLAT:
             return node.process.pid if node.process else None
         return next(iter(processes.find_descendants(node.process.pid)), None)  # the child of `unshare`
 
     def restore_node(self, name: str) -> None:
-        """Undo all changes to a node: link up, at the initial rate, power on, full speed."""
+        """Undo all changes to a node: link up at the initial rate, power on, no throttling."""
         node = self.nodes[name]
         if not node.up:
             self.set_link(name, {"up": True})
@@ -193,19 +195,19 @@ class LabProcesses:
             self.throttle_node(name, 0.0)
 
     def resume_nodes(self) -> None:
-        """Make SLURM use nodes again that it has drained or marked as down."""
+        """Make SLURM use nodes that it has drained or marked as down."""
         command = ["sinfo", "-h", "-N", "-t", "down,drain,fail", "-o", "%N"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         for name in sorted({*done.stdout.split()} & {*self.nodes}):
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
 
     def _start(self, command: list[str], log_name: str, *, stdin: int) -> subprocess.Popen[bytes]:
-        """Start a process whose output is appended to a log."""
+        """Start a process and append its output to a log file."""
         with self.paths.log(log_name).open("ab") as log:
             return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)
 
     def collect_ended_processes(self) -> None:
-        """Collect ended processes, adopted orphans included, and mark nodes whose init process ended as off."""
+        """Reap ended children, including adopted orphans, and mark nodes whose init process has ended as off."""
         statuses = processes.reap_children()
         throttles = [node.throttle for node in self.nodes.values() if node.throttle is not None]
         inits = [node.process for node in self.nodes.values() if node.process is not None]
@@ -236,7 +238,7 @@ class LabProcesses:
         ]
 
     def end(self) -> None:
-        """End the nodes and the daemons, and wait for their end."""
+        """Kill the nodes' processes and the daemons, and wait until they have ended."""
         for node in self.nodes.values():
             self._kill_node(node)
         for process in self.daemons:
@@ -245,12 +247,12 @@ class LabProcesses:
 
 
 def _build_program_command(name: str) -> list[str]:
-    """Return the command of a program of this package; without site-packages (-S) it starts in 20 ms."""
+    """Return the command that runs a module of this package; without site-packages (-S) it starts in 20 ms."""
     return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
 def _find_daemon(program: str) -> str:
-    """Return the path of a daemon; the PATH of the supervisor includes the directories of daemons."""
+    """Return the path of a daemon in PATH (the supervisor's has sbin directories), or its name if there is none."""
     return shutil.which(program) or program
 
 

@@ -1,4 +1,4 @@
-"""Starting a lab: its state directory, its configuration and its supervisor."""
+"""Start a lab: create its state directory, write its configuration and start its supervisor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpccoll.lab.requirements import extend_path
 from hpccoll.lab.slurm_conf import find_free_ports, format_hosts_file, format_slurm_conf
 from hpccoll.lab.state_dir import LabPaths, clear_state_dir, remove_path
 
-MAX_DIR = 60  # the path of a daemon's socket is 44 characters longer, and its limit is 107
+MAX_DIR = 60  # a daemon's socket path is 44 characters longer than the state directory, and limited to 107
 _ALLOWED_DIR = re.compile(rf"[\w./+-]{{1,{MAX_DIR}}}", re.ASCII)
 
 
@@ -27,10 +27,10 @@ def launch_lab(
     """Start a lab, wait until all its nodes are idle, and return a client of it.
 
     Args:
-        spec: its configuration.
-        state_dir: its state directory; created now, and removed when the lab ends.
-        isolation: how its nodes are isolated.
-        reason: why they are isolated no better.
+        spec: the configuration of the lab.
+        state_dir: directory that this function creates; removed when the lab ends.
+        isolation: how the nodes are isolated.
+        reason: why no better isolation was chosen; the status shows it.
         lifeline: the read end of a pipe; the lab ends when the pipe closes. None: the lab outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
 
@@ -62,7 +62,7 @@ def launch_lab(
 
 
 def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None, write_end: int) -> None:
-    """Start the supervisor in a session of its own: it may outlive this process, and Ctrl-C does not reach it."""
+    """Start the supervisor in a session of its own, so that it may outlive this process and gets no Ctrl-C."""
     with paths.log("supervisor").open("wb") as log:
         subprocess.run(
             ["setsid", "--fork", *command],
@@ -77,13 +77,13 @@ def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None,
 
 
 def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
-    """Return the minimal environment of daemons; jobs bring the environment of their submission."""
+    """Return a minimal environment for the daemons; jobs have the environment of the command that submitted them."""
     root = str(Path(__file__).parents[2])
     return {"PATH": extend_path(), "SLURM_CONF": str(paths.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 
 
 def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
-    """Create the state directory with slurm.conf and the hosts file; remove what an earlier lab left there."""
+    """Create the state directory, remove what an earlier lab left in it, and write slurm.conf and the hosts file."""
     if not _ALLOWED_DIR.fullmatch(str(paths.dir)):
         raise UsageError(
             f"--dir {paths.dir}: SLURM needs at most {MAX_DIR} characters, each a letter, a digit or one of _ . - + /; "

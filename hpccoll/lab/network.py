@@ -1,7 +1,7 @@
 """Commands that build the network of a lab: veth pairs, a bridge or the delay switch, and token buckets for rates.
 
-Node i has the device `eth0`; the other end of the pair, `v<i>`, is on the control node. Each end has a token bucket for
-what it sends, so a rate applies to both directions.
+A link is a veth pair: `eth0` on node i and `v<i>` on the control node. A token bucket limits the frames
+that each end sends, so a rate applies to both directions.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ BRIDGE, CONTROL_DEVICE = "br0", "vctl"
 # Jumbo frames, as clusters use: headers take 0.7 % of a link instead of 4.4 %, and a byte costs this machine less.
 MTU = 9000
 # A bucket that runs empty before the kernel's next tick loses the rest of the tick: measured, 50,000 B at 400 Mbit/s
-# cost several percent of the rate, 131,072 B cost nothing. It must also hold TCP's largest frame, 64 KiB.
+# cost several percent of the rate, 131,072 B none. It must also hold TCP's largest frame, 64 KiB.
 MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
 # The queue holds the full TCP windows of several senders: a drop would halve TCP's rate and distort the measurement.
 MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
 def compute_burst_bytes(bytes_per_s: float) -> int:
-    """Return the size of the token bucket for a rate."""
+    """Return the size in bytes of the token bucket for a rate."""
     return max(MIN_BURST_BYTES, round(bytes_per_s * BURST_SECONDS))
 
 
 def compute_queue_bytes(bytes_per_s: float) -> int:
-    """Return the length of the queue for a rate."""
+    """Return the length in bytes of the queue for a rate."""
     return max(MIN_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + compute_burst_bytes(bytes_per_s)
 
 
 def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
-    """Return the `tc` command that limits a device to a rate; None removes the limit."""
+    """Return the `tc` command that limits the frames sent by a device to a rate, or removes the limit for None."""
     if bytes_per_s is None:
         return ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"]
     bucket = ["rate", f"{round(bytes_per_s * 8)}bit", "burst", str(compute_burst_bytes(bytes_per_s))]
@@ -40,11 +40,9 @@ def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
 
 
 def build_control_batch(address: str, delayed: bool) -> str:
-    """Return the `ip -batch` lines that set up the control node.
+    """Return the `ip -batch` lines that set up the control node and, unless `delayed`, the bridge between the links.
 
-    Args:
-        address: the control node's.
-        delayed: whether the delay switch connects the links instead of a bridge.
+    If `delayed`, the delay switch forwards frames in place of the bridge.
     """
     if not delayed:
         return (
@@ -58,18 +56,18 @@ def build_control_batch(address: str, delayed: bool) -> str:
 
 
 def build_link_batch(device: str, pid: int, delayed: bool) -> str:
-    """Return the `ip -batch` lines that connect `device` with an eth0 in the network namespace of process `pid`."""
+    """Return the `ip -batch` lines that create a link between `device` and eth0 in the network namespace of `pid`."""
     master = "" if delayed else f"link set {device} master {BRIDGE}\n"
     return f"link add {device} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {pid}\n{master}link set {device} up\n"
 
 
 def build_node_batch(address: str) -> str:
-    """Return the `ip -batch` lines that a node runs for its own end of the link."""
+    """Return the `ip -batch` lines that a node runs to set up its end of the link."""
     return f"link set lo up\naddr add {address}/24 dev eth0\nlink set eth0 up\n"
 
 
 def run_network_command(command: list[str], stdin: str = "", *, check: bool = True) -> None:
-    """Run a command such as `ip` or `tc`.
+    """Run a command such as `ip` or `tc` with `stdin` as its input; block until it ends.
 
     Raises:
         UnavailableError: the command failed; the message holds the command and the last line of its output.

@@ -1,7 +1,7 @@
 """Program that is the init process of a node: it sets the node up, runs slurmd, and ends all processes of the node.
 
-It waits for a line `go` on standard input, which says that the network device exists. It ends when slurmd ends or
-standard input closes.
+With namespaces, it first waits for a line `go` on standard input: the network device exists then. It ends when slurmd
+ends or standard input closes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
 
 
 def run_daemon(command: list[str]) -> None:
-    """Start a daemon and reap children until it ends or standard input closes."""
+    """Start a daemon and block, reaping children, until the daemon ends or standard input closes."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    process.returncode = 0  # `reap_children` collects it: Popen must not wait for it
+    process.returncode = 0  # `reap_children` reaps it, so Popen must not wait for it
     while True:
         ready, _, _ = select.select([0], [], [], REAP_INTERVAL_S)
         if process.pid in processes.reap_children() or (ready and not os.read(0, 4096)):
@@ -50,7 +50,7 @@ def run_daemon(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Run the node that the JSON argument describes; return the exit status."""
+    """Run the node that the JSON argument describes until it ends; kill its processes; return the exit status."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if task["isolated"]:

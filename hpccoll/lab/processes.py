@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: descendants, threads, CPU time; and signals to them."""
+"""Read descendants, threads and CPU times of processes from /proc, send them signals, and reap children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _read_parents() -> dict[int, int]:
-    """Return the parent of every visible process."""
+    """Return the parent of every visible process, by process ID."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -27,7 +27,7 @@ def _read_stat(stat: Path) -> list[str]:
 
 
 def find_descendants(root: int) -> list[int]:
-    """Return the descendants of process `root`, without itself."""
+    """Return the process IDs of the descendants of process `root`, without `root` itself."""
     parents = _read_parents()
     descendants: list[int] = []
     level = {root}
@@ -38,7 +38,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process has a handler for SIGCONT, or has ended; srun forwards SIGCONT to all its tasks."""
+    """Whether a process has a handler for SIGCONT (srun, which forwards it to its tasks) or has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -84,7 +84,7 @@ def send_signal(pids: list[int], number: int) -> None:
 
 
 def reap_children() -> dict[int, int]:
-    """Collect every child that has ended, adopted orphans included; return exit statuses by process ID."""
+    """Reap every child that has ended, including adopted orphans; return exit statuses by process ID; do not block."""
     statuses: dict[int, int] = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -93,14 +93,14 @@ def reap_children() -> dict[int, int]:
 
 
 def become_subreaper() -> None:
-    """Make this process adopt orphaned descendants, as the init process of a namespace does."""
+    """Make this process the parent of its orphaned descendants, as the init process of a PID namespace is."""
     import ctypes  # imported here because only flat mode needs it
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process, including those that appear meanwhile, and wait for their end."""
+    """Kill all descendants of this process, including new ones, and wait until they end (at most about a second)."""
     for _ in range(100):
         pids = find_descendants(os.getpid())
         reap_children()

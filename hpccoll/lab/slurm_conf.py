@@ -11,7 +11,7 @@ from hpccoll.lab.state_dir import LabPaths
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Return the numbers of unused TCP ports of 127.0.0.1."""
+    """Return `count` TCP ports of 127.0.0.1 that are unused now; reserves none of them."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for bound in sockets:
@@ -45,19 +45,13 @@ JobCompType=jobcomp/filetxt
 
 
 def format_hosts_file(spec: ClusterSpec) -> str:
-    """Return the hosts file of a lab: the loopback, the control node, and the nodes."""
+    """Return the text of a lab's /etc/hosts: the loopback, the control node, and the nodes."""
     entries = [("127.0.0.1", "localhost"), *((spec.get_address(name), name) for name in ("ctl", *spec.names))]
     return "".join(f"{address} {name}\n" for address, name in entries)
 
 
 def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: Sequence[int] = ()) -> str:
-    """Return the slurm.conf of a lab.
-
-    Args:
-        spec: the nodes.
-        paths: the state directory and the user.
-        ports: in flat mode, where all daemons share 127.0.0.1, the controller's port and one port per node; else none.
-    """
+    """Return the text of a lab's slurm.conf; in flat mode `ports` has the controller's port and one port per node."""
     host = socket.gethostname()
     settings = {
         "SlurmctldHost": f"{host}(127.0.0.1)" if ports else f"ctl({spec.get_address('ctl')})",

@@ -11,12 +11,7 @@ SHARED = "shared"
 
 @dataclass(frozen=True, slots=True)
 class LabPaths:
-    """The files of a lab.
-
-    Args:
-        dir: the state directory.
-        user: the user who runs the lab. Only this user's jobs are accepted, because auth/none verifies nothing.
-    """
+    """The paths of a lab's files in its state directory `dir`; only jobs of `user`, who runs the lab, are accepted."""
 
     dir: Path
     user: str
@@ -47,7 +42,7 @@ class LabPaths:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a directory tree; errors inside a tree are ignored."""
+    """Remove a file or a directory tree; ignore errors inside a tree."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -55,7 +50,7 @@ def remove_path(path: Path) -> None:
 
 
 def clear_state_dir(state_dir: Path, *, keep: bool) -> None:
-    """Remove a state directory; with `keep`, a shared directory that is not empty stays."""
+    """Remove a state directory, except its shared directory if `keep` and it is not empty."""
     for path in list(state_dir.iterdir()) if state_dir.is_dir() else ():
         if path.name != SHARED or not keep:
             remove_path(path)

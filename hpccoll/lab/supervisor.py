@@ -1,6 +1,6 @@
 """Program that is the init process of a lab: it builds the cluster, serves requests on a socket, and ends everything.
 
-Where standard input is a pipe, the lab ends when the pipe closes, that is, when the process that started it dies.
+If standard input is a pipe, the lab ends when the pipe closes, that is, when the process that started the lab dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLL_S = 0.03
 
 
 class Supervisor:
-    """A lab as seen from inside; `launch.launch_lab` documents the arguments."""
+    """Build, serve and end a lab from inside its namespaces; see `launch.launch_lab` for the arguments."""
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation, reason: str, *, keep: bool) -> None:
         self.paths, self.spec, self.isolation, self.reason, self.keep = paths, spec, isolation, reason, keep
@@ -37,7 +37,7 @@ class Supervisor:
         self.ended = False
 
     def start_cluster(self) -> None:
-        """Set up the control node, start all daemons and wait until every node is idle."""
+        """Set up the control node, start all daemons and block until SLURM reports every node as idle."""
         if self.isolation is not Isolation.FLAT:
             subprocess.run(["mount", "--bind", str(self.paths.hosts), "/etc/hosts"], check=True)
             socket.sethostname("ctl")
@@ -52,7 +52,7 @@ class Supervisor:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Wait until SLURM reports all nodes as idle; return nodes that it drained or gave up to service.
+        """Block until SLURM reports all nodes as idle; meanwhile resume nodes that it has drained or marked as down.
 
         Raises:
             CommunicationError: a daemon ended, or the time limit passed; the message holds the last line of each log.
@@ -72,7 +72,7 @@ class Supervisor:
         raise CommunicationError(f"{late}; last lines of the logs: {read_last_log_lines(self.paths)}")
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer requests until one ends the lab or standard input closes."""
+        """Answer requests, one connection each, until one ends the lab or standard input closes."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             if sys.stdin is not None and not Path("/dev/null").samefile(f"/proc/self/fd/{sys.stdin.fileno()}"):
@@ -100,7 +100,7 @@ class Supervisor:
                 return
 
     def execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request on its `node` (default: all); return the status of the lab afterwards."""
+        """Carry out a request on the node that it names (default: all); return the status of the lab afterwards."""
         names = self.spec.select_nodes(request.get("node", "all"))
         match request["action"]:
             case "link":
@@ -134,7 +134,7 @@ class Supervisor:
         }
 
     def end(self) -> None:
-        """End all processes and remove the state directory, except for results to keep."""
+        """Kill all processes of the lab and remove its state directory, except job results if `keep`."""
         self.processes.end()
         processes.kill_descendants()
         clear_state_dir(self.paths.dir, keep=self.keep)
@@ -142,15 +142,15 @@ class Supervisor:
 
 def read_last_log_lines(paths: LabPaths) -> str:
     """Return the last line of each log, joined by semicolons."""
-    found = []
+    last_lines = []
     for path in sorted((paths.dir / "log").glob("*.log")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        found += [f"{path.stem}: {lines[-1]}"] if lines else []
-    return "; ".join(found) or "all empty"
+        last_lines += [f"{path.stem}: {lines[-1]}"] if lines else []
+    return "; ".join(last_lines) or "all empty"
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return a listening Unix socket, bound through a directory descriptor because its path is limited in length."""
+    """Return a listening Unix socket in the state directory; its address is short, because sockets allow 107 bytes."""
     descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
@@ -162,7 +162,10 @@ def open_listener(paths: LabPaths) -> socket.socket:
 
 
 def main() -> None:
-    """Run the lab that the first argument describes; write one line to the descriptor of the second when it is up."""
+    """Run the lab that argument 1 (JSON) describes, until it is told to end.
+
+    Writes one JSON line to the file descriptor of argument 2: the status once all nodes are idle, or the error.
+    """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

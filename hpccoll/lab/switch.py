@@ -3,9 +3,9 @@
     python -m hpccoll.lab.switch DELAY_S DEVICE...
 
 The kernel's own delay (netem) is a module that many machines lack. So this program forwards frames in user space,
-through raw packet sockets on the control node's ends of the links. TCP's large frames stay whole, with the virtio-net
-header that tells the kernel where to cut them, so 400 Mbit/s are only a thousand frames per second. Rates are limited
-by token buckets at the ends of the links, not here.
+through raw packet sockets on the control node's ends of the links. TCP's large frames stay whole, with a virtio-net
+header by which the kernel splits them later, so 400 Mbit/s take only a thousand frames per second. Token buckets at the
+ends of the links limit rates, not this program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL, SO_RCVBUFFORCE, SO_SNDBUFFORCE = 0x0003, 33, 32
-VNET_HEADER = 10  # bytes before each frame
+VNET_HEADER = 10  # bytes of the virtio-net header before each frame
 MAX_FRAME = 1 << 17
 BUFFER_BYTES = 32 << 20  # the full TCP windows of several senders: a drop would halve TCP's rate
 MAX_BATCH = 64  # frames from one link before the other links are served
@@ -51,12 +51,16 @@ class DelaySwitch:
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
         self.links = [open_link(device) for device in devices]
-        self.link_of_address: dict[bytes, socket.socket] = {}  # learned from source addresses
-        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()  # in order: all wait equally long
+        self.link_of_address: dict[
+            bytes, socket.socket
+        ] = {}  # link of each Ethernet address, learned from source addresses
+        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = (
+            deque()
+        )  # (time to send, links, frame); in order of time, because all wait equally long
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 
     def run(self) -> None:
-        """Forward frames until killed."""
+        """Forward frames until this process is killed."""
         while True:
             timeout = max(0.0, self.delayed[0][0] - time.monotonic()) if self.delayed else None
             blocked = [link for link, frames in self.ready.items() if frames]
@@ -66,7 +70,7 @@ class DelaySwitch:
             self.send_due_frames()
 
     def receive_frames(self, link: socket.socket) -> None:
-        """Read the frames of a link, learn their source addresses, and queue them for their targets."""
+        """Read up to MAX_BATCH frames of a link, learn their sources, and queue them for their target links."""
         for _ in range(MAX_BATCH):
             try:
                 frame = link.recv(MAX_FRAME)
@@ -80,7 +84,7 @@ class DelaySwitch:
             self.delayed.append((time.monotonic() + self.delay_s, links, frame))
 
     def send_due_frames(self) -> None:
-        """Send the frames whose delay is over; a link whose buffer is full keeps its frames in order."""
+        """Send the frames whose delay is over, without blocking; a link with a full buffer keeps its queue."""
         now = time.monotonic()
         while self.delayed and self.delayed[0][0] <= now:
             _, links, frame = self.delayed.popleft()
@@ -98,5 +102,5 @@ class DelaySwitch:
 
 
 if __name__ == "__main__":
-    Path("/proc/self/timerslack_ns").write_text("1", encoding="ascii")  # otherwise the kernel wakes sleepers 50 us late
+    Path("/proc/self/timerslack_ns").write_text("1", encoding="ascii")  # else the kernel wakes this process 50 us late
     DelaySwitch(sys.argv[2:], float(sys.argv[1])).run()

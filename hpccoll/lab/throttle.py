@@ -20,31 +20,31 @@ from hpccoll.lab import processes
 
 CYCLE_S = 0.004  # short compared with a measurement, long compared with the cost of a signal
 LONGEST_STOP_S = 0.200
-SCAN_INTERVAL_S = 0.050  # between two scans for new processes
+SCAN_INTERVAL_S = 0.050  # between two scans for new threads
 BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
 IDLE_S = 1.0  # a thread stays busy this long after it last ran: a throttled thread may not run in every interval
 SMOOTHING = 0.8  # weight of the past in exponential averages
-MAX_CREDIT_S = 0.004  # running time that a node may save up while it waits for other nodes
+MAX_CREDIT_S = 0.004  # CPU time that a node may save up while it waits for other nodes
 PRIORITY = -10  # nice value that lets signals go out in time; only root can set it
 
 
 class BusyThreads:
-    """The threads below some root processes that use CPU time, and how long they run.
+    """The threads that use CPU time, among the descendants of some root processes, and their CPU times.
 
-    Two kinds are left out. Stopping sleeping threads, such as those of SLURM's daemons, has no effect, and continuing
-    them makes them look busy. Processes that handle SIGCONT (srun) would forward it to all their tasks.
+    Sleeping threads, such as those of SLURM's daemons, are left out: stopping them has no effect, and continuing them
+    makes them look busy. Processes that handle SIGCONT (srun) are left out: they would forward it to all their tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
         self.roots = tuple(roots)
         self.last_run_s: dict[Path, float] = {}  # CPU seconds of every thread at the last scan
         self.last_busy: dict[Path, float] = {}  # time of the scan that last found a thread busy
-        self.counted_s: dict[Path, float] = {}  # running time already returned by `read_new_cpu_s`
+        self.counted_s: dict[Path, float] = {}  # CPU seconds already returned by `read_new_cpu_s`
         self.pids: list[int] = []
         self.mean_running = 0.0
 
     def scan(self) -> None:
-        """Update the set of busy threads and of their processes."""
+        """Read /proc to update the busy threads and `pids`, the processes to which they belong."""
         descendants = [pid for root in self.roots for pid in processes.find_descendants(root)]
         pids = [pid for pid in descendants if not processes.handles_sigcont(pid)]
         owner = {thread: pid for pid in pids for thread in processes.list_threads(pid)}
@@ -61,7 +61,7 @@ class BusyThreads:
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
     def read_new_cpu_s(self) -> float:
-        """Return the CPU seconds of all busy threads since the last call; update the mean number that run."""
+        """Return the CPU seconds of all busy threads since the last call; update `mean_running`, their mean number."""
         total = 0.0
         for thread, before in self.counted_s.items():
             run_s = processes.read_run_s(thread)
@@ -74,15 +74,15 @@ class BusyThreads:
 
 
 class CpuThrottle:
-    """Limits a node's processes to a fraction of the CPU time that they would get otherwise.
+    """Limit a node's processes to a fraction of the CPU time that they would get otherwise.
 
     Stopping them for a fraction of wall-clock time is not enough: on a busy machine the scheduler favours threads that
     were stopped, and they catch up. So their CPU time is counted and limited. The unthrottled reference is one core per
-    running thread, or an equal share of the cores where more threads run than there are cores, but at most what the
-    running threads of the other nodes get.
+    running thread, or an equal share of the cores if more threads run than there are cores, but at most the mean CPU
+    share of the other nodes' running threads.
 
     Args:
-        percent: the share of CPU time to take away.
+        percent: the percentage of CPU time to take away.
         root: the init process of the node.
         other_roots: the init processes of the other nodes.
     """
@@ -91,21 +91,24 @@ class CpuThrottle:
         self.stopped_share = percent / 100
         self.cores = len(os.sched_getaffinity(0))
         self.own, self.others = BusyThreads([root]), BusyThreads(other_roots)
-        self.mean_runnable = 0.0  # threads of the whole machine
-        self.core_share = 1.0  # what one running thread would get of a core
+        self.mean_runnable = 0.0  # mean number of runnable threads on the whole machine
+        self.core_share = 1.0  # share of a core that a running thread would get unthrottled
         self.credit_s = 0.0
         self.last_step = self.last_scan = time.monotonic()
         self.own.scan()
         self.others.scan()
 
     def run(self) -> None:
-        """Throttle until the process is told to end."""
+        """Throttle until a signal ends this process."""
         while True:
             self.step()
             time.sleep(CYCLE_S * (1 - self.stopped_share))
 
     def step(self) -> None:
-        """Charge the CPU time used since the last step; where it exceeds the limit, stop the processes to make up."""
+        """Count the CPU time used since the last step, and pause the node's processes if it exceeds the limit.
+
+        Pausing sends them SIGSTOP, sleeps until the excess is paid off (at most LONGEST_STOP_S) and sends SIGCONT.
+        """
         now = time.monotonic()
         used_s = self.own.read_new_cpu_s()
         if now - self.last_scan > SCAN_INTERVAL_S:
@@ -121,7 +124,7 @@ class CpuThrottle:
                 processes.send_signal(self.own.pids, signal.SIGCONT)
 
     def update_reference(self, now: float) -> None:
-        """Estimate a running thread's unthrottled share of a core; scan for new threads."""
+        """Update `core_share`, a running thread's unthrottled share of a core, and scan for new threads."""
         elapsed_s, self.last_scan = now - self.last_scan, now
         self.mean_runnable += (processes.count_runnable_threads() - self.mean_runnable) * (1 - SMOOTHING)
         share = min(1.0, self.cores / max(self.mean_runnable, 1.0))
@@ -134,7 +137,7 @@ class CpuThrottle:
 
 
 def main() -> None:
-    """Throttle the node that the command line names."""
+    """Throttle the node whose init process the command line names, until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs `finally`, which continues stopped processes
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
