@@ -1,8 +1,8 @@
 """`hpccoll preflight`: measure every pair of nodes and every node, and name slow or broken nodes and links.
 
 Records in this order: `preflight_pair`, two per pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
-`latency_us`, `bandwidth_GBps`, which is that of the shortest of `transfer_us`, and `broken`: the reason if there is no
-bandwidth); `preflight_node`, one per node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one
+`latency_us`, `bandwidth_GBps` by the shortest of `transfer_us`, and `broken`, the reason why a sample failed, or null);
+`preflight_node`, one per node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one
 `preflight_summary` (`nodes`, `threshold`, `faults`, `exclude`). hpccoll/preflight/faults.py defines what is slow.
 """
 
@@ -34,7 +34,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
 
 @click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
 @click.option("--sweeps", type=click.IntRange(1), default=5, show_default=True, help="How often to measure each pair.")
-@click.option("--size", help="Size of the long message; default: as much as a typical link here carries in 20 ms.")
+@click.option("--size", help="Size of the long message; default: what the median link transfers in about 20 ms.")
 @click.option(
     "--threshold",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -84,7 +84,7 @@ def preflight(
     coordinator = Coordinator(world, options, failure)
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, target))
     coordinator.end_workers()
-    if not coordinator.can_finalize:  # lost messages are still in flight, so that MPI_Finalize would hang
+    if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
 
@@ -92,7 +92,7 @@ def preflight(
 def _report_reachability(
     results: PreflightResults, threshold: float, exclude_file: str | None, target: str | None
 ) -> int:
-    """Write the records and the file of --exclude-file, print the faults, and return the exit status."""
+    """Write the summary record and the file of --exclude-file, print the faults, and return the exit status."""
     faults = find_faults(results, threshold)
     with open_json_lines(target) as lines:
         lines.write(make_serial_run_record())
@@ -104,9 +104,9 @@ def _report_reachability(
 
 
 def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | None, target: str | None) -> list[Fault]:
-    """Measure, write the records, print tables and faults, and return the faults.
+    """Measure, write the records and the file of --exclude-file, print tables and faults, and return the faults.
 
-    If the measurement is cut short, the records of what was measured are written nevertheless.
+    If the measurement is interrupted, the records of the samples so far are still written.
     """
     results = coordinator.results
     with open_json_lines(target) as lines:
@@ -130,7 +130,7 @@ def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | Non
 
 
 def _make_run_record(results: PreflightResults) -> dict[str, Any]:
-    """Return the record of kind `run`."""
+    """Return the record of kind `run`; local, on rank 0."""
     record = make_serial_run_record()
     versions = job.collect_versions()
     return record | {
@@ -159,7 +159,7 @@ def _get_exit_status(faults: list[Fault]) -> int:
 
 
 def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
-    """Return the records of kinds `preflight_pair` and `preflight_node`; none before the first real sweep."""
+    """Return the records of kinds `preflight_pair` and `preflight_node`; none before the first sweep has ended."""
     if not results.nbytes:
         return []
     pairs = [link.to_record(results.nodes) for link in results.iter_directed_links()]
@@ -179,7 +179,7 @@ def _make_summary(results: PreflightResults, threshold: float, faults: list[Faul
 
 
 def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
-    """Print tables of pairs and nodes, then the faults and the --exclude= option."""
+    """Print tables of pairs (of at most MAX_TABLE_NODES nodes) and nodes, then the faults and the --exclude= option."""
     names = results.nodes
     if len(names) <= MAX_TABLE_NODES:
         _print_node_pair_tables(results)
@@ -206,7 +206,7 @@ def _print_faults(faults: list[Fault]) -> None:
 
 
 def _print_node_pair_tables(results: PreflightResults) -> None:
-    """Print a table of bandwidths and one of latencies."""
+    """Print a table of bandwidths and one of latencies, with a row per sending and a column per receiving node."""
     names = results.nodes
     rates = {(source, dest): "-" for source in names for dest in names}
     latencies = dict(rates)

@@ -1,7 +1,7 @@
 """Run a preflight: rank 0 commands one rank per node to measure a link or its node, and collects the replies.
 
 Every sweep measures all pairs once, in short rounds, so that the samples of one link are far apart in time. A pair that
-failed once and a node that does not answer are left out from then on, because their messages may never complete.
+failed and a node that did not answer are not measured again, because their messages may never complete.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 MIN_NBYTES, MAX_NBYTES = 1 * MiB, 64 * MiB  # the minimum exceeds the bursts that switches and traffic shapers allow
 TRANSFER_S = 0.02  # intended time of a long message on a healthy link
-MIN_WAIT_S = 0.1  # for each introduction, even after the time limit
+MIN_WAIT_S = 0.1  # seconds to wait for the introduction of each rank, even after the time limit
 MAX_REMEASUREMENTS = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take as long as the limit
+_MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take limit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class MeasurementOptions:
     """The options of the measurements.
 
     Args:
-        sweeps: how often each link and node is measured.
-        nbytes: size of the long message; None chooses it by the speed of the links.
+        sweeps: number of measurements of each link and node.
+        nbytes: size of the long message; None chooses a size by the speed of the links.
         limit_s: seconds after which a message counts as lost.
         ranks_as_nodes: whether every rank counts as a node, to try preflight on one machine.
     """
@@ -51,11 +51,11 @@ class MeasurementOptions:
 
 
 def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
-    """Obey the coordinator's commands until it sends `end`. Every rank except the coordinator calls this.
+    """Execute the coordinator's commands until it sends `end`; every rank except the coordinator calls this.
 
     Args:
         comm: all ranks.
-        options: the options of the measurements, the same on all ranks.
+        options: the same on all ranks.
         failure: the exception that MPI raises if a connection fails.
     """
     channel = ControlChannel(comm)
@@ -66,7 +66,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
 
 def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Return this rank's node and machine. Emulated nodes share a machine, and must not be measured together."""
+    """Return the name of this rank's node and the boot ID of its machine, which emulated nodes share."""
     host = platform.node().partition(".")[0]
     try:
         boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -78,7 +78,7 @@ def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
 def _execute_command(
     comm: MPI.Intracomm, command: Mapping[str, Any], limit_s: float, failure: type[Exception], lost_buffers: list[Any]
 ) -> dict[str, Any]:
-    """Carry out a command and return the reply: a LinkSample for `pair`, a NodeSpeed for `speed`."""
+    """Measure what a command asks for and return the fields of a LinkSample for `pair`, of a NodeSpeed for `speed`."""
     if command["do"] == "pair":
         link = LinkBenchmark(comm, command["peer"], limit_s, lost_buffers)
         return asdict(link.measure(command["nbytes"], failure))
@@ -86,16 +86,14 @@ def _execute_command(
 
 
 class Coordinator:
-    """Rank 0, which commands all measurements. The constructor waits for every rank to introduce its node.
+    """Rank 0, which commands all measurements. The constructor blocks until every rank has sent the name of its node.
 
     Args:
-        comm: all ranks.
-        options: the options of the measurements, the same on all ranks.
-        failure: the exception that MPI raises if a connection fails.
+        comm, options, failure: as for `run_worker`.
 
     Attributes:
         results: the results so far.
-        can_finalize: whether no message is lost, so that MPI can finalize.
+        can_finalize: whether no message is lost; with a lost message, MPI_Finalize would hang.
 
     Raises:
         UsageError: all ranks are on one node.
@@ -105,12 +103,12 @@ class Coordinator:
         self._comm, self._options, self._failure = comm, options, failure
         self._channel = ControlChannel(comm)
         self._boot_ids: list[str] = []
-        self._leaders: list[int] = []  # per node, the rank that measures
+        self._leaders: list[int] = []  # the rank of each node that measures
         self.results = self._find_nodes()
         self.can_finalize = not self.results.lost
 
     def _find_nodes(self) -> PreflightResults:
-        """Receive each rank's introduction; return empty results with the nodes, the silent ones as lost."""
+        """Block for each rank's node description; return results without samples; nodes of silent ranks are lost."""
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
@@ -131,7 +129,7 @@ class Coordinator:
         return PreflightResults(tuple(nodes), lost=lost)
 
     def _receive_introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
-        """Return the description of a rank's node; None if the rank does not answer."""
+        """Block for the description of a rank's node; return None if the rank does not answer within `limit_s`."""
         if rank == COORDINATOR:
             return _describe_node(rank, self._options.ranks_as_nodes)
         try:
@@ -141,16 +139,14 @@ class Coordinator:
 
     @property
     def steps(self) -> int:
-        """Number of steps of `measure_all`."""
+        """How often `measure_all` calls `advance`."""
         return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
     def measure_all(self, advance: Callable[[str], None]) -> None:
-        """Measure every pair and node in each sweep, into `results`.
+        """Measure every pair and node in each sweep, store the samples in `results`, and block until done.
 
-        A sweep before the others opens the connections and, unless the options state it, chooses the message size.
-
-        Args:
-            advance: called after each of `steps` steps, with a word about it.
+        A first sweep, whose samples are dropped, opens the connections and determines the message size unless the
+        options state it. Calls `advance` with the kind of measurement after each round.
         """
         self._sweep(self._options.nbytes or MIN_NBYTES, advance)
         self.results.nbytes = self._options.nbytes or self._choose_nbytes()
@@ -162,10 +158,9 @@ class Coordinator:
             advance("speed")
 
     def remeasure_suspects(self, threshold: float) -> None:
-        """Measure slow nodes and slow single links again, a few times: chance disturbances pass, real faults stay.
+        """Measure slow nodes and slow links between two nodes again, at most MAX_REMEASUREMENTS times; add samples.
 
-        Args:
-            threshold: as for `find_faults`.
+        The effect of a passing disturbance disappears, that of a fault remains. `threshold` is that of `find_faults`.
         """
         index = self.results.nodes.index
         for _ in range(MAX_REMEASUREMENTS):
@@ -180,7 +175,7 @@ class Coordinator:
                 self._measure_nodes(nodes)
 
     def end_workers(self) -> None:
-        """Send every other rank the command to end; wait until they received it unless messages are lost."""
+        """Send every other rank the command to end; unless messages are lost, wait until they have received it."""
         for rank in range(self._comm.size):
             if rank != COORDINATOR:
                 self._channel.send_command(rank, {"do": "end"})
@@ -188,7 +183,7 @@ class Coordinator:
             self._channel.flush(self._options.limit_s)
 
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
-        """Measure every pair once that has not failed before."""
+        """Measure once every pair that has not failed before."""
         for pairs in schedule_pairs(len(self._leaders)):
             for concurrent in split_by_machine(pairs, self._boot_ids):
                 self._measure_pairs([(a, b) for a, b in concurrent if not self._has_failed(a, b)], nbytes)
@@ -200,14 +195,14 @@ class Coordinator:
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
     def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        """Measure pairs of different nodes at the same time, and store a sample per direction."""
+        """Measure pairs at the same time, no node in two of them, and store a sample per direction; blocks."""
         peers = dict([*pairs, *((b, a) for a, b in pairs)])
         commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
         for node, reply in self._run_commands(commands).items():
             self.results.links.setdefault((node, peers[node]), []).append(LinkSample(**reply))
 
     def _measure_nodes(self, nodes: Iterable[int]) -> None:
-        """Let nodes measure themselves, at the same time unless they share a machine, and store the samples."""
+        """Command nodes to measure their speed, at the same time unless they share a machine, and store the samples."""
         groups = [(node,) for node in nodes if node not in self.results.lost]
         for concurrent in split_by_machine(groups, self._boot_ids):
             shared = {node: self._boot_ids.count(self._boot_ids[node]) > 1 for (node,) in concurrent}
@@ -216,7 +211,7 @@ class Coordinator:
                 self.results.speeds.setdefault(node, []).append(NodeSpeed(**reply))
 
     def _run_commands(self, commands: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Send commands by node, carry out rank 0's own, and return the replies; mark silent nodes as lost."""
+        """Send each node its command, execute rank 0's own, and block for the replies; mark silent nodes as lost."""
         replies: dict[int, dict[str, Any]] = {}
         limit_s = self._options.limit_s
         for node, command in commands.items():
@@ -236,7 +231,7 @@ class Coordinator:
         return replies
 
     def _choose_nbytes(self) -> int:
-        """Return a power of two that takes about TRANSFER_S on the median link."""
+        """Return the message size, a power of two, that takes about TRANSFER_S on the median link."""
         samples = [sample for samples in self.results.links.values() for sample in samples]
         rates = sorted(sample.nbytes_per_s(MIN_NBYTES) for sample in samples)
         if not rates:

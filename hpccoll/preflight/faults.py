@@ -1,9 +1,10 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow if it is below a fraction of the median of the others and also more than four times their spread (the
-median absolute deviation, scaled to a standard deviation) below that median. Nothing is slow where the others differ as
-much among themselves, as across the halves of a tapered network. Faults name as few nodes as possible: a slow node
-explains its slow links; a node whose links are all slow has a slow link itself; the rest are links between two nodes.
+A value is slow if it is below a fraction of the median of the others, and also below that median by more than four
+times their spread (the median absolute deviation, scaled to a standard deviation). So a value that varies widely
+between healthy nodes or links, as rates in a tapered network do, is not slow. Faults name as few nodes as possible:
+links of a slow node are not named; if all links of a node are slow, its own link is named; other slow links are named
+as pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpccoll.units import GB
 
 DEVIATIONS = 4.0
 MAD_TO_SIGMA = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
-LATENCY_FACTOR = 0.6  # latencies vary more than rates, so the threshold for inverse latencies is multiplied by this
+LATENCY_FACTOR = 0.6  # the threshold for 1/latency is multiplied by this, because latencies vary more than rates
 FaultKind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
 
 
@@ -30,9 +31,9 @@ class Fault:
     Args:
         kind: the kind of fault.
         nodes: the name of the node, or of the two ends of the link.
-        found: a sentence with the values.
+        found: what was observed, in a sentence with the values.
         ratio: the value divided by the median of the others; None for a lost node or broken link.
-        remedy: what to do.
+        remedy: what the user can check.
         exclude: the node to leave out of a job.
     """
 
@@ -50,7 +51,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
     Args:
         value: a rate; higher is better.
         others: the values to compare it with.
-        threshold: the fraction of their median below which a value may be slow.
+        threshold: the fraction of the median of `others` below which `value` may be slow.
     """
     if not others:
         return None
@@ -61,7 +62,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return the keys of slow values, each with its ratio to the median of the others."""
+    """Return, for the key of each slow value, the value divided by the median of the others."""
     ratios = {}
     for key, value in values.items():
         ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)
@@ -73,9 +74,7 @@ def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, 
 def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
     """Return the faults: lost nodes, broken links, slow nodes, slow links of nodes, slow links between two nodes.
 
-    Args:
-        results: what was measured.
-        threshold: the fraction of the median of the others below which a value may be slow.
+    `threshold` is that of `get_low_ratio`.
     """
     names = results.nodes
     lost = [_make_lost_node_fault(names[node], reason) for node, reason in results.lost.items()]
@@ -90,12 +89,12 @@ def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
 
 
 def list_excluded_nodes(faults: Iterable[Fault]) -> list[str]:
-    """Return the names of the nodes to exclude from a job to avoid all faults."""
+    """Return the names of the nodes whose exclusion from a job avoids all faults, sorted."""
     return sorted({fault.exclude for fault in faults})
 
 
 def _get_ends(link: DirectedLink) -> set[int]:
-    """Return the two nodes of a link."""
+    """Return the indices of the two nodes of a link."""
     return {link.source, link.destination}
 
 
@@ -106,7 +105,7 @@ def _make_lost_node_fault(name: str, reason: str) -> Fault:
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
-    """Return the faults of nodes that copy memory or compute slowly, by node."""
+    """Return a fault for each node that copies memory or computes slowly, by its index."""
     faults: dict[int, Fault] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
@@ -126,7 +125,7 @@ def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, F
 
 
 def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[Fault]:
-    """Return a fault per pair of nodes with a broken direction."""
+    """Return a fault for each pair of nodes whose link is broken in either direction."""
     reasons = {tuple(sorted(_get_ends(link))): link.broken for link in links if link.broken}
     excluded = _choose_ends(list(reasons))
     faults = []
@@ -138,7 +137,7 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
 
 
 def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
-    """Return the faults of nodes whose best rate or latency over all their links is slow, by node."""
+    """Return a fault for each node whose best rate or latency over all its links is slow, by its index."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
         rate, latency = link.bytes_per_s, link.latency_seconds
@@ -174,7 +173,7 @@ def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
 
 
 def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[Fault]:
-    """Return a fault per pair of nodes with a slow direction."""
+    """Return a fault for each pair of nodes whose link is slow in either direction."""
     rates = {index: link.bytes_per_s for index, link in enumerate(links) if link.bytes_per_s is not None}
     answers = {index: 1 / link.latency_seconds for index, link in enumerate(links) if link.latency_seconds}
     slow: dict[tuple[int, ...], list[tuple[float, str]]] = {}
@@ -195,7 +194,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Choose one end of each pair, few nodes in all: repeatedly the node that is in most of the remaining pairs."""
+    """Choose one end of each pair so that few nodes are chosen: repeatedly the one in most of the remaining pairs."""
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

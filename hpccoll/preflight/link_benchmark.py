@@ -1,8 +1,8 @@
 """Measure the link between two nodes from both ends: latency with short messages, transfer time with a long one.
 
-Latency is half the shortest of many round trips that this end starts. For a transfer, this end sends a long message and
-the other answers with a short one; the transfer time is that round trip minus one latency. The receiver posts its
-receive before the sender starts, so that only the link is measured.
+Each end measures in turn. Its latency is half the shortest of many round trips of short messages that it starts. For
+the transfer time it sends a long message, which the peer answers with a short one, and subtracts one latency. The peer
+posts its receive before the message is sent, so that the time of the link alone is measured.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ _SHORT_TAG, _LONG_TAG = 7101, 7102
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One measurement of a link from one end, in seconds; `broken` is the reason for a failure, or None."""
+    """One measurement of a link from one end; `broken` is the reason if it failed, else None."""
 
     latency_seconds: float = 0.0
     transfer_seconds: float = 0.0
     broken: str | None = None
 
     def nbytes_per_s(self, nbytes: int) -> float:
-        """Return the rate of a transfer of `nbytes`; 0 if the link is broken."""
+        """Return the bytes per second of the transfer, whose size was `nbytes`; 0 if the link is broken."""
         return 0.0 if self.broken else nbytes / self.transfer_seconds
 
 
 class LinkBenchmark:
-    """This end of the link to `peer`.
+    """This rank's end of the link to rank `peer` of `comm`.
 
     Args:
-        comm: all ranks.
-        peer: the rank at the other end.
         limit_s: seconds after which a message counts as lost.
-        lost_buffers: list that gets the buffers of lost messages, to which MPI may still write.
+        lost_buffers: list to which `measure` adds the buffers of lost messages, because MPI may still write to them.
     """
 
     def __init__(self, comm: MPI.Intracomm, peer: int, limit_s: float, lost_buffers: list[Any]) -> None:
@@ -52,11 +50,9 @@ class LinkBenchmark:
         self._send_buffer, self._recv_buffer = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
 
     def measure(self, nbytes: int, failure: type[Exception]) -> LinkSample:
-        """Measure latency and transfer time; the other end must call this at the same time. Sends messages.
+        """Measure latency, and transfer time of `nbytes`; blocking, collective over this rank and `peer`.
 
-        Args:
-            nbytes: size of the long message.
-            failure: the exception that MPI raises if the connection fails.
+        A lost message or MPI's exception `failure` is returned as the reason in `broken`.
         """
         is_first = self._comm.rank < self._peer
         long = np.zeros(nbytes, np.uint8)
@@ -75,7 +71,7 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Let both ends measure, the first one first; return the seconds that this end measured."""
+        """Call `measure` and `answer` in this order if `is_first`, else reversed; return the seconds of `measure`."""
         if is_first:
             seconds = measure()
             answer()
@@ -84,20 +80,20 @@ class LinkBenchmark:
         return measure()
 
     def _send(self, buffer: NDArray[np.uint8], tag: int = _SHORT_TAG) -> None:
-        """Send a message to the peer and wait until it is sent."""
+        """Send `buffer` to the peer; block until the send completes."""
         wait_all([self._comm.Isend(buffer, self._peer, tag)], self._limit_s)
 
     def _receive_short(self) -> None:
-        """Wait for a short message from the peer."""
+        """Block until a short message arrives from the peer."""
         wait_all([self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)], self._limit_s)
 
     def _synchronize(self) -> None:
-        """Exchange a message, which opens the connection, so that both ends start at the same time."""
+        """Exchange short messages with the peer, which opens the connection; both ends then start at the same time."""
         receive = self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)
         wait_all([self._comm.Isend(self._send_buffer, self._peer, _SHORT_TAG), receive], self._limit_s)
 
     def _time_pings(self) -> float:
-        """Exchange PINGS round trips and return half the seconds of the shortest."""
+        """Start PINGS round trips, one after the other; return half the seconds of the shortest."""
         shortest = float("inf")
         for _ in range(PINGS):
             begin = time.perf_counter()
@@ -107,21 +103,21 @@ class LinkBenchmark:
         return shortest / 2
 
     def _answer_pings(self) -> None:
-        """Answer the peer's `_time_pings`."""
+        """Return each short message of the peer's `_time_pings`; blocks."""
         for _ in range(PINGS):
             self._receive_short()
             self._send(self._send_buffer)
 
     def _time_transfer(self, long: NDArray[np.uint8]) -> float:
         """Send the long message; return the seconds until the peer acknowledges it."""
-        self._receive_short()  # the other end has posted its receive
+        self._receive_short()  # the peer has posted its receive
         begin = time.perf_counter()
         self._send(long, _LONG_TAG)
         self._receive_short()
         return time.perf_counter() - begin
 
     def _answer_transfer(self, long: NDArray[np.uint8]) -> None:
-        """Answer the peer's `_time_transfer`."""
+        """Receive the long message of the peer's `_time_transfer` and acknowledge it; blocks."""
         receive = self._comm.Irecv(long, self._peer, _LONG_TAG)
         self._send(self._send_buffer)
         wait_all([receive], self._limit_s)

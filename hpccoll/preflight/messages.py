@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COORDINATOR = 0
 MESSAGE_NBYTES = 1024
-SPIN_S = 2e-3  # after that long, sleeping no longer distorts the time of a message on a healthy link
+SPIN_S = 2e-3  # after this time, sleeping no longer distorts the time of a message on a healthy link
 SLEEP_S, LONG_SLEEP_S = 50e-6, 1e-3
 _COMMAND_TAG, _REPLY_TAG = 7103, 7104
 
@@ -28,7 +28,7 @@ class MessageTimeoutError(CommunicationError):
 
 
 def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
-    """Wait until all requests are complete; poll without sleeping at first, so that short times are accurate.
+    """Block until all requests are complete; poll without sleeping at first, so that short times are accurate.
 
     Raises:
         MessageTimeoutError: `limit_s` seconds have passed. The requests stay active and still use their buffers.
@@ -47,10 +47,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 class ControlChannel:
     """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    Uses no collectives, which would also use the links between other ranks, and hang on a broken one.
-
-    Args:
-        comm: all ranks.
+    Uses no collectives, which would also use links between other ranks and hang on a broken one. `comm` has all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -59,15 +56,15 @@ class ControlChannel:
         self._sent: list[tuple[NDArray[np.uint8], MPI.Request]] = []
 
     def send_command(self, rank: int, command: dict[str, Any]) -> None:
-        """Start to send a command to a rank; do not wait until it is received."""
+        """Start sending a command to a rank, without blocking."""
         self._send(rank, _COMMAND_TAG, command)
 
     def send_reply(self, reply: dict[str, Any]) -> None:
-        """Start to send a reply to the coordinator; do not wait until it is received."""
+        """Start sending a reply to the coordinator, without blocking."""
         self._send(COORDINATOR, _REPLY_TAG, reply)
 
     def receive_command(self) -> dict[str, Any]:
-        """Return the coordinator's next command. Waits without a limit, and sleeps while it waits."""
+        """Block for the coordinator's next command without a time limit, sleeping between polls."""
         message = _make_empty_message()
         request = self._comm.Irecv(message, COORDINATOR, _COMMAND_TAG)
         while not request.Test():
@@ -75,7 +72,7 @@ class ControlChannel:
         return _decode(message)
 
     def receive_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
-        """Return the next reply of a rank.
+        """Block for the next reply of a rank.
 
         Raises:
             MessageTimeoutError: nothing arrived within `limit_s` seconds.
@@ -88,7 +85,7 @@ class ControlChannel:
         return _decode(message)
 
     def _send(self, rank: int, tag: int, content: dict[str, Any]) -> None:
-        """Start to send a message and keep its buffer until the send is complete."""
+        """Start sending a message without blocking; keep its buffer until the send completes."""
         message, text = _make_empty_message(), json.dumps(content).encode()
         if len(text) > MESSAGE_NBYTES:
             raise ValueError(f"a control message of {len(text)} bytes, at most {MESSAGE_NBYTES}")
@@ -97,7 +94,7 @@ class ControlChannel:
         self._sent.append((message, self._comm.Isend(message, rank, tag)))
 
     def flush(self, limit_s: float) -> None:
-        """Wait until all sends are complete.
+        """Block until all sends are complete.
 
         Raises:
             MessageTimeoutError: a rank has not received its message within `limit_s` seconds.
@@ -106,9 +103,11 @@ class ControlChannel:
 
 
 def _make_empty_message() -> NDArray[np.uint8]:
+    """Return a message of MESSAGE_NBYTES spaces."""
     return np.full(MESSAGE_NBYTES, ord(" "), np.uint8)
 
 
 def _decode(message: NDArray[np.uint8]) -> dict[str, Any]:
+    """Return the JSON object in a message."""
     content: dict[str, Any] = json.loads(message.tobytes())
     return content

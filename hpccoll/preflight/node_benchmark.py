@@ -3,8 +3,8 @@
 Each core runs a thread that counts how often it completes a small piece of work within a time slice; NumPy releases the
 GIL meanwhile. A slice is much longer than the scheduler's ticks, so that frequent interruptions show in every slice.
 
-On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted: it shows how
-busy the machine is, not how fast the node. On a real node it counts, because whatever takes its cores slows every job.
+On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted, because it
+depends on the other nodes. On a real node that time counts, because whatever takes its cores slows every job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from hpccoll.units import MiB
 
 SLICE_S, MIN_WORK_S = 0.25, 0.01
-COPY_NBYTES = 16 * MiB  # source and target together exceed the private caches of a core
+COPY_NBYTES = 16 * MiB  # source and destination together exceed the private caches of a core
 IN_CACHE, PASSES = 8192, 20  # float64 elements that stay in the L2 cache; passes over them per piece of work
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
@@ -35,7 +35,7 @@ class NodeSpeed:
 
 
 def measure_node(*, shares_machine: bool) -> NodeSpeed:
-    """Keep all cores of this process busy for two time slices, and return the speed.
+    """Run threads on all cores of this process for two time slices, block until done, and return the speed.
 
     Args:
         shares_machine: whether this node is one of several emulated nodes on one machine.
@@ -50,7 +50,7 @@ def measure_node(*, shares_machine: bool) -> NodeSpeed:
 
 
 def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
-    """Repeat `work`, which returns the amount done, for a time slice; return the amount per second of this thread."""
+    """Call `work`, which returns an amount, repeatedly for a time slice; return this thread's amount per second."""
     work()  # not timed, because it touches new memory
     waited, begin = _read_waiting_s(), time.perf_counter()
     end, done = begin + SLICE_S, 0.0
@@ -61,7 +61,7 @@ def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
 
 
 def _read_waiting_s() -> float:
-    """Return how long this thread has so far been ready but without a core; 0 if the kernel does not report it."""
+    """Return the seconds that this thread has waited for a core so far; 0 if the kernel does not report them."""
     try:
         return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -69,7 +69,7 @@ def _read_waiting_s() -> float:
 
 
 def _prepare_copy() -> Callable[[], float]:
-    """Return a function that copies COPY_NBYTES bytes and returns that number."""
+    """Allocate two arrays; return a function that copies one to the other and returns the number of bytes."""
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
@@ -80,7 +80,7 @@ def _prepare_copy() -> Callable[[], float]:
 
 
 def _prepare_compute() -> Callable[[], float]:
-    """Return a function that computes sines of data in cache and returns their number."""
+    """Allocate arrays that fit in cache; return a function that computes sines of them and returns their number."""
     x = np.linspace(0, 1, IN_CACHE)
     y = np.empty_like(x)
 

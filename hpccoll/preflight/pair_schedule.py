@@ -1,7 +1,7 @@
 """Schedule all pairs of nodes in as few rounds as possible, with each node in at most one pair per round.
 
-Circle method for round-robin tournaments: node 0 keeps its seat, the others move on by one seat per round, and opposite
-seats form the pairs. That takes n - 1 rounds for even n, and n for odd n, where one node pauses in each round.
+Uses the circle method for round-robin tournaments: node 0 keeps its seat, the others move on by one seat per round, and
+opposite seats form the pairs. That takes n - 1 rounds if n is even; if n is odd, n rounds with one node idle in each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Group = TypeVar("Group", bound=tuple[int, ...])
 
 
 def schedule_pairs(nodes: int) -> list[list[Pair]]:
-    """Return the rounds for `nodes` nodes. Each is a list of pairs (lower, higher); each pair occurs exactly once."""
-    seats = nodes + nodes % 2  # with an odd number of nodes, the partner of the empty seat pauses
+    """Return the rounds for `nodes` nodes, each a list of pairs (lower, higher); each pair is in exactly one round."""
+    seats = nodes + nodes % 2  # with an odd number of nodes, the node opposite the empty seat is idle
     rounds = []
     for shift in range(seats - 1):
         order = [0, *(1 + (seat + shift) % (seats - 1) for seat in range(seats - 1))]
@@ -29,8 +29,7 @@ def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[l
 
     Args:
         groups: groups of nodes, each node in at most one.
-        boot_ids: per node, an identifier of its machine. Real nodes are different machines, so that one list holds all
-            groups; emulated nodes share one machine.
+        boot_ids: the boot ID of each node's machine. On real nodes all differ, so one list holds all groups.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

@@ -1,8 +1,8 @@
 """The results of a preflight: samples of each direction of each link, and of each node.
 
-For a link the best sample counts, because every disturbance makes a short measurement worse, and the samples are spread
-over the whole run: a link that is slow in all of them is slow itself. For a node the median counts, because its time
-slices are long: a node that is disturbed in most of them is slow.
+The result of a link is its best sample: a disturbance only makes a short measurement worse, and rarely all of them,
+since they are spread over the whole run. The result of a node is the median of its samples, which are long: a node that
+is disturbed in most of them is slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA = "hpccoll/1"
 
 @dataclass(frozen=True, slots=True)
 class DirectedLink:
-    """One direction of a link, measured by the sender.
+    """The samples of one direction of a link, measured by the sender.
 
     Args:
         source: index of the sending node.
@@ -29,7 +29,7 @@ class DirectedLink:
         latency_seconds: half the shortest round trip; None if every sample failed.
         transfers: times of the long message in seconds, one per sample.
         nbytes: size of the long message.
-        broken: why a sample failed, or None.
+        broken: the reason why a sample failed; None if none failed.
     """
 
     source: int
@@ -41,7 +41,7 @@ class DirectedLink:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The best rate; None if the link is broken."""
+        """The rate of the shortest transfer; None if the link is broken."""
         return self.nbytes / min(self.transfers) if self.transfers and self.broken is None else None
 
     def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
@@ -68,9 +68,9 @@ class PreflightResults:
     Args:
         nodes: names of the nodes.
         nbytes: size of the long message.
-        links: samples by (source, destination), one per sweep.
-        speeds: samples of each node, one per sweep.
-        lost: nodes that did not answer, with the reason.
+        links: list of samples for each (source, destination).
+        speeds: list of samples for each node.
+        lost: the reason for each node that did not answer.
     """
 
     nodes: tuple[str, ...]
@@ -80,7 +80,7 @@ class PreflightResults:
     lost: dict[int, str] = field(default_factory=dict)
 
     def iter_directed_links(self) -> Iterator[DirectedLink]:
-        """Yield both directions of every pair that was tried, in order of nodes."""
+        """Yield both directions of every measured pair, broken ones included, in order of (source, destination)."""
         for (source, destination), samples in sorted(self.links.items()):
             broken = next((sample.broken for sample in samples if sample.broken), None)
             good = [sample for sample in samples if sample.broken is None]
@@ -89,14 +89,14 @@ class PreflightResults:
             yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
     def compute_median_speed(self, node: int) -> NodeSpeed | None:
-        """Return the medians of a node's samples; None if there are none."""
+        """Return the medians of a node's samples; None if it has none."""
         samples = self.speeds.get(node, [])
         if not samples:
             return None
         return NodeSpeed(median(s.copy_bytes_per_s for s in samples), median(s.operations_per_s for s in samples))
 
     def make_node_record(self, node: int) -> dict[str, Any]:
-        """Return the record of kind `preflight_node`."""
+        """Return the record of kind `preflight_node` of a node."""
         speed = self.compute_median_speed(node)
         return {
             "schema": SCHEMA,

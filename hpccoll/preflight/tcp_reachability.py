@@ -1,7 +1,7 @@
 """Check by TCP that every node reaches every other, without MPI, which would hang at startup over a broken link.
 
-Each node listens on one port and connects to every other node. It reports failures to node 0, which combines the
-reports. Nodes that cannot report are lost. MPI may send its data over another network, but starts over this one.
+Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
+A node that nobody reached is lost. MPI may send its data over another network, but starts over this one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpccoll.preflight.results import PreflightResults
 
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, MAX_CONNECTIONS = 0.1, 64
-REPORT_LIMIT_S = 300.0  # for reports and their acknowledgement, over a connection that works
+REPORT_LIMIT_S = 300.0  # time for a report and its acknowledgement, over a connection that works
 _HELLO = b"hpccoll preflight\n"
 
 
 def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
-    """Return the host names of this job step, this node's index among them, and a port for this job. Runs scontrol.
+    """Run scontrol; return the host names of this job step, this node's index among them, and a port for this job.
 
     Raises:
         UnavailableError: this process is not in a SLURM job step.
@@ -46,15 +46,12 @@ def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
 
 
 class ReachabilityServer:
-    """Accept connections of other nodes in background threads, and collect their reports.
-
-    Args:
-        port: the port to listen on.
+    """Listen on `port`, accept connections of other nodes in background threads, and collect their reports.
 
     Attributes:
-        reports: failures by node that reported them, each a reason by unreachable node.
-        all_reported: set by node 0 when it needs no more reports. Until then a node that reported keeps listening, so
-            that nodes that start later can reach it.
+        reports: for each node that reported, the reason for each node that it could not reach.
+        all_reported: event that node 0 sets when it needs no more reports. Reports are acknowledged only then, and a
+            node listens until its report is acknowledged, so that nodes that start later can reach it.
     """
 
     def __init__(self, port: int) -> None:
@@ -64,16 +61,16 @@ class ReachabilityServer:
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def _accept_connections(self) -> None:
-        """Serve each connection in a thread of its own, until the socket is closed."""
+        """Accept connections until the socket is closed, and serve each in a thread of its own."""
         while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return  # the socket is closed
+                return  # `close` was called
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Greet a node; store its report, if it sends one, and acknowledge it once all nodes have reported."""
+        """Greet a node; if it sends a report, store it, block until `all_reported` is set, and acknowledge it."""
         with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
             connection.settimeout(REPORT_LIMIT_S)
             stream.write(_HELLO)
@@ -92,13 +89,10 @@ class ReachabilityServer:
 
 
 def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
-    """Connect to a node and send it a message; retry while it does not listen yet. Return why it failed, or None.
+    """Connect to a node and send it a message; return the reason if that failed, else None.
 
-    Args:
-        host: name of the node.
-        port: its port.
-        message: a JSON object; one with `failed` is a report, whose acknowledgement this function waits for.
-        limit_s: seconds to try to connect.
+    Retries for `limit_s` seconds, as the node may not listen yet. A message with the key `failed` is a report; for one,
+    this function also waits for the acknowledgement.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -120,7 +114,7 @@ def contact_node(host: str, port: int, message: dict[str, object], limit_s: floa
 
 
 def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: float) -> PreflightResults | None:
-    """Try to connect to all nodes; return the failures of all of them on node 0, None elsewhere. Every node calls it.
+    """Try to connect to all nodes; return all nodes' failures on node 0, None elsewhere. Collective over all nodes.
 
     Args:
         hosts: names of all nodes, in the same order on every node.
@@ -138,12 +132,12 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
         server.close()
         return None
     server.reports[0] = failed
-    report_limit_s = 2 * limit_s  # nodes that started later may have waited for others as long
+    report_limit_s = 2 * limit_s  # a node that started up to limit_s later may itself wait limit_s for others
     deadline = time.monotonic() + report_limit_s
     while len(server.reports) < len(hosts) and time.monotonic() < deadline:
         time.sleep(RETRY_S / 10)
     server.all_reported.set()
-    time.sleep(RETRY_S)  # for the threads that send the acknowledgements
+    time.sleep(RETRY_S)  # gives the server's threads time to send the acknowledgements
     server.close()
     return combine_reports(hosts, dict(server.reports), report_limit_s)
 
@@ -153,7 +147,7 @@ def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], li
 
     Args:
         hosts: names of all nodes.
-        reports: by node, the reason for each node it could not reach; has an entry for node 0.
+        reports: as in `ReachabilityServer.reports`, with an entry for node 0.
         limit_s: seconds that node 0 waited for reports.
     """
     results = PreflightResults(tuple(hosts))
