@@ -32,6 +32,13 @@ def test_wait_returns_the_result_of_a_complete_operation():
     assert work.wait() is result
 
 
+def test_an_operation_that_was_complete_at_once_is_done():
+    work = Work(0, Progress(), None, "result")
+    assert work.done
+    assert work.test()
+    assert work.wait() == "result"
+
+
 def test_test_advances_until_the_operation_is_complete():
     operation = Countdown(2)
     work = Work(0, Progress(), operation, None)
