@@ -29,17 +29,14 @@ class LibraryEngine(Protocol):
     name: str
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call that runs `operation` once on these buffers and waits for it.
-
-        All ranks prepare, then all ranks call.
+        """Return a call that runs `operation` once on these buffers and waits; all ranks prepare, then all ranks call.
 
         Args:
             operation: the collective.
             source: 1-D contiguous input of this rank, or None.
             result: 1-D contiguous output of this rank, or None. The operation is in place if the two share memory:
                 `source is result`, or, for operations with blocks, one is the rank's own block of the other.
-            redop: name of the reduction; ignored unless the operation reduces.
-            root: rank of the root; ignored unless the operation has one.
+            redop: name of the reduction, and `root` the rank of the root; ignored if the operation has none.
 
         Raises:
             UsageError: the library does not offer this operation, dtype, reduction or in-place form.

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 class MpiEngine:
-    """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library.
+    """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
-    Args:
-        comm: used as it is, not duplicated.
-        device_works: whether a probe found that this MPI accepts device memory; see `runtime.cuda.probe`.
-
+    `device_works` tells that `runtime.cuda.probe` found that this MPI accepts device memory.
     Cost: a prepared call is one C call behind a `functools.partial`; buffer specifications are made once.
     """
 

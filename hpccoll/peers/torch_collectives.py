@@ -13,12 +13,9 @@ LaunchCall = Callable[[], Any]  # starts a collective and returns torch's Work
 
 
 class TorchCollectives:
-    """The collectives of one process group.
+    """The collectives of a ProcessGroupGloo or ProcessGroupNCCL of `n` ranks.
 
-    Args:
-        group: a ProcessGroupGloo or ProcessGroupNCCL.
-        options: the module with torch's option classes, such as AllreduceOptions.
-        n: number of ranks.
+    `options` is the module with torch's option classes, such as AllreduceOptions.
     """
 
     def __init__(self, group: Any, options: Any, n: int) -> None:
@@ -26,37 +23,36 @@ class TorchCollectives:
 
     def bind_barrier(self) -> LaunchCall:
         """Return a call that starts a barrier."""
-        return partial(self._group.barrier, self._options.BarrierOptions())
+        return partial(self._group.barrier, self._make_options("Barrier"))
 
     def bind(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
-        """Return a call that starts a collective on these tensors; `source` or `result` may be None.
+        """Return a call that starts a collective on these 1-D tensors; `source` or `result` may be None.
 
-        Args:
-            operation: the collective.
-            source: this rank's input, 1-D.
-            result: this rank's output, 1-D.
-            op: torch's ReduceOp, if the operation reduces.
-            root: rank of the root, if there is one.
-            in_place: whether the two share memory.
+        `op` is torch's ReduceOp, if the operation reduces; `in_place` tells that the two tensors share memory.
         """
         if operation.has_root:
             return self._bind_rooted(operation, source, result, op, root, in_place)
         if operation is Operation.ALL_REDUCE:
-            options = self._options.AllreduceOptions()
-            options.reduceOp = op
+            options = self._make_options("Allreduce", reduceOp=op)
             launch = partial(self._group.allreduce, [result], options)
             return launch if in_place else _copy_then(result, source, launch)
         if operation is Operation.REDUCE_SCATTER:
-            options = self._options.ReduceScatterOptions()
-            options.reduceOp = op
+            options = self._make_options("ReduceScatter", reduceOp=op)
             return partial(self._single("reduce_scatter_single", "_reduce_scatter_base"), result, source, options)
         if operation is Operation.ALL_GATHER:
             launch = self._single("all_gather_single", "_allgather_base")
-            return partial(launch, result, source, self._options.AllgatherOptions())
+            return partial(launch, result, source, self._make_options("Allgather"))
         launch = self._single("all_to_all_single", "alltoall_base")
-        return partial(launch, result, source, [], [], self._options.AllToAllOptions())
+        return partial(launch, result, source, [], [], self._make_options("AllToAll"))
+
+    def _make_options(self, name: str, **values: Any) -> Any:
+        """Return a new object of torch's option class of a collective, with these attributes set."""
+        options = getattr(self._options, f"{name}Options")()
+        for key, value in values.items():
+            setattr(options, key, value)
+        return options
 
     def _single(self, name: str, before: str) -> Any:
         """Return the group's method by its new name, or by its name before torch 2.13."""
@@ -65,14 +61,7 @@ class TorchCollectives:
     def _bind_rooted(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
-        names = {
-            Operation.BROADCAST: "BroadcastOptions",
-            Operation.REDUCE: "ReduceOptions",
-            Operation.GATHER: "GatherOptions",
-            Operation.SCATTER: "ScatterOptions",
-        }
-        options = getattr(self._options, names[operation])()
-        options.rootRank = root
+        options = self._make_options(operation.value.capitalize(), rootRank=root)
         if operation is Operation.BROADCAST:
             launch = partial(self._group.broadcast, [result], options)
             return launch if in_place or source is None else _copy_then(result, source, launch)

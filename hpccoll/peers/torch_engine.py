@@ -24,6 +24,7 @@ from hpccoll.peers.library_engine import check_buffers, unsupported_error
 from hpccoll.peers.torch_collectives import TorchCollectives
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
+from hpccoll.runtime.agreement import run_or_raise
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, DType, FlatArray, Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe
 
@@ -45,12 +46,9 @@ _REDUCED_AS = {
 
 
 class TorchEngine:
-    """Engine `gloo` or `nccl`. Making it starts a process group; collective over `comm`.
+    """Engine `gloo` (host buffers) or `nccl` (CUDA buffers, one GPU per rank).
 
-    Args:
-        comm: the ranks of the process group; also used to send the address of the store.
-        backend: `gloo` for host buffers, `nccl` for CUDA buffers (one GPU per rank).
-        limit_s: seconds that the start, and later each operation, may take.
+    Making it starts a process group, collective over `comm`. The start, and each operation, may take `limit_s` seconds.
 
     Raises:
         UnavailableError: torch, the backend, or a GPU for each rank is missing; names the rank.
@@ -62,7 +60,11 @@ class TorchEngine:
         layout = job.detect_layout(comm)
         local_rank = layout.node[: comm.rank].count(layout.node[comm.rank])
         ranks_per_node = max(layout.ranks_per_node)
-        _run_on_all(comm, UnavailableError, f"engine {backend}", lambda: _require_backend(backend, ranks_per_node))
+        run_or_raise(
+            comm,
+            lambda: _require_backend(backend, ranks_per_node),
+            lambda reason: UnavailableError(f"engine {backend}: {reason}"),
+        )
         self._torch = importlib.import_module("torch")
         self._dist = importlib.import_module("torch.distributed")
         if backend == "nccl":
@@ -70,8 +72,11 @@ class TorchEngine:
         self._one_node = layout.nodes == 1
         self._store = self._open_store(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        group = _run_on_all(comm, CommunicationError, f"engine {backend}: start of the process group", self._make_group)
+        group = run_or_raise(comm, self._make_group, partial(self._cannot, "start the process group"))
         self._collectives = TorchCollectives(group, c10d, comm.size)
+
+    def _cannot(self, action: str, reason: str) -> CommunicationError:
+        return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
         """Open a store on rank 0 at a free port and connect the other ranks to it; collective."""
@@ -85,11 +90,9 @@ class TorchEngine:
                 served = store(0, is_master=True)
             return served.port if served else 0
 
-        port = self.comm.bcast(
-            _run_on_all(self.comm, CommunicationError, f"engine {self.name}: store on {address}", serve)
-        )
-        what = f"engine {self.name}: connection to rank 0's store at {address}:{port}"
-        return _run_on_all(self.comm, CommunicationError, what, lambda: served or store(port, is_master=False))
+        port = self.comm.bcast(run_or_raise(self.comm, serve, partial(self._cannot, f"open a store on {address}")))
+        failed = partial(self._cannot, f"connect to rank 0's store at {address}:{port}")
+        return run_or_raise(self.comm, lambda: served or store(port, is_master=False), failed)
 
     def _make_group(self) -> Any:
         """Return a new process group of the backend."""
@@ -163,9 +166,8 @@ class TorchEngine:
                 if stream_done is not None:
                     stream_done()  # NCCL's wait only orders streams: the result is complete when the stream is
             except RuntimeError as error:
-                raise CommunicationError(
-                    f"engine {self.name} failed on rank {self.comm.rank}: {_first_line(error)}"
-                ) from error
+                reason = str(error).partition("\n")[0]
+                raise CommunicationError(f"engine {self.name} failed on rank {self.comm.rank}: {reason}") from error
 
         return call
 
@@ -194,22 +196,3 @@ def _require_backend(backend: str, ranks_per_node: int) -> None:
     dist = importlib.import_module("torch.distributed")
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
         raise UnavailableError(f"this torch was built without {backend}; install a torch build that has it")
-
-
-def _run_on_all(comm: MPI.Intracomm, kind: type[Exception], what: str, step: Callable[[], Any]) -> Any:
-    """Run `step` on every rank and return its value; if it fails on one, raise the same error on all. Collective."""
-    value, reason = None, None
-    try:
-        value = step()
-    except (UnavailableError, RuntimeError, OSError, ImportError) as error:
-        reason = _first_line(error)
-    reasons = comm.allgather(reason)
-    for rank, why in enumerate(reasons):
-        if why is not None:
-            raise kind(f"{what} (rank {rank}): {why}")
-    return value
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -25,21 +25,13 @@ _KILL_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended.
+    """How a command ended."""
 
-    Args:
-        command: the command as a person would type it.
-        succeeded: whether it ended with exit status 0.
-        exists: whether the program was found.
-        outcome: a clause such as `crashed by SIGSEGV`.
-        stdout: the start of its output, up to MAX_OUTPUT_BYTES; the same for `stderr`.
-    """
-
-    command: str
-    succeeded: bool
-    exists: bool
-    outcome: str
-    stdout: str = ""
+    command: str  # as a person would type it
+    succeeded: bool  # whether it ended with exit status 0
+    exists: bool  # whether the program was found
+    outcome: str  # a clause such as `crashed by SIGSEGV`
+    stdout: str = ""  # the start of its output, up to MAX_OUTPUT_BYTES
     stderr: str = ""
 
     @property
@@ -62,14 +54,13 @@ class CommandResult:
 def run_command(
     words: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None, shown: str | None = None
 ) -> CommandResult:
-    """Run a command, wait for it and return how it ended. Never raises; kills the command at the time limit.
+    """Run a command, wait for it and return how it ended. Never raises; kills it and its children after `limit_s`.
 
     Args:
-        words: the program and its arguments.
-        limit_s: seconds after which the command and its children are killed.
+        words: the program and its arguments; results show them as `shown`, if given.
+        limit_s: seconds.
         environ: environment of the command. The default is the environment of this process without the variables in
             which a launcher describes this process's rank, so that a command that starts MPI is a separate job.
-        shown: the command as a person would type it; default `words`.
     """
     command = shown or shlex.join(words)
     environ = launcher.without_launcher(os.environ) if environ is None else environ

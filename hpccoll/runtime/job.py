@@ -37,19 +37,12 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Where the ranks run. Tuples are indexed by rank; nodes are numbered in the order of their lowest ranks.
-
-    Args:
-        hosts: host name.
-        node: node number.
-        cores: number of cores that the rank may run on.
-        oversubscribed: whether a node has more ranks than cores that they may run on.
-    """
+    """Where the ranks run. Tuples are indexed by rank; nodes are numbered in the order of their lowest ranks."""
 
     hosts: tuple[str, ...]
     node: tuple[int, ...]
-    cores: tuple[int, ...]
-    oversubscribed: bool
+    cores: tuple[int, ...]  # number of cores that the rank may run on
+    oversubscribed: bool  # whether a node has more ranks than cores that they may run on
 
     @property
     def ranks(self) -> int:
@@ -64,9 +57,8 @@ class RankLayout:
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node."""
-        return tuple(
-            tuple(rank for rank, other in enumerate(self.node) if other == node) for node in sorted(set(self.node))
-        )
+        nodes = range(self.nodes)
+        return tuple(tuple(rank for rank, other in enumerate(self.node) if other == node) for node in nodes)
 
     @property
     def ranks_per_node(self) -> tuple[int, ...]:
@@ -144,9 +136,8 @@ def collect_versions() -> dict[str, str | None]:
 
     Reads the packages' metadata and does not import them.
     """
-    return {"python": platform.python_version(), "mpi": get_mpi_library()} | {
-        name: _find_version(names) for name, names in _PACKAGES.items()
-    }
+    packages = {name: _find_version(names) for name, names in _PACKAGES.items()}
+    return {"python": platform.python_version(), "mpi": get_mpi_library()} | packages
 
 
 def _find_version(names: tuple[str, ...]) -> str | None:
@@ -200,19 +191,13 @@ def _find_leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
 
 def find_commit() -> str | None:
     """Return the git commit of the running source, followed by `+` if files are modified; None outside a checkout."""
-    package = Path(__file__).parents[1]
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(package), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+        # An installed package may lie in some other repository's directory: then git does not track it.
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, timeout=10, check=True
         )
-        tracked = subprocess.run(
-            ["git", "-C", str(package), "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=False
-        )
+        return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    # An installed package may lie in some other repository's directory: then git does not track it.
-    return described.stdout.strip() if tracked.returncode == 0 else None

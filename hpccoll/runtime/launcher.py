@@ -42,9 +42,7 @@ _JOB_PREFIXES = (
 def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] | None:
     """Return the variable that states the number of ranks of this job, and that number; None without a launcher.
 
-    Args:
-        environ: the process's environment.
-        library: the MPI library's name and version, such as `MPICH 5.0.2`.
+    `library` is the MPI library's name and version, such as `MPICH 5.0.2`.
     """
     mpiruns = (_OPEN_MPI, _MPICH) if library.startswith("Open MPI") else (_MPICH, _OPEN_MPI)
     for name in (*mpiruns, _SLURM):
@@ -54,15 +52,9 @@ def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] |
 
 
 def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None:
-    """Raise LauncherError if this process is alone in its world although its launcher started several.
+    """Raise LauncherError if MPI.COMM_WORLD has `size` 1 although the launcher in `environ` started several processes.
 
-    Args:
-        environ: the process's environment.
-        size: ranks in MPI.COMM_WORLD.
-        library: the MPI library's name and version, such as `MPICH 5.0.2`.
-
-    Raises:
-        LauncherError: states the launcher's and MPI's number of ranks, and how to start the job instead.
+    The error states the launcher's and MPI's number of ranks, and how to start the job instead.
     """
     claim = claimed_ranks(environ, library)
     if size > 1 or claim is None or claim[1] <= 1:
@@ -76,17 +68,9 @@ def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None
 
 
 def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bool) -> None:
-    """Raise LauncherError for MPICH without PMIx under Open MPI's mpirun, where MPI_Init would abort unexplained.
+    """Raise LauncherError for MPICH built without PMIx under Open MPI's mpirun; to be called before MPI_Init.
 
-    To be called before MPI_Init.
-
-    Args:
-        environ: the process's environment.
-        library: the MPI library's name and version.
-        speaks_pmix: whether the library was built with PMIx.
-
-    Raises:
-        LauncherError: names launcher and library, and how to start the job instead.
+    MPI_Init would abort unexplained; the error names launcher and library, and how to start the job instead.
     """
     if _OPEN_MPI not in environ or _MPICH in environ or not library.startswith("MPICH") or speaks_pmix:
         return

@@ -23,7 +23,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
-from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, get_deferred_frees
+from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, free_ready
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.progress import Progress
 from tests.mpi import calls
@@ -67,7 +67,7 @@ class World:
 
     def close(self):
         self.hpc.close()
-        get_deferred_frees().free_ready()
+        free_ready()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def world(comm, tmp_path_factory):
     yield made
     made.close()
     comm.Barrier()
-    get_deferred_frees().free_ready()
+    free_ready()
     made.driver.end()
 
 
@@ -326,7 +326,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         world.hpc.free(x)
         del x, block
         gc.collect()
-        assert get_deferred_frees().free_ready() >= 1
+        assert free_ready() >= 1
     comm.Barrier()
     if comm.rank == 1:
         assert (there.bytes[:COUNT] == 1).all()
@@ -335,7 +335,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
         gc.collect()
     comm.Barrier()
     if comm.size == 2:
-        assert get_deferred_frees().free_ready() == 0
+        assert free_ready() == 0
         comm.Barrier()
         assert (there.bytes[:COUNT] == SPOILT).all()
 
@@ -345,7 +345,7 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
         gc.collect()
         comm.Barrier()
         world.node.device.cuda.synchronize()
-        left = get_deferred_frees().free_ready()
+        left = free_ready()
         return len(world.driver.owned) - left, len(world.driver.opened)
 
     def cycle(turn):
@@ -380,7 +380,7 @@ def test_what_fails_on_one_rank_fails_on_all(world, comm):
 
     gc.collect()
     comm.Barrier()  # now all mappings of buffers that are gone are closed, and their memory can go, too
-    get_deferred_frees().free_ready()
+    free_ready()
     before = len(world.driver.owned), len(world.driver.opened)
     for name in ("allocate", "export_memory", "open_memory"):
         with pytest.MonkeyPatch.context() as patch:

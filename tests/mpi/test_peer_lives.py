@@ -128,7 +128,7 @@ def test_a_start_that_fails_on_one_rank_fails_on_all_and_names_it(comm, monkeypa
         return object()
 
     monkeypatch.setattr(TorchEngine, "_make_group", fails)
-    with pytest.raises(CommunicationError, match=rf"engine gloo: start.*rank {comm.size - 1}\): no route"):
+    with pytest.raises(CommunicationError, match=rf"engine gloo cannot start.*rank {comm.size - 1}: no route"):
         TorchEngine(comm, "gloo")
 
 

@@ -6,7 +6,7 @@ Start with `ArrayModule` in interface.py; `as_buffer` in buffer.py turns a user'
 from __future__ import annotations
 
 from hpccoll.runtime.arrays.buffer import as_buffer, get_array_module
-from hpccoll.runtime.arrays.cuda_arrays import PreallocatedCupyModule, cupy_as_torch_tensor, find_cupy_module
+from hpccoll.runtime.arrays.cuda_arrays import PreallocatedCupyModule, cupy_as_torch_tensor
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import (
     ArrayModule,
@@ -39,7 +39,6 @@ __all__ = [
     "as_buffer",
     "cupy_as_torch_tensor",
     "dtype_from_numpy",
-    "find_cupy_module",
     "get_array_module",
     "get_dtype",
     "is_torch_tensor",

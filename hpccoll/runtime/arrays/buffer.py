@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from hpccoll.errors import BufferError, UnavailableError
-from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule, find_cupy_module
+from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule
 from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import ArrayModule, Buffer, require_contiguous
 from hpccoll.runtime.arrays.numpy_arrays import NUMPY
@@ -18,13 +19,11 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     """Check a user's array and return it as a flat buffer that shares its memory.
 
-    Args:
-        array: NumPy or CuPy array, or torch tensor on CPU or CUDA.
-        role: the argument's name in error messages: `x`, `out`.
-        writable: whether the collective writes into it. A read-only argument that is not contiguous is copied.
+    A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`: `x`, `out`.
 
     Raises:
-        BufferError: `array` is not an array, or `writable` and read-only or not C-contiguous.
+        BufferError: `array` is no NumPy or CuPy array or torch tensor on CPU or CUDA; or it must be `writable`, and is
+            read-only or not C-contiguous.
         UnknownNameError: its element type is not supported.
     """
     if isinstance(array, np.ndarray):
@@ -69,19 +68,18 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
 
 
 def get_array_module(memory: str) -> ArrayModule:
-    """Return the array module for new memory.
-
-    Args:
-        memory: `host` for NumPy, `cuda` for CuPy.
+    """Return the array module for new memory: NumPy's for `host`, CuPy's for `cuda`.
 
     Raises:
         UnavailableError: `cuda`, but there is no CUDA device or CuPy is not installed.
     """
     if memory == "host":
         return NUMPY
-    module = find_cupy_module()
-    if module is None:
-        raise UnavailableError(
-            "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
-        )
-    return module
+    with suppress(ImportError, RuntimeError):  # no CuPy, or no CUDA driver
+        import cupy
+
+        if cupy.cuda.runtime.getDeviceCount() > 0:
+            return CupyModule(cupy)
+    raise UnavailableError(
+        "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
+    )

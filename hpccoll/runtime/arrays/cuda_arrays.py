@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
-from hpccoll.runtime.arrays.interface import ArrayModule, BoundCall, ExternalMemory, FlatArray, StreamTimer
+from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArray, StreamTimer
 
 _ALIGNED_BYTES = 4096
 
@@ -158,24 +158,11 @@ def _seconds_between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], floa
     return float(elapsed_ms(begin, end)) * 1e-3
 
 
-def find_cupy_module() -> ArrayModule | None:
-    """Return the CuPy module; None without CuPy or without a CUDA device."""
-    try:
-        import cupy
-    except ImportError:
-        return None
-    try:
-        return CupyModule(cupy) if cupy.cuda.runtime.getDeviceCount() > 0 else None
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return None
-
-
 def cupy_as_torch_tensor(array: Any) -> Any:
     """Return a torch tensor over a CuPy array's memory, with its shape and element type; it keeps the memory alive."""
     import torch
 
-    device = f"cuda:{array.device.id}"
+    device, dtype = f"cuda:{array.device.id}", getattr(torch, dtype_from_numpy(array.dtype).name)
     if not array.size:  # there is no memory to share
-        return torch.empty(array.shape, dtype=getattr(torch, dtype_from_numpy(array.dtype).name), device=device)
-    flat = torch.as_tensor(array.reshape(-1).view(np.uint8), device=device)
-    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)
+        return torch.empty(array.shape, dtype=dtype, device=device)
+    return torch.as_tensor(array.reshape(-1).view(np.uint8), device=device).view(dtype).reshape(array.shape)

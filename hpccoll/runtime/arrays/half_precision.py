@@ -42,11 +42,7 @@ _MAGNITUDE = np.int16(32767)
 
 
 class HalfPrecision:
-    """Binds functions of float16 and bfloat16 arrays; imports torch once enough elements are bound.
-
-    Args:
-        torch: whether to use torch if it is installed.
-    """
+    """Binds functions of float16 and bfloat16 arrays; with `torch`, imports torch once enough elements are bound."""
 
     __slots__ = ("_bound", "_torch")
 
@@ -57,12 +53,8 @@ class HalfPrecision:
     def bind(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
         """Bind out = function(left, right) with the bits of NumPy's function; return None if that is fastest itself.
 
-        Args:
-            function: NumPy's name.
-            left: as long as `out`, of the same dtype.
-            right: like `left`, or one number of the same dtype, of shape ().
-            out: the output; the same memory as an operand, or disjoint from both.
-
+        All have the same dtype and length, except that `right` may be one number of shape (). An operand may be `out`
+        itself; if it overlaps `out` otherwise, the result is None.
         Cost: 20-40 us, and 4 us for each PIECE; the call that reaches WORTH_IMPORTING imports torch (a second, once).
         """
         fewest = FEWEST if function in ARITHMETIC else FEWEST_ORDERED

@@ -16,11 +16,7 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 
 
 class NumPyModule:
-    """Host memory as NumPy arrays.
-
-    Args:
-        half: binds functions of float16 and bfloat16 arrays.
-    """
+    """Host memory as NumPy arrays; `half` binds the functions of float16 and bfloat16 arrays."""
 
     name, on_device = "numpy", False
 
@@ -51,8 +47,8 @@ class NumPyModule:
     def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
         if is_torch_tensor(factor):
             factor = view_as_numpy(flatten_tensor(factor.cpu(), "factor", writable=False)).reshape(factor.shape)
-        factor = np.asarray(factor)
-        factor = _broadcast_flat(_quiet(partial(factor.astype, out.dtype))(), shape)
+        factor = _quiet(partial(np.asarray(factor).astype, out.dtype))()
+        factor = np.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
         return self._bind_half("multiply", source, factor, out) or self._bind_multiply(out, source, factor)
 
     def _bind_half(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
@@ -102,11 +98,6 @@ def _quiet(call: BoundCall) -> BoundCall:
     NumPy 2 keeps its error state in the context. Running in a context costs a call 0.01 us, np.errstate 0.5 us.
     """
     return partial(_QUIET.copy().run, call)
-
-
-def _broadcast_flat(factor: FlatArray, shape: tuple[int, ...]) -> FlatArray:
-    """Return an array factor broadcast to `shape` and flattened; a number as it is."""
-    return np.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
 
 
 def _multiply_by_copy(left: FlatArray, right: FlatArray, out: FlatArray) -> None:

@@ -77,8 +77,8 @@ class Reduction:
         if self.factor is None:
             raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")
         factor = self.factor if hasattr(self.factor, "dtype") else np.asarray(self.factor)
-        kind = _kind(str(factor.dtype).removeprefix("torch."))
-        if kind not in _FITS[dtype.kind]:
+        kind = DTYPES.get(str(factor.dtype).removeprefix("torch."))
+        if kind is None or kind.kind not in _FITS[dtype.kind]:
             raise ReductionError(
                 f"premul_sum by a factor of dtype {factor.dtype} does not fit dtype {dtype.name}: cast one of them"
             )
@@ -86,10 +86,6 @@ class Reduction:
             raise ReductionError(
                 f"premul_sum: a factor of shape {tuple(factor.shape)} does not broadcast against x of shape {shape}"
             )
-
-
-def _kind(name: str) -> str:
-    return DTYPES[name].kind if name in DTYPES else "none"
 
 
 def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -103,7 +99,6 @@ def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def premul_sum(factor: Any) -> Reduction:
     """Return the reduction that scales this rank's input by `factor` before summing.
 
-    Args:
-        factor: a number, or an array that broadcasts to the buffer; it may differ between ranks.
+    The factor is a number, or an array that broadcasts to the buffer; it may differ between ranks.
     """
     return Reduction("premul_sum", factor)

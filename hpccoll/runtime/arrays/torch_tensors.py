@@ -19,10 +19,7 @@ def is_torch_tensor(array: Any) -> bool:
 def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     """Return a tensor as a 1-D contiguous tensor without gradient, sharing its memory.
 
-    Args:
-        tensor: on CPU or CUDA.
-        role: the argument's name in error messages.
-        writable: whether it will be written. A read-only argument that is not contiguous is copied.
+    A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`.
 
     Raises:
         BufferError: the tensor is sparse, on another device, or `writable` and not a plain contiguous tensor.
@@ -34,9 +31,8 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
         if writable:
-            raise BufferError(
-                f"{role} is a lazily conjugated or negated view; pass tensor.resolve_conj().resolve_neg()"
-            )
+            remedy = "pass tensor.resolve_conj().resolve_neg()"
+            raise BufferError(f"{role} is a lazily conjugated or negated view; {remedy}")
     if writable:
         require_contiguous(tensor.is_contiguous(), role, tuple(tensor.shape), "tensor.contiguous()")
     return tensor.contiguous().reshape(-1)

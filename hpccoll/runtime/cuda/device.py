@@ -31,7 +31,7 @@ from mpi4py import MPI
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, get_deferred_frees
+from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.node_memory.segment import map_segments, words
@@ -147,13 +147,13 @@ class SharedDeviceMemory:
         """
         extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
-        get_deferred_frees().free_ready()
+        free_ready()
         owner, mappings = self._allocate_shared(nbytes)
         self._number += 1
         self._close_counters.add_buffer(self._number)
         self._close_when_unused(self._number, mappings)
         is_closed = partial(self._close_counters.is_closed_by_all, self._number)
-        weakref.finalize(owner, get_deferred_frees().add, is_closed, partial(self._free, owner.address)).atexit = False
+        weakref.finalize(owner, defer_free, is_closed, partial(self._free, owner.address)).atexit = False
         symmetric.register(owner, owner.address, nbytes, dict(zip(self._others, mappings, strict=True)))
         return self.cuda.wrap_memory(owner.address, nbytes, owner).view(kind.numpy).reshape(extents)
 
@@ -180,7 +180,7 @@ class SharedDeviceMemory:
         self._last = None
         # A slow rank that has left the last barrier may be about to wait for this rank's events.
         is_closed = partial(self._close_counters.is_closed_by_all, _EVENTS)
-        get_deferred_frees().add(is_closed, partial(_destroy_events, self.cuda, self._events))
+        defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
     def _allocate_shared(self, nbytes: int) -> tuple[DeviceAllocation, list[DeviceAllocation]]:
         """Allocate this rank's memory and map the other ranks'; collective. After an error all ranks undo it."""

@@ -4,14 +4,13 @@ CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMa
 together in blocks of 2 MiB, and IPC shares the whole block; so sizes are rounded up to whole blocks.
 
 Freeing memory that another process still has mapped is undefined behaviour. So when the last array over an allocation
-is gone, the allocation goes into `DeferredFrees`, which frees it once every other rank has closed its mapping.
+is gone, `defer_free` frees the allocation once every other rank has closed its mapping.
 Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,8 @@ from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_
 
 BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks
 SLOTS: Final = 512  # close counters per rank
+# Deferred frees of all communicators, as (can_free, free): a later communicator frees what a closed one left.
+_DEFERRED: Final[list[tuple[Callable[[], bool], Callable[[], object]]]] = []
 
 
 class CudaRuntime:
@@ -133,29 +134,19 @@ class IpcCloseCounters:
         return all(other[slot] >= self._made[slot] for other in self._others)
 
 
-class DeferredFrees:
-    """Memory whose arrays are gone but which other ranks may still have mapped."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
-
-    def add(self, can_free: Callable[[], bool], free: Callable[[], object]) -> None:
-        """Call `free` once `can_free` returns True: now, or in a later call of `free_ready`."""
-        self._waiting.append((can_free, free))
-        self.free_ready()
-
-    def free_ready(self) -> int:
-        """Free all memory that can be freed, and return how many entries still wait."""
-        waiting, self._waiting = self._waiting, []
-        for can_free, free in waiting:
-            if can_free():
-                free()
-            else:
-                self._waiting.append((can_free, free))
-        return len(self._waiting)
+def defer_free(can_free: Callable[[], bool], free: Callable[[], object]) -> None:
+    """Call `free` once `can_free` returns True: now, or in a later call of `free_ready`."""
+    _DEFERRED.append((can_free, free))
+    free_ready()
 
 
-@cache
-def get_deferred_frees() -> DeferredFrees:
-    """Return this process's deferred frees. All communicators share them: a later one frees what a closed one left."""
-    return DeferredFrees()
+def free_ready() -> int:
+    """Free all deferred memory that no other rank maps any more, and return how many entries still wait."""
+    waiting = _DEFERRED.copy()
+    _DEFERRED.clear()
+    for can_free, free in waiting:
+        if can_free():
+            free()
+        else:
+            _DEFERRED.append((can_free, free))
+    return len(_DEFERRED)

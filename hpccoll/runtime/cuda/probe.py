@@ -16,7 +16,6 @@ import os
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -60,13 +59,9 @@ def is_mpi_cuda_aware() -> bool:
 def probe_operation(
     operation: str, memory: Literal["device", "host"] = "device", mpirun: Path | None = None, limit_s: float = LIMIT_S
 ) -> CommandResult:
-    """Run one MPI operation on device or host memory in a separate MPI job, and return how the job ended.
+    """Run an operation of OPERATIONS on device or host memory in a separate MPI job, and return how the job ended.
 
-    Args:
-        operation: a key of OPERATIONS.
-        memory: where the buffers are.
-        mpirun: starts a job of two ranks; None starts one process, a job of one rank.
-        limit_s: seconds after which the job is killed.
+    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. It is killed after `limit_s`.
     """
     arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory]
     with standalone_mpi_environment() as environ:
@@ -91,34 +86,27 @@ def _allow_any_slots() -> dict[str, str]:
     return settings
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeMemory:
-    """Functions that allocate, write and read device or host memory by address."""
+class HostMemory:
+    """Host memory by address, allocated, written and read like `CudaDriver`'s; freed with this object."""
 
-    allocate: Callable[[int], int]
-    write: Callable[[int, bytes], None]
-    read: Callable[[int, int], bytes]
+    def __init__(self) -> None:
+        self._blocks: list[Any] = []
 
+    def allocate(self, nbytes: int) -> int:
+        """Allocate memory and return its address."""
+        self._blocks.append(ctypes.create_string_buffer(nbytes))
+        return ctypes.addressof(self._blocks[-1])
 
-def _device_memory(rank: int) -> ProbeMemory:
-    """Return the memory of GPU `rank` modulo the number of GPUs."""
-    driver = CudaDriver(rank % max(1, CudaDriver(device=None).count_devices()))
-    return ProbeMemory(driver.allocate, driver.write, driver.read)
-
-
-def _host_memory() -> ProbeMemory:
-    """Return host memory; allocations live as long as the returned object."""
-    blocks: dict[int, Any] = {}
-
-    def allocate(nbytes: int) -> int:
-        block = ctypes.create_string_buffer(nbytes)
-        blocks[ctypes.addressof(block)] = block
-        return ctypes.addressof(block)
-
-    def write(address: int, data: bytes) -> None:
+    def write(self, address: int, data: bytes) -> None:
+        """Copy `data` to an address."""
         ctypes.memmove(address, data, len(data))
 
-    return ProbeMemory(allocate, write, ctypes.string_at)
+    read = staticmethod(ctypes.string_at)
+
+
+def _open_gpu(rank: int) -> CudaDriver:
+    """Return the driver of GPU `rank` modulo the number of GPUs."""
+    return CudaDriver(rank % max(1, CudaDriver(device=None).count_devices()))
 
 
 def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
@@ -128,10 +116,8 @@ def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> Non
 
 def _send_persistent(mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
     """Do the same as `_send_to_next` with persistent requests."""
-    requests = [
-        comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0),
-        comm.Send_init(send, (comm.rank + 1) % comm.size, 0),
-    ]
+    receive = comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0)
+    requests = [receive, comm.Send_init(send, (comm.rank + 1) % comm.size, 0)]
     mpi.Prequest.Startall(requests)
     mpi.Request.Waitall(requests)
     for request in requests:
@@ -180,17 +166,15 @@ OPERATIONS: dict[str, tuple[CallOperation, ExpectResult]] = {
 
 
 def run_operation(operation: str, where: str) -> str:
-    """Run one operation on all ranks of this process's job and return a sentence about it. Collective; starts MPI.
+    """Run an operation of OPERATIONS on all ranks of this job, in `device` or `host` memory, and return a sentence.
 
-    Args:
-        operation: a key of OPERATIONS.
-        where: `device` or `host` memory.
+    Collective; starts MPI.
 
     Raises:
         SystemExit: this rank received wrong values.
     """
     mpi, comm = job.load_mpi(), job.get_world()
-    memory = _device_memory(comm.rank) if where == "device" else _host_memory()
+    memory = _open_gpu(comm.rank) if where == "device" else HostMemory()
     call, expect = OPERATIONS[operation]
     for minimum in COUNTS:
         count = minimum - minimum % comm.size

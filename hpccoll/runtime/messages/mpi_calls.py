@@ -71,14 +71,11 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
 def order_arguments(
     operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of `METHODS[operation]`.
+    """Return the arguments of `METHODS[operation]`; `op` and `root` are ignored where it has none.
 
     Args:
-        operation: the collective.
         source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.
         result: the specification of the output, or None.
-        op: MPI's operation; ignored unless `operation` reduces.
-        root: rank of the root; ignored unless `operation` has one.
         in_place: whether the two share memory. MPI's reduce_scatter in place leaves every rank's block at the front of
             the input, not at the rank's own block.
     """

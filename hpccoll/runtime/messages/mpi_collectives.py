@@ -103,12 +103,9 @@ class _MpiCall:
 
 
 class MpiCollectives:
-    """The MPI library's collectives on one communicator.
+    """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    Args:
-        comm: used as it is, not duplicated.
-        progress: the communicator's operations in flight, which advance during waits.
-        takes_device_memory: whether a probe found that this MPI accepts device memory; called only for device buffers.
+    `takes_device_memory` returns whether this MPI accepts device memory; it is called only for device buffers.
     """
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress, takes_device_memory: Callable[[], bool]) -> None:
@@ -129,11 +126,9 @@ class MpiCollectives:
         return not call.module.on_device or self._takes_device_memory()
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
-        """Return a call that runs a collective any number of times.
+        """Return a call that runs a collective any number of times; `can_run` must be true.
 
-        Args:
-            call: the collective; `can_run` must be true.
-            on_all_ranks: whether all ranks bind it now, in the same order. Only then it may become persistent.
+        The form may be persistent only if all ranks bind it now, in the same order: `on_all_ranks`.
         """
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)

@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,6 @@ DIRECTORY = "HPCCOLL_SHARED_DIR"  # where set, segments are files in this direct
 
 class Mapped(mmap.mmap):
     """A mapping that supports weak references, and that arrays over it have as their base."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentOffer:
-    """How to open a rank's segment: its size in bytes, its path, and the device and inode expected there."""
-
-    nbytes: int
-    path: str
-    identity: tuple[int, int]
 
 
 def map_segments(
@@ -81,14 +71,15 @@ def _share(
     """Create a segment with `create`, offer it to the other ranks and map theirs; raise alike on all ranks."""
     created: list[tuple[int, str]] = []
 
-    def offer() -> SegmentOffer:
+    def offer() -> tuple[int, str, int, int]:
+        """Return the size and path of this rank's segment, and the device and inode expected there."""
         created.append(create())
         descriptor, path = created[0]
         status = os.fstat(descriptor)
-        return SegmentOffer(nbytes, path or f"/proc/{os.getpid()}/fd/{descriptor}", (status.st_dev, status.st_ino))
+        return nbytes, path or f"/proc/{os.getpid()}/fd/{descriptor}", status.st_dev, status.st_ino
 
     def map_all() -> dict[int, Mapped]:
-        return {rank: _map(offers[rank], created[0][0] if rank == comm.rank else None) for rank in node_ranks}
+        return {rank: _map(*offers[rank], own=created[0][0] if rank == comm.rank else None) for rank in node_ranks}
 
     try:
         offers = gather_or_raise(comm, offer, _cannot_share)
@@ -104,14 +95,14 @@ def _cannot_share(reason: str) -> UnavailableError:
     return UnavailableError(f"memory cannot be shared among the ranks of this host: {reason}")
 
 
-def _map(offer: SegmentOffer, own: int | None) -> Mapped:
+def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) -> Mapped:
     """Map a segment by its path, or this rank's own by its descriptor."""
-    descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
     try:
         status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) != offer.identity:
-            raise UnavailableError(f"{offer.path} belongs to another process: the ranks have separate PID namespaces")
-        return Mapped(descriptor, offer.nbytes)
+        if (status.st_dev, status.st_ino) != (device, inode):
+            raise UnavailableError(f"{path} belongs to another process: the ranks have separate PID namespaces")
+        return Mapped(descriptor, nbytes)
     finally:
         if own is None:
             os.close(descriptor)
