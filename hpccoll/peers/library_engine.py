@@ -69,9 +69,7 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
     if sent is None or received is None:
         only = sent or received
         if only is None:
-            raise BufferError(
-                f"{operation.value}: rank {rank} was given no buffer that the operation uses; pass source or result"
-            )
+            raise BufferError(f"{operation.value}: rank {rank} has no buffer; pass source or result")
         return CheckedBuffers(sent and sent.flat, received and received.flat, only.dtype, only.module, False)
     if (sent.dtype, sent.module.name) != (received.dtype, received.module.name):
         pair = f"source is {sent.module.name} {sent.dtype.name}, result {received.module.name} {received.dtype.name}"
@@ -108,16 +106,11 @@ def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: i
             source, result = (source, mine) if whole is sent else (mine, result)
             return CheckedBuffers(source, result, sent.dtype, sent.module, True)
         fits, wanted = whole.count == n * block.count, f"{n} times as many elements in one as in the other"
+    name = operation.value
     if not fits:
-        raise BufferError(
-            f"{operation.value}: source has {sent.count} elements, result {received.count}; need {wanted}"
-        )
-    if shared:
-        home = whole.address + (rank * block.nbytes if whole.count != block.count else 0)
-        if block.address != home:
-            raise BufferError(
-                f"{operation.value}: source and result overlap but are not in place; pass separate buffers"
-            )
+        raise BufferError(f"{name}: source has {sent.count} elements, result {received.count}; need {wanted}")
+    if shared and block.address != whole.address + (rank * block.nbytes if whole.count != block.count else 0):
+        raise BufferError(f"{name}: source and result overlap but are not in place; pass separate buffers")
     return CheckedBuffers(source, result, sent.dtype, sent.module, shared)
 
 

@@ -23,26 +23,8 @@ from hpccoll.runtime.arrays.scratch import ScratchPool
 from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
 
 __all__ = [
-    "DTYPES",
-    "FUNCTIONS",
-    "NUMPY",
-    "ArrayModule",
-    "BoundCall",
-    "Buffer",
-    "DType",
-    "FlatArray",
-    "NumPyModule",
-    "PreallocatedCupyModule",
-    "Reduction",
-    "ScratchPool",
-    "StreamTimer",
-    "as_buffer",
-    "cupy_as_torch_tensor",
-    "dtype_from_numpy",
-    "get_array_module",
-    "get_dtype",
-    "is_torch_tensor",
-    "premul_sum",
-    "require_contiguous",
+    "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "DType", "FlatArray", "NumPyModule",
+    "PreallocatedCupyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
+    "dtype_from_numpy", "get_array_module", "get_dtype", "is_torch_tensor", "premul_sum", "require_contiguous",
     "run_all",
-]
+]  # fmt: skip

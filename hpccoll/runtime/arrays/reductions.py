@@ -14,29 +14,20 @@ import numpy as np
 from hpccoll.errors import ReductionError, UnknownNameError
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType
 
-# The binary function of each reduction, by its common name in NumPy, CuPy and torch.
-FUNCTIONS = {
-    "sum": "add",
-    "prod": "multiply",
-    "min": "minimum",
-    "max": "maximum",
-    "avg": "add",
-    "premul_sum": "add",
-    "band": "bitwise_and",
-    "bor": "bitwise_or",
-    "bxor": "bitwise_xor",
+# For each reduction its binary function, by the common name in NumPy, CuPy and torch, and the kinds of element types.
+_REDUCTIONS = {
+    "sum": ("add", "ifc"),
+    "prod": ("multiply", "ifc"),
+    "min": ("minimum", "bif"),
+    "max": ("maximum", "bif"),
+    "avg": ("add", "fc"),
+    "premul_sum": ("add", "ifc"),
+    "band": ("bitwise_and", "bi"),
+    "bor": ("bitwise_or", "bi"),
+    "bxor": ("bitwise_xor", "bi"),
 }
-_KINDS = {
-    "sum": "ifc",
-    "prod": "ifc",
-    "min": "bif",
-    "max": "bif",
-    "avg": "fc",
-    "premul_sum": "ifc",
-    "band": "bi",
-    "bor": "bi",
-    "bxor": "bi",
-}
+FUNCTIONS = {name: function for name, (function, _) in _REDUCTIONS.items()}
+_KINDS = {name: kinds for name, (_, kinds) in _REDUCTIONS.items()}
 _FITS = {"i": "bi", "f": "bif", "c": "bifc"}  # kinds of factors by which elements of each kind can be scaled
 _REMEDY = {
     "b": "use bor (any), band (all) or bxor, or cast to an integer dtype",

@@ -21,12 +21,9 @@ class _IpcHandle(ctypes.Structure):
 
 
 class CudaDriver:
-    """The initialised driver, with the primary context of one device current in this thread.
+    """The initialised driver, with the primary context of device number `device` current in this thread.
 
-    MPI, torch and CuPy use the primary context as well.
-
-    Args:
-        device: number of the device, or None to create no context.
+    MPI, torch and CuPy use the primary context as well. None creates no context.
 
     Raises:
         OSError: the driver library cannot be loaded.
@@ -42,11 +39,7 @@ class CudaDriver:
             self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a driver function by name.
-
-        Raises:
-            RuntimeError: it returned an error code.
-        """
+        """Call a driver function by name; raise RuntimeError if it returns an error code."""
         status = getattr(self._library, name)(*arguments)
         if status != 0:
             error_name = ctypes.c_char_p()

@@ -105,12 +105,8 @@ def plan_launches(
 ) -> list[list[KernelLaunch]]:
     """Return the launches before the first node fence, those between the first and the second, and so on.
 
-    Args:
-        instructions: reduces, copies and node fences, in order.
-        extent: maps a memory range to addresses.
-        scratch: memory that no other rank reads. Stores to it that nothing loads later are left out.
-        function: NumPy's name of the reduction.
-        dtype: the element type.
+    `extent` maps a memory range to addresses; `function` is NumPy's name of the reduction. No other rank reads
+    `scratch`: stores to it that nothing loads later are left out.
     """
     phases: list[list[_FusionGroup]] = [[]]
     for instruction in instructions:
@@ -173,13 +169,8 @@ def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DTyp
 
     The misalignment must be a whole number of elements, or zero if an element is larger than the access.
     """
-    itemsize = dtype.itemsize if chain.reduces else 1
-    width = WIDEST
-    first = ranges[0].address
-    while width > 1:
-        alike = all((place.address - first) % width == 0 for place in ranges)
-        if alike and first % min(width, itemsize) == 0:
-            break
+    itemsize, first, width = dtype.itemsize if chain.reduces else 1, ranges[0].address, WIDEST
+    while first % min(width, itemsize) or any((place.address - first) % width for place in ranges):
         width //= 2
     return width
 

@@ -49,21 +49,13 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """The instructions that a kernel runs on each element. Registers are numbered: first the loads, then the reduces.
+    """The instructions that a kernel runs on each element. Registers number first the loads, then the reduces."""
 
-    Args:
-        function: NumPy's name of the reduction; empty if elements are only copied.
-        dtype: the element type; uint8 if elements are only copied.
-        loads: number of addresses to load from.
-        reduces: the left and the right register of each reduction.
-        stores: the register that is stored to each output address.
-    """
-
-    function: str
-    dtype: str
-    loads: int
-    reduces: tuple[tuple[int, int], ...]
-    stores: tuple[int, ...]
+    function: str  # NumPy's name of the reduction; empty if elements are only copied
+    dtype: str  # the element type; uint8 if elements are only copied
+    loads: int  # number of addresses to load from
+    reduces: tuple[tuple[int, int], ...]  # the left and the right register of each reduction
+    stores: tuple[int, ...]  # the register that is stored to each output address
 
     @property
     def words(self) -> int:

@@ -22,17 +22,6 @@ from hpccoll.runtime.lowering.program import (
 )
 
 __all__ = [
-    "OWN",
-    "Copy",
-    "Instruction",
-    "LocalInstruction",
-    "MemoryKind",
-    "MemoryRange",
-    "NodeFence",
-    "Program",
-    "Receive",
-    "Reduce",
-    "Send",
-    "Wait",
-    "lower_plan",
-]
+    "OWN", "Copy", "Instruction", "LocalInstruction", "MemoryKind", "MemoryRange", "NodeFence", "Program",
+    "Receive", "Reduce", "Send", "Wait", "lower_plan",
+]  # fmt: skip

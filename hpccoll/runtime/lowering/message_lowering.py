@@ -116,11 +116,11 @@ class MessageLowering:
     ) -> tuple[list[IncomingMessage], list[RankMove]]:
         """Start all receives of a round; return them, and the moves that only copy within this rank."""
         sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
-        shared = _find_shared_chunks(moves)
+        messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # of the round, per chunk
         incoming: list[IncomingMessage] = []
         local: list[RankMove] = []
         for move in moves:
-            is_shared = not shared.isdisjoint(move.received.tolist())
+            is_shared = any(messages[chunk] > 1 for chunk in move.received.tolist())
             if move.source == self._rank and move.op == Op.COPY and not is_shared:
                 local.append(move)
             elif move.source == self._rank:
@@ -193,7 +193,9 @@ class MessageLowering:
         count = sum(part.count for part in ranges)
         if not count and not (self._signals and not len(chunks)):
             return []
-        if len(ranges) > 1 or self._should_pack(count, ranges, written):
+        # A packed copy keeps other cores from caching the memory that this round writes next.
+        may_pack = not self._on_device and count * self._itemsize in PRIVATE
+        if len(ranges) > 1 or (may_pack and any(part.overlaps(other) for part in ranges for other in written)):
             packed = self._stage(ranges)[0]
         else:
             packed = ranges[0] if ranges else self._locations.take_scratch(0)
@@ -202,11 +204,6 @@ class MessageLowering:
             starts.append(len(self._instructions))
             self._instructions.append(Send(dest, packed.part(start, stop)))
         return starts
-
-    def _should_pack(self, count: int, ranges: list[MemoryRange], written: list[MemoryRange]) -> bool:
-        """Whether to send a copy, so that no other core caches the memory that this round writes next."""
-        pays = not self._on_device and count * self._itemsize in PRIVATE
-        return pays and any(part.overlaps(other) for part in ranges for other in written)
 
     def _copy_to_self(
         self, move: RankMove, reads: list[MemoryRange], incoming: list[IncomingMessage]
@@ -283,9 +280,3 @@ def get_own_move(move: Move) -> RankMove:
     none = np.empty(0, np.int64)
     sent = get_own_chunks(move.send) if dest != NO_PEER else none
     return RankMove(dest, source, op, sent, get_own_chunks(move.recv) if source != NO_PEER else none)
-
-
-def _find_shared_chunks(moves: list[RankMove]) -> set[int]:
-    """Return the chunks that several messages of a round are for."""
-    times = Counter(chunk for move in moves for chunk in move.received.tolist())
-    return {chunk for chunk, messages in times.items() if messages > 1}

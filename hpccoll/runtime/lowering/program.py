@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from hpccoll.plan import Plan
 
@@ -101,12 +101,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NodeFence:
-    """Wait until all ranks of the node have reached this fence."""
+    """Wait until all ranks of the node have reached this fence; reads and writes no memory."""
 
-    @property
-    def ranges(self) -> tuple[MemoryRange, ...]:
-        """No memory."""
-        return ()
+    ranges: ClassVar[tuple[MemoryRange, ...]] = ()
 
 
 LocalInstruction: TypeAlias = Reduce | Copy | NodeFence

@@ -53,9 +53,7 @@ class RemoteAccesses:
 
     def _find_remote(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
         """Return the owner and the number of each chunk in `region` that belongs to another rank, as aligned arrays."""
-        ids = region.ids(len(self.ranks))
-        is_remote = (ids != NO_CHUNK) & (peer != NO_PEER)[:, None] & (peer != self.ranks)[:, None]
-        return np.broadcast_to(peer[:, None], ids.shape)[is_remote], ids[is_remote]
+        return self._find_owned(region, np.where(peer != self.ranks, peer, NO_PEER))
 
     def record_writes(self, t: int) -> None:
         """Mark the chunks that round `t` writes as written."""
@@ -63,21 +61,21 @@ class RemoteAccesses:
             if isinstance(step, Fence):
                 continue
             if isinstance(step, Store):
-                owners, chunks = self._find_written(step.remote, step.dest)
+                owners, chunks = self._find_owned(step.remote, step.dest)
             else:
                 region = step.local if isinstance(step, Load) else step.recv
-                owners, chunks = self._find_written(region, np.where(step.source != NO_PEER, self.ranks, NO_PEER))
+                owners, chunks = self._find_owned(region, np.where(step.source != NO_PEER, self.ranks, NO_PEER))
             self.written[owners, chunks] = True
 
-    def _find_written(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the owner and the number of each chunk that a step writes, as aligned arrays."""
+    def _find_owned(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the owner and the number of each chunk in `region` that has an owner, as aligned arrays."""
         ids = region.ids(len(self.ranks))
-        is_written = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
-        return np.broadcast_to(owner[:, None], ids.shape)[is_written], ids[is_written]
+        is_owned = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
+        return np.broadcast_to(owner[:, None], ids.shape)[is_owned], ids[is_owned]
 
     def loaded_between_fences(self, t: int, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
-        fences = [r for r, steps in enumerate(self.rounds) if _has_fence_of(steps, rank)]
+        fences = [r for r, steps in enumerate(self.rounds) if _has_fence(steps, rank)]
         begin = max((r for r in fences if r <= t), default=-1)
         end = min((r for r in fences if r > t), default=len(self.rounds))
         loaded = np.zeros(self.accessed.shape[1], np.bool_)
@@ -99,7 +97,7 @@ class RemoteAccesses:
                 if isinstance(step, Load):
                     loaded[self._find_remote(step.remote, step.source)] = True
                     owner = np.where(step.source != NO_PEER, self.ranks, NO_PEER)
-                    written[self._find_written(step.local, owner)] = True
+                    written[self._find_owned(step.local, owner)] = True
         return bool((written & loaded & (self.last > t)).any())
 
     def has_late_stores(self) -> bool:
@@ -109,10 +107,6 @@ class RemoteAccesses:
         return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
 
 
-def _has_fence(steps: Sequence[Step]) -> bool:
-    return any(isinstance(step, Fence) for step in steps)
-
-
-def _has_fence_of(steps: Sequence[Step], rank: int) -> bool:
-    """Whether a fence of the steps includes `rank`."""
-    return any(isinstance(step, Fence) and step.leader[rank] != NO_PEER for step in steps)
+def _has_fence(steps: Sequence[Step], rank: int | None = None) -> bool:
+    """Whether the steps have a fence, and one that includes `rank` if that is given."""
+    return any(isinstance(step, Fence) and (rank is None or step.leader[rank] != NO_PEER) for step in steps)
