@@ -22,7 +22,7 @@ from script import Result, main
 from hpccoll import peers
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.buffers import SharedMemoryModule, make_buffer_module
+from hpccoll.measure.buffers import PreallocatedModule, make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.measure.workload import Workload, WorkloadSpec
@@ -60,7 +60,7 @@ def contest(
     bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.LibraryEngine]
 ) -> tuple[Case, list[Callable[[], None]]]:
     """Return the case of an all-reduce in place, and what frees it."""
-    if isinstance(module, SharedMemoryModule):
+    if isinstance(module, PreallocatedModule):
         module.rewind()
     comm, count = bench.comm, max(nbytes // 4, 1)
     workload = Workload(

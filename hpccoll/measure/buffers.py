@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, DType, FlatArray, NumPyModule, get_array_module
-from hpccoll.runtime.arrays.cuda_arrays import CupyModule
+from hpccoll.runtime.arrays import NUMPY, ArrayModule, CupyModule, DType, FlatArray, NumPyModule, get_array_module
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -16,11 +13,12 @@ if TYPE_CHECKING:
 _ALIGNED = 4096
 
 
-class SharedMemoryModule(NumPyModule):
-    """Allocates arrays one after another from one buffer of host memory that the ranks of a node share."""
+class PreallocatedModule:
+    """Part of an array module: allocates arrays one after another from `memory`, an array of bytes."""
 
-    def __init__(self, window: FlatArray) -> None:
-        self._window, self._used = window, 0
+    def __init__(self, memory: FlatArray, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
         """Forget all allocations: the next `empty` returns memory from the start of the buffer and overwrites them."""
@@ -30,7 +28,15 @@ class SharedMemoryModule(NumPyModule):
         """Return the next page-aligned part of the buffer as an array; its contents are undefined."""
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
-        return np.asarray(self._window[begin : begin + nbytes]).view(dtype.numpy)
+        return self._memory[begin : begin + nbytes].view(dtype.numpy)
+
+
+class SharedMemoryModule(PreallocatedModule, NumPyModule):
+    """NumPy arrays in one buffer of shared host memory."""
+
+
+class SharedCupyModule(PreallocatedModule, CupyModule):
+    """CuPy arrays in one buffer of shared device memory."""
 
 
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
@@ -48,9 +54,11 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
         return SharedMemoryModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
     if buffer == "host":
         return NUMPY
-    module = get_array_module(buffer)
+    cuda = get_array_module(buffer)
     try:
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
     except UnavailableError:  # raised on every rank if CUDA IPC is unavailable; messages still work
-        return module
-    return module.allocate_within(window) if isinstance(module, CupyModule) else module
+        return cuda
+    import cupy
+
+    return SharedCupyModule(window, cupy)

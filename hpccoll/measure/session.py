@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
-from hpccoll.measure.buffers import SharedMemoryModule
+from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.contenders import prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
-from hpccoll.runtime.arrays import ArrayModule, DType, PreallocatedCupyModule, Reduction
+from hpccoll.runtime.arrays import ArrayModule, DType, Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -122,7 +122,7 @@ class BenchmarkSession:
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
         """Allocate the buffers of a workload (over those of the last one) and prepare its contenders; collective."""
-        if isinstance(self.module, SharedMemoryModule | PreallocatedCupyModule):
+        if isinstance(self.module, PreallocatedModule):
             self.module.rewind()
         workload = Workload(task, self.module)
         ready, refused = prepare_contenders(self.comm, peers, workload, algorithms)

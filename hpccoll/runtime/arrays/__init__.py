@@ -6,7 +6,7 @@ Start with `ArrayModule` in interface.py; `as_buffer` in buffer.py turns a user'
 from __future__ import annotations
 
 from hpccoll.runtime.arrays.buffer import as_buffer, get_array_module
-from hpccoll.runtime.arrays.cuda_arrays import PreallocatedCupyModule, cupy_as_torch_tensor
+from hpccoll.runtime.arrays.cuda_arrays import CupyModule, cupy_as_torch_tensor
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import (
     ArrayModule,
@@ -23,8 +23,8 @@ from hpccoll.runtime.arrays.scratch import ScratchPool
 from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
 
 __all__ = [
-    "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "DType", "FlatArray", "NumPyModule",
-    "PreallocatedCupyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
+    "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "CupyModule", "DType", "FlatArray",
+    "NumPyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
     "dtype_from_numpy", "get_array_module", "get_dtype", "is_torch_tensor", "premul_sum", "require_contiguous",
     "run_all",
 ]  # fmt: skip

@@ -11,8 +11,6 @@ import numpy as np
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
 from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArray, StreamTimer
 
-_ALIGNED_BYTES = 4096
-
 
 class CupyModule:
     """CUDA memory as CuPy arrays."""
@@ -21,10 +19,6 @@ class CupyModule:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-
-    def allocate_within(self, memory: FlatArray) -> PreallocatedCupyModule:
-        """Return a module whose new arrays are parts of `memory`, an array of bytes."""
-        return PreallocatedCupyModule(self._cupy, memory)
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._cupy.empty(count, dtype.numpy)
@@ -74,23 +68,6 @@ class CupyModule:
 
     def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
         return partial(flat.view(np.uint8).set, host)
-
-
-class PreallocatedCupyModule(CupyModule):
-    """CuPy arrays in preallocated memory, one after the other, until `rewind` starts again from the beginning."""
-
-    def __init__(self, cupy: Any, memory: FlatArray) -> None:
-        super().__init__(cupy)
-        self._memory, self._used = memory, 0
-
-    def rewind(self) -> None:
-        """Place new arrays from the beginning again, over the earlier ones."""
-        self._used = 0
-
-    def empty(self, count: int, dtype: DType) -> FlatArray:
-        nbytes = count * dtype.itemsize
-        begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        return self._memory[begin : begin + nbytes].view(dtype.numpy)
 
 
 class TorchCudaModule:
