@@ -36,7 +36,8 @@ class LibraryEngine(Protocol):
             source: 1-D contiguous input of this rank, or None.
             result: 1-D contiguous output of this rank, or None. The operation is in place if the two share memory:
                 `source is result`, or, for operations with blocks, one is the rank's own block of the other.
-            redop: name of the reduction, and `root` the rank of the root; ignored if the operation has none.
+            redop: name of the reduction; ignored unless the operation reduces.
+            root: rank of the root; ignored unless the operation has one.
 
         Raises:
             UsageError: the library does not offer this operation, dtype, reduction or in-place form.
@@ -69,7 +70,7 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
     if sent is None or received is None:
         only = sent or received
         if only is None:
-            raise BufferError(f"{operation.value}: rank {rank} has no buffer; pass source or result")
+            raise BufferError(f"{operation.value}: rank {rank} has no buffer that it uses; pass source or result")
         return CheckedBuffers(sent and sent.flat, received and received.flat, only.dtype, only.module, False)
     if (sent.dtype, sent.module.name) != (received.dtype, received.module.name):
         pair = f"source is {sent.module.name} {sent.dtype.name}, result {received.module.name} {received.dtype.name}"

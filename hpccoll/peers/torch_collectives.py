@@ -30,7 +30,7 @@ class TorchCollectives:
     ) -> LaunchCall:
         """Return a call that starts a collective on these 1-D tensors; `source` or `result` may be None.
 
-        `op` is torch's ReduceOp, if the operation reduces; `in_place` tells that the two tensors share memory.
+        `op` is torch's ReduceOp, if the operation reduces; `in_place` is whether the two tensors share memory.
         """
         if operation.has_root:
             return self._bind_rooted(operation, source, result, op, root, in_place)

@@ -72,10 +72,11 @@ class TorchEngine:
         self._one_node = layout.nodes == 1
         self._store = self._open_store(_LOOPBACK if self._one_node else socket.gethostname())
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        group = run_or_raise(comm, self._make_group, partial(self._cannot, "start the process group"))
+        group = run_or_raise(comm, self._make_group, partial(self._make_error, "start the process group"))
         self._collectives = TorchCollectives(group, c10d, comm.size)
 
-    def _cannot(self, action: str, reason: str) -> CommunicationError:
+    def _make_error(self, action: str, reason: str) -> CommunicationError:
+        """Return the error that the engine cannot do `action`."""
         return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
@@ -90,8 +91,8 @@ class TorchEngine:
                 served = store(0, is_master=True)
             return served.port if served else 0
 
-        port = self.comm.bcast(run_or_raise(self.comm, serve, partial(self._cannot, f"open a store on {address}")))
-        failed = partial(self._cannot, f"connect to rank 0's store at {address}:{port}")
+        port = self.comm.bcast(run_or_raise(self.comm, serve, partial(self._make_error, f"open a store on {address}")))
+        failed = partial(self._make_error, f"connect to rank 0's store at {address}:{port}")
         return run_or_raise(self.comm, lambda: served or store(port, is_master=False), failed)
 
     def _make_group(self) -> Any:

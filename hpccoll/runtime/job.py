@@ -192,12 +192,11 @@ def _find_leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
 def find_commit() -> str | None:
     """Return the git commit of the running source, followed by `+` if files are modified; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
+    is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         # An installed package may lie in some other repository's directory: then git does not track it.
-        subprocess.run(
-            [*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, timeout=10, check=True
-        )
+        subprocess.run(is_tracked, capture_output=True, timeout=10, check=True)
         return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

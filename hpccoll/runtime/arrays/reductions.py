@@ -68,8 +68,8 @@ class Reduction:
         if self.factor is None:
             raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")
         factor = self.factor if hasattr(self.factor, "dtype") else np.asarray(self.factor)
-        kind = DTYPES.get(str(factor.dtype).removeprefix("torch."))
-        if kind is None or kind.kind not in _FITS[dtype.kind]:
+        factor_dtype = DTYPES.get(str(factor.dtype).removeprefix("torch."))
+        if factor_dtype is None or factor_dtype.kind not in _FITS[dtype.kind]:
             raise ReductionError(
                 f"premul_sum by a factor of dtype {factor.dtype} does not fit dtype {dtype.name}: cast one of them"
             )

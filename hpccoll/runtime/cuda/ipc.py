@@ -10,6 +10,7 @@ Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenM
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_
 BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks
 SLOTS: Final = 512  # close counters per rank
 # Deferred frees of all communicators, as (can_free, free): a later communicator frees what a closed one left.
-_DEFERRED: Final[list[tuple[Callable[[], bool], Callable[[], object]]]] = []
+_DEFERRED: Final[deque[tuple[Callable[[], bool], Callable[[], object]]]] = deque()
 
 
 class CudaRuntime:
@@ -142,9 +143,10 @@ def defer_free(can_free: Callable[[], bool], free: Callable[[], object]) -> None
 
 def free_ready() -> int:
     """Free all deferred memory that no other rank maps any more, and return how many entries still wait."""
-    waiting = _DEFERRED.copy()
-    _DEFERRED.clear()
-    for can_free, free in waiting:
+    unchecked = len(_DEFERRED)
+    while unchecked and _DEFERRED:  # a finalizer may call this function again meanwhile
+        unchecked -= 1
+        can_free, free = _DEFERRED.popleft()
         if can_free():
             free()
         else:

@@ -108,5 +108,5 @@ class RemoteAccesses:
 
 
 def _has_fence(steps: Sequence[Step], rank: int | None = None) -> bool:
-    """Whether the steps have a fence, and one that includes `rank` if that is given."""
+    """Whether the steps have a fence; with `rank`, whether they have one that includes it."""
     return any(isinstance(step, Fence) and (rank is None or step.leader[rank] != NO_PEER) for step in steps)
