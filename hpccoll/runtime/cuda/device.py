@@ -153,7 +153,8 @@ class SharedDeviceMemory:
         self._close_counters.add_buffer(self._number)
         self._close_when_unused(self._number, mappings)
         is_closed = partial(self._close_counters.is_closed_by_all, self._number)
-        weakref.finalize(owner, defer_free, is_closed, partial(self._free, owner.address)).atexit = False
+        free = partial(self._release_when_idle, self.cuda.free, owner.address)
+        weakref.finalize(owner, defer_free, is_closed, free).atexit = False
         symmetric.register(owner, owner.address, nbytes, dict(zip(self._others, mappings, strict=True)))
         return self.cuda.wrap_memory(owner.address, nbytes, owner).view(kind.numpy).reshape(extents)
 
@@ -203,11 +204,11 @@ class SharedDeviceMemory:
             raise
         return own[0], mappings
 
-    def _free(self, address: int) -> None:
-        """Free memory that no other rank has mapped, once the work queued on this device is done."""
+    def _release_when_idle(self, release: Callable[[int], object], address: int) -> None:
+        """Block until the work queued on this device, which may access `address`, is done, and then release that."""
         before = self.cuda.make_current()
         self.cuda.synchronize()
-        self.cuda.free(address)
+        release(address)
         self.cuda.restore_current(before)
 
     def _allocate(self, own: list[DeviceAllocation], nbytes: int) -> bytes:
@@ -233,10 +234,7 @@ class SharedDeviceMemory:
         def close(address: int) -> None:
             nonlocal left
             left -= 1
-            before = self.cuda.make_current()
-            self.cuda.synchronize()  # queued work may still access it
-            self.cuda.close_memory(address)
-            self.cuda.restore_current(before)
+            self._release_when_idle(self.cuda.close_memory, address)
             if not left:
                 self._close_counters.count_close(number)
 

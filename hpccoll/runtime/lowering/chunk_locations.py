@@ -7,6 +7,8 @@ only to be reduced into.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,13 +121,8 @@ class ChunkLocations:
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
     """Cut lists of ranges with equally many elements at common points, and return the corresponding pieces."""
-    cuts = sorted({edge for side in sides for edge in np.cumsum([part.count for part in side]).tolist() if edge})
-    pieces: list[tuple[MemoryRange, ...]] = []
-    begin = 0
-    for end in cuts:
-        pieces.append(tuple(slice_ranges(side, begin, end)[0] for side in sides))
-        begin = end
-    return pieces
+    cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
+    return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 
 
 def slice_ranges(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:

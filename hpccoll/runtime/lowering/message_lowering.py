@@ -103,8 +103,7 @@ class MessageLowering:
         send_starts = [start for move in sends for start in self._start_send(move.dest, move.sent, written)]
         for message in incoming:
             self._finish_receive(message, send_starts)
-        for start in send_starts:
-            self._instructions.append(Wait(start))
+        self._instructions.extend(map(Wait, send_starts))
         for staged, chunks in pending:
             self._copy(staged, self._locations.home_ranges(chunks))
             self._locations.mark_at_home(chunks)

@@ -40,7 +40,7 @@ def map_segments(
     reserve: bool,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[int, Mapped]:
-    """Create this rank's segment and map those of all ranks of this host; collective over `comm`.
+    """Create this rank's segment and return those of all ranks of this host, by rank; collective over `comm`.
 
     Args:
         comm: all ranks, those of other hosts too.
@@ -48,9 +48,6 @@ def map_segments(
         nbytes: the size of this rank's segment; it may differ by rank, and 0 gives one page.
         reserve: allocate the pages now, so that a lack of memory shows here and not at the first access.
         environ: where HPCCOLL_SHARED_DIR is looked up.
-
-    Returns:
-        The segments by rank, this rank's included.
 
     Raises:
         UnavailableError: on every rank, where one has too little memory or memory cannot be shared.
