@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, CupyModule, DType, FlatArray, NumPyModule, get_array_module
@@ -16,8 +16,8 @@ _ALIGNED = 4096
 class PreallocatedModule:
     """Part of an array module: allocates arrays one after another from `memory`, an array of bytes."""
 
-    def __init__(self, memory: FlatArray, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, memory: FlatArray) -> None:
+        super().__init__()
         self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
@@ -59,6 +59,4 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
     except UnavailableError:  # raised on every rank if CUDA IPC is unavailable; messages still work
         return cuda
-    import cupy
-
-    return SharedCupyModule(window, cupy)
+    return SharedCupyModule(window)

@@ -62,9 +62,7 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
     if writable:
         require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
     flat = cupy.ascontiguousarray(array).reshape(-1)
-    return Buffer(
-        flat, CupyModule(cupy), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape)
-    )
+    return Buffer(flat, CupyModule(), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape))
 
 
 def get_array_module(memory: str) -> ArrayModule:
@@ -79,7 +77,7 @@ def get_array_module(memory: str) -> ArrayModule:
         import cupy
 
         if cupy.cuda.runtime.getDeviceCount() > 0:
-            return CupyModule(cupy)
+            return CupyModule()
     raise UnavailableError(
         "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
     )

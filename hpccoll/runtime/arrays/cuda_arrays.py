@@ -17,7 +17,9 @@ class CupyModule:
 
     name, on_device = "cupy", True
 
-    def __init__(self, cupy: Any) -> None:
+    def __init__(self) -> None:
+        import cupy
+
         self._cupy = cupy
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
