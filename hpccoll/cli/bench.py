@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 OWN = "hpccoll"
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
-TIGHT = 0.025  # half the interval's width over the median at which a row ends
+TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 3, 2000
-WHOLE_BUDGET_S = 45.0  # shared by all rows; large messages may take longer for their minimum of iterations
+WHOLE_BUDGET_S = 45.0  # for all cases; large messages may take longer, because every case has a minimum of iterations
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of the command."""
+    """The options of `hpccoll bench` as parsed by click."""
 
     operations: tuple[str, ...]
     min_bytes: str
@@ -65,11 +65,11 @@ class BenchOptions:
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
-@click.option("-n", "--iterations", type=click.IntRange(1), help="Fixed number; default until the interval is tight.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 45 s for all rows.")
+@click.option("-n", "--iterations", type=click.IntRange(1), help="Iterations per row; default: as many as needed.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default: 45 for all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
-@click.option("--engine", help="mpi, hpccoll, nccl, gloo, joined by commas; default all that are available.")
+@click.option("--engine", help="mpi, hpccoll, nccl, gloo, joined by commas; default: all that are available.")
 @click.option(
     "--algorithm", default="all", show_default=True, help="Names, FILE.py:FUNCTION, all or auto, joined by commas."
 )
@@ -79,43 +79,47 @@ class BenchOptions:
 @click.option("--both", "place", flag_value="both", default="both", help="Both (the default).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
 @click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
-@click.option("--csv", metavar="FILE", help="Write one line per row.")
+@click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
 @click.option("--json", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
-@click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (status 130).")
-def bench(**given: Any) -> int:
-    """Time collectives over engines and algorithms, side by side in one run (default: all_reduce).
+@click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
+def bench(**options: Any) -> int:
+    """Time collectives of all engines and algorithms side by side (default: all_reduce).
+
+    The exit status is 1 if a result is wrong.
 
     \b
     Example:
       mpirun -n 4 hpccoll bench
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    return _run(BenchOptions(**given))
+    return _run(BenchOptions(**options))
 
 
 def _run(options: BenchOptions) -> int:
+    """Run the benchmark on all ranks, with output by rank 0; return the exit status. Collective."""
     from hpccoll.runtime import job
 
-    world = job.get_world()  # first: a foreign launcher must not be reported as wrong usage
+    world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
     with _start_session(options, world.Dup()) as session, ExitStack() as stack:
         run = make_run_record(world)
         outputs = _BenchOutput(options, stack, session, run) if world.rank == 0 else None
         wrong, stopped = 0, False
-        rows = session.run(world.bcast(outputs.finished if outputs else None))
-        for record in rows:
+        records = session.run(world.bcast(outputs.finished if outputs else None))
+        for record in records:
             wrong += record.wrong or 0
             if outputs is not None:
                 outputs.add(record)
-            # Only rank 0 looks: network file systems show a new file to some nodes later than to others.
+            # Only rank 0 tests the file: network file systems show a new file to some nodes later than to others.
             stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
             if stopped:
-                rows.close()
+                records.close()
                 break
     return 1 if wrong else STOPPED if stopped else 0
 
 
 def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
+    """Check the options and return the cases to measure; loads and proves algorithms given as FILE.py:FUNCTION."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.interleaved import TimingOptions
@@ -153,7 +157,10 @@ def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
 
 @contextmanager
 def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSession]:
-    """Start the requested (or all available) engines on every rank, and close them after the block; collective."""
+    """Start the requested (or all available) engines, yield the session, and close them unless the block raised.
+
+    Collective over `world`. Raises UnavailableError if a requested engine cannot start here.
+    """
     from hpccoll import peers
     from hpccoll.communicator import Communicator
     from hpccoll.measure.buffers import make_buffer_module
@@ -163,18 +170,18 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
     config = _make_config(options, job.detect_layout(world).nodes)
     if not 0 <= options.root < world.size:
         raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
-    asked = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
-    for name in asked:
+    requested = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
+    for name in requested:
         if name not in (OWN, *peers.ENGINE_NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
     module = make_buffer_module(options.buffer, comm, config.max_buffer_bytes(world.size))
-    found = peers.start_available_engines(world, [name for name in asked if name != OWN])
-    started: list[LibraryEngine] = [peer for peer in found.values() if not isinstance(peer, str)]
-    missing = [f"{name}: {reason}" for name, reason in found.items() if isinstance(reason, str)]
+    outcomes = peers.start_available_engines(world, [name for name in requested if name != OWN])
+    started: list[LibraryEngine] = [peer for peer in outcomes.values() if not isinstance(peer, str)]
+    missing = [f"{name}: {reason}" for name, reason in outcomes.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
-    session = BenchmarkSession(config, world, comm, started, module, OWN in asked)
+    session = BenchmarkSession(config, world, comm, started, module, OWN in requested)
     if options.budget is None:
         session.share_budget(WHOLE_BUDGET_S)
     yield session
@@ -185,14 +192,18 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
 
 
 class _BenchOutput:
-    """Writes rows to files as they finish, and prints and plots all of them at the end; rank 0 only."""
+    """The output of a run, on rank 0 only: writes each record to a file, prints and plots all of them at the end.
+
+    Creating it tests that all output files can be written, reads the records of --resume, writes the run record and
+    shows a progress bar; the end of `stack` calls `finish`.
+    """
 
     def __init__(self, options: BenchOptions, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
         from hpccoll.measure import output_file, plot, result_file
 
         self.options, self.session = options, session
         self.records: list[CollectiveRecord] = []
-        target = options.resume or options.json
+        path = options.resume or options.json
         if options.plot:
             plot.require_plot(options.plot)
         if options.csv:
@@ -200,43 +211,44 @@ class _BenchOutput:
         self.writer: RecordWriter | None = None
         if options.resume:
             self._resume(options.resume)
-        if target:
+        if path:
             option = "--resume" if options.resume else "--json"
-            self.writer = stack.enter_context(result_file.RecordWriter(target, option, resume=bool(options.resume)))
+            self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
             self.writer.write(run)
         self.progress = stack.enter_context(show_progress("rows", session.case_count))
-        stack.callback(self.finish)  # also when the run is cut short
+        stack.callback(self.finish)  # so that an exception does not prevent it
 
     def _resume(self, path: str) -> None:
+        """Read the records of an existing result file; print a note if its last line is incomplete."""
         from hpccoll.measure import result_file
 
         if not Path(path).exists():  # a job that may be requeued always passes --resume
             return
-        known = result_file.read_records(path)
-        self.records += known.collectives()
-        if known.torn:
-            click.echo(f"# {known.torn}", err=True)
+        contents = result_file.read_records(path)
+        self.records += contents.collectives()
+        if contents.torn:
+            click.echo(f"# {contents.torn}", err=True)
 
     @property
     def finished(self) -> set[CaseKey]:
-        """The cases that are not measured again."""
+        """The cases that --resume's file has already."""
         return {record.key for record in self.records}
 
     @property
     def should_stop(self) -> bool:
-        """Whether --stop-file exists and rows are left."""
+        """Whether --stop-file exists and some cases are neither recorded nor refused; tests the file, is local."""
         left = len(self.records) < self.session.case_count - len(self.session.refused)
         return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write a row's record and keep it for the table."""
+        """Write a record to the result file, keep it for the table, and advance the progress bar."""
         if self.writer is not None:
             self.writer.write(record.as_dict())
         self.records.append(record)
         self.progress(f"{record.op} {format_size(record.nbytes)}")
 
     def finish(self) -> None:
-        """Print all rows and the refused contenders, and write the CSV file and the plot."""
+        """Print the table and the reasons for refused contenders; write the CSV file and the plot."""
         from hpccoll.measure import csv_file, plot, table
 
         if self.options.json != "-":

@@ -1,4 +1,4 @@
-"""`hpccoll report`: writes result files as one HTML page, and prints the findings.
+"""`hpccoll report`: renders result files as one HTML page, and prints the findings.
 
 --json writes the findings as records of kind `finding`, in the doctor's format: `area`, `severity` (ok, note, warning,
 problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes).
@@ -40,13 +40,14 @@ _MAX_TEXT = 300
     "--machine", metavar="NAME|FILE.toml", help="Machine model for lower bounds; default: fitted to the results."
 )
 @click.option("--no-bound", is_flag=True, help="Do not compare times with a model's lower bound.")
-@click.option("--json", "target", metavar="FILE", help="Write findings as JSON Lines; - for standard output.")
-def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, target: str | None) -> int:
-    """Write result files as one HTML page: findings, curves, scaling, links between nodes, environment.
+@click.option("--json", "findings_file", metavar="FILE", help="Write findings as JSON Lines; - for standard output.")
+def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, findings_file: str | None) -> int:
+    """Write one HTML page from result files: findings, curves, scaling, links between nodes, environment.
 
     FILE is an output of `hpccoll bench`, `hpccoll preflight` or `hpccoll doctor` with --json; DIRECTORY means all
-    *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. The exit
-    status is 1 if a result in the files is wrong; the page is written nevertheless.
+    *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. The
+    findings are also printed, or written to --json. Under mpirun only one rank works. The exit status is 1 if a result
+    in the files is wrong; the page is written all the same.
     """
     if not is_printing_rank():
         return 0
@@ -64,12 +65,12 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     models = _choose_models(results, groups, machine, no_bound)
     findings = collect_findings(results, groups, models, _read_bench_request)
     _write_page(output, render_page(results, groups, models, findings, build_node_pair_sections(results)))
-    with open_json_lines(target) as lines:
-        if target is not None:
+    with open_json_lines(findings_file) as lines:
+        if findings_file is not None:
             lines.write(make_serial_run_record())
         for finding in findings:
             lines.write(finding.as_dict())
-    if target != STDOUT:
+    if findings_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
 
@@ -81,7 +82,10 @@ def _refuse_overwriting(files: Sequence[str], output: str) -> None:
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return models of the named machine, or one fitted per job, which shows a progress bar."""
+    """Return the models for the bounds: none if `no_bound`, those of the named machine, or one fitted per job.
+
+    Fitting reads the result files again and shows a progress bar on the terminal.
+    """
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.predict.machine_catalogue import load_machine
     from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
@@ -97,7 +101,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
-    """Return the rows that a run's command asked for; None if it is not a valid `hpccoll bench` command."""
+    """Parse a run's command line; return the cases it asked for, or None if it is no valid `hpccoll bench` command."""
     from hpccoll.cli.bench import PLACES, bench
     from hpccoll.report.findings import BenchRequest
     from hpccoll.units import parse_size, sizes_between
@@ -114,10 +118,11 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         operations = tuple(options["operations"] or ("all_reduce",))
         return BenchRequest(operations, tuple(sizes), PLACES[options["place"] or "both"], itemsize)
     except (click.ClickException, HpccollError, KeyError, TypeError, ValueError):
-        return None  # a command of another version, or a path that contains blanks
+        return None  # the command of another version, or with a path that contains blanks
 
 
 def _write_page(output: str, text: str) -> None:
+    """Write (or overwrite) the page; raise UsageError if that fails."""
     from hpccoll.measure.output_file import describe_write_error
 
     try:
@@ -127,9 +132,9 @@ def _write_page(output: str, text: str) -> None:
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
-    """Print the findings and the name of the page."""
+    """Print the findings, the skipped files, and the page's name, size and contents."""
     indent = " " * 9
-    fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # keeps options such as --ntasks-per-node whole
+    fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:
         severity = finding.severity.name.lower()
         print(fill(f"{severity:<8} {finding.area}: {finding.found}", subsequent_indent=indent))

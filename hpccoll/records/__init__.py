@@ -1,7 +1,7 @@
-"""The records that commands write and read, each declared once: type, validation and JSON Schema.
+"""The records that commands write and read: each kind is a class, from which validation and JSON Schema follow.
 
-A result file holds one record per line. `Record` is the base of all kinds; start reading there, then `collective`.
-`as_dict` and `from_dict` convert to and from a line; `make_json_schema` describes all kinds.
+A result file has one record per line. Start reading in `record` with `Record`, the base class of all kinds, then in
+`collective`. `as_dict` and `from_dict` convert to and from a decoded line; `make_json_schema` describes all kinds.
 """
 
 from hpccoll.records.collective import (

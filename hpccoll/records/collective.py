@@ -14,8 +14,8 @@ from msgspec import Meta, Struct, field
 from hpccoll.plan import Operation
 from hpccoll.records.record import Amount, Count, Positive, Record, about
 
-SEND_RECV: Final = "send_recv"  # timed like the collectives
-FEWEST_FOR_P99: Final = 100  # of fewer samples the 99th percentile is the maximum
+SEND_RECV: Final = "send_recv"  # no collective, but timed and recorded like one
+FEWEST_FOR_P99: Final = 100  # with fewer samples, the 99th percentile is the maximum
 if TYPE_CHECKING:
     OperationName: TypeAlias = str
 else:
@@ -24,18 +24,18 @@ Staging: TypeAlias = Literal["direct", "pinned"] | None  # None: host memory
 
 
 class StopReason(StrEnum):
-    """Why a case was not measured further."""
+    """Why the measurement of a case ended."""
 
     CONVERGED = "converged"  # the interval of the median is tight enough
-    BUDGET = "budget"  # the seconds for the case are spent
-    ITERATIONS = "iterations"  # the number of iterations that was asked for
+    BUDGET = "budget"  # the time budget of the case is spent
+    ITERATIONS = "iterations"  # the requested or maximum number of iterations was measured
 
 
 class TimeSummary(Struct, frozen=True):
-    """Of samples_us, in microseconds.
+    """Order statistics of samples_us, in microseconds.
 
-    p50_low and p50_high enclose the median with 95 %; below 6 iterations no interval does, and they are the smallest
-    and the largest sample, which do with 1 - 2**(1 - iterations). p95 and p99 are samples (nearest rank).
+    p50_low and p50_high are the median's 95 % interval; below 6 iterations they are the smallest and largest sample,
+    which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are samples (nearest rank).
     """
 
     min: Amount
@@ -48,7 +48,7 @@ class TimeSummary(Struct, frozen=True):
 
 
 class CaseKey(NamedTuple):
-    """What identifies a case when a run is resumed, whatever the run."""
+    """The fields that identify a case across runs, for instance to skip it when a run is resumed."""
 
     op: str
     engine: str
@@ -63,29 +63,29 @@ class CaseKey(NamedTuple):
 
 
 class CollectiveCase(Record, frozen=True):
-    """What is measured."""
+    """The fields of a collective record that are known before measuring; never written alone."""
 
     op: OperationName
     engine: str
-    algorithm: Annotated[str | None, about("null where the engine does not say.")]
+    algorithm: Annotated[str | None, about("null if the engine does not name it.")]
     buffer: str
     in_place: bool
     nbytes: Annotated[Count, about("nccl-tests' S.")]
-    count: Annotated[Count, about("Elements per rank: of its vector, or of one block where the message is n blocks.")]
+    count: Annotated[Count, about("Elements of a rank's vector, or of one block if the message has n blocks.")]
     dtype: str
-    redop: Annotated[str | None, about("null where nothing is reduced.")]
-    root: Annotated[Count | None, about("null where there is none.")]
+    redop: Annotated[str | None, about("null if the operation does not reduce.")]
+    root: Annotated[Count | None, about("null if the operation has no root.")]
     ranks: Positive
     nodes: Positive
 
     @property
     def key(self) -> CaseKey:
-        """The fields by which the same case of another run is recognised."""
+        """The fields that are the same if another run measures this case."""
         return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
 
 class CollectiveRecord(CollectiveCase, frozen=True):
-    """One measured case."""
+    """One measured case (`hpccoll bench`, `hpccoll tune`)."""
 
     kind: ClassVar[str] = "collective"
 
@@ -94,12 +94,12 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     time_us: TimeSummary
     algbw: Annotated[Amount, about("nbytes over the median time.")] = field(name="algbw_GBps")
     busbw: Annotated[Amount, about("algbw_GBps times nccl-tests' factor of the operation.")] = field(name="busbw_GBps")
-    wrong: Annotated[Count | None, about("Elements found wrong; null where the results were not checked.")]
-    bound_us: Annotated[Amount | None, about("The model's lower bound.")]
+    wrong: Annotated[Count | None, about("Number of wrong elements; null if the results were not checked.")]
+    bound_us: Annotated[Amount | None, about("A machine model's lower bound on the time; null without a model.")]
     samples_us: Annotated[
-        tuple[Amount, ...], Meta(min_length=1), about("Each iteration's maximum over ranks, in the order measured.")
+        tuple[Amount, ...], Meta(min_length=1), about("Time of each iteration, maximum over ranks, in order.")
     ]
-    staging: Annotated[Staging, about("How device memory reached MPI.")] = None
+    staging: Annotated[Staging, about("Whether MPI got device memory directly or by pinned copies; null: host.")] = None
     stream_us: Annotated[
-        tuple[Amount, ...], about("As samples_us, by CUDA events on the current stream; empty for host memory.")
+        tuple[Amount, ...], about("Like samples_us, but timed by CUDA events; empty for host memory.")
     ] = ()

@@ -1,7 +1,7 @@
 """JSON Schema of the records, draft 2020-12, generated from their declarations.
 
-A record is one object per line; `kind` says which. Readers should accept unknown keys: later versions of schema
-hpccoll/1 may add some, never take one away.
+A record is one object per line; its `kind` selects the definition. Readers should accept unknown keys: later versions
+of schema hpccoll/1 may add keys and never remove one.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ DEFINITIONS: dict[str, type[Record]] = {
     "train": TrainStepRecord,
     "train_summary": TrainSummaryRecord,
     "lab": LabRecord,
-    "simulated": SimulatedPlanRecord,  # of kind `plan` as well: `command` tells the two apart
+    "simulated": SimulatedPlanRecord,  # this and the next have kind `plan`, and differ in `command`
     "plan": ProvenPlanRecord,
 }
 
 
 def make_json_schema() -> Schema:
-    """Return the JSON Schema that every line of a result file fulfils."""
+    """Return the JSON Schema that every line of a result file satisfies."""
     _, components = msgspec.json.schema_components(DEFINITIONS.values())
     definitions = {name: _inline(components[record.__name__], components) for name, record in DEFINITIONS.items()}
     return {
@@ -62,7 +62,7 @@ def make_json_schema() -> Schema:
 
 
 def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return the rule that lines of the definition's kind, and command where a constant tells two apart, fulfil it."""
+    """Return an if-then rule: a line of this kind (and `command`, if that is constant) must satisfy the definition."""
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:
@@ -71,12 +71,12 @@ def _apply_definition(name: str, definition: Schema) -> Schema:
 
 
 def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
-    """Return msgspec's schema without references, titles and defaults, and with null as a second type."""
+    """Return a schema by msgspec with references replaced, titles and defaults removed, unions with null simplified."""
     if "$ref" in schema:
         return _inline(components[schema["$ref"].rpartition("/")[2]], components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
     if "anyOf" in schema:
-        (value, _) = schema["anyOf"]  # a value or null: records have no other unions
+        (value, _) = schema["anyOf"]  # the second is null: records have no other unions
         value = _inline(value, components)
         null = {"enum": [*value["enum"], None]} if "enum" in value else {"type": [value["type"], "null"]}
         plain = value | null | plain
@@ -87,7 +87,7 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
     if not plain.get("required", True):
         del plain["required"]
     if "properties" in plain:
-        plain["properties"] = {name: _inline(each, components) for name, each in plain["properties"].items()}
+        plain["properties"] = {name: _inline(field, components) for name, field in plain["properties"].items()}
     for key in ("items", "additionalProperties"):
         if isinstance(plain.get(key), dict):
             plain[key] = _inline(plain[key], components)

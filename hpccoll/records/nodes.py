@@ -18,50 +18,50 @@ class PreflightPairRecord(Record, frozen=True):
 
     source: Annotated[str, about("The sending node's host name.")]
     destination: Annotated[str, about("The receiving node's host name.")]
-    nbytes: Annotated[Positive, about("Of the long message.")]
-    repeats: Annotated[Count, about("How often the pair was measured; 0 where it never could be.")]
-    latency_us: Annotated[Amount | None, about("Half the best round trip; null where there was none.")]
-    bandwidth_GBps: Annotated[Rate | None, about("Of the best transfer; null where the link is broken.")]  # noqa: N815
-    transfer_us: Annotated[tuple[Amount, ...], about("What the long message took, each time.")]
+    nbytes: Annotated[Positive, about("Size of the long message.")]
+    repeats: Annotated[Count, about("Number of measurements of the pair; 0 if none succeeded.")]
+    latency_us: Annotated[Amount | None, about("Half the best round trip; null if there was none.")]
+    bandwidth_GBps: Annotated[Rate | None, about("Best transfer; null if the link is broken.")]  # noqa: N815
+    transfer_us: Annotated[tuple[Amount, ...], about("Time of each transfer of the long message.")]
     broken: Annotated[str | None, about("Why the link could not be measured.")]
 
 
 class PreflightNodeRecord(Record, frozen=True):
-    """What a node does by itself, on the cores that its first rank may use (`hpccoll preflight`)."""
+    """Speed of a node without communication, on the cores that its first rank may use (`hpccoll preflight`)."""
 
     kind: ClassVar[str] = "preflight_node"
 
     node: str
     repeats: Count
-    copy_GBps: Annotated[Amount | None, about("Bytes copied in memory, the median of its slices.")]  # noqa: N815
-    compute_Gsin_per_s: Annotated[Amount | None, about("1e9 sines of float64 per second, the median.")]  # noqa: N815
-    lost: Annotated[str | None, about("Why the node was left out, where it was.")]
+    copy_GBps: Annotated[Amount | None, about("Bytes copied in memory, median of several time slices.")]  # noqa: N815
+    compute_Gsin_per_s: Annotated[Amount | None, about("1e9 float64 sines per second, median.")]  # noqa: N815
+    lost: Annotated[str | None, about("Why the node was left out; null if it was measured.")]
 
 
 class FaultEntry(Struct, frozen=True):
-    """One fault."""
+    """A slow or broken node or link."""
 
     kind: Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
     nodes: Annotated[tuple[str, ...], about("The node, or the two ends of the link.")]
     found: str
-    ratio: Annotated[Amount | None, about("The value over the median of the others; null where broken.")]
+    ratio: Annotated[Amount | None, about("Its value divided by the median of the others; null if lost or broken.")]
     remedy: str
     exclude: Annotated[str, about("The node to leave out.")]
 
 
 class PreflightSummaryRecord(Record, frozen=True):
-    """What is slow or broken; the last record of `hpccoll preflight`."""
+    """The slow and broken nodes and links; the last record of `hpccoll preflight`."""
 
     kind: ClassVar[str] = "preflight_summary"
 
-    nodes: Annotated[tuple[str, ...], about("Those that were looked at.")]
-    threshold: Annotated[Amount, about("Slow is below this fraction of the median of the others.")]
-    faults: Annotated[tuple[FaultEntry, ...], about("Empty where all is well.")]
+    nodes: Annotated[tuple[str, ...], about("The nodes that were tested.")]
+    threshold: Annotated[Amount, about("Slow means below this fraction of the median of the others.")]
+    faults: Annotated[tuple[FaultEntry, ...], about("Empty if nothing is slow or broken.")]
     exclude: Annotated[tuple[str, ...], about("Nodes to leave out of a job, for sbatch --exclude.")]
 
 
 class ScalingPoint(Struct, frozen=True):
-    """One number of nodes and ranks."""
+    """Time and bandwidth on one number of nodes and ranks."""
 
     nodes: Positive
     ranks: Positive
@@ -69,11 +69,11 @@ class ScalingPoint(Struct, frozen=True):
     p50_low_us: Amount
     p50_high_us: Amount
     busbw_GBps: Amount  # noqa: N815
-    ratio: Annotated[Amount, about("The median over that of the first point.")]
+    ratio: Annotated[Amount, about("p50_us divided by p50_us of the first point.")]
 
 
 class ScalingRecord(Record, frozen=True):
-    """One contender on one size over numbers of nodes (`hpccoll scaling`)."""
+    """Times of one engine and algorithm at one size on several numbers of nodes (`hpccoll scaling`)."""
 
     kind: ClassVar[str] = "scaling"
 
@@ -88,42 +88,44 @@ class ScalingRecord(Record, frozen=True):
 
 
 class FindingRecord(Record, frozen=True):
-    """One thing that was looked at (`hpccoll doctor`), or that results say (`hpccoll report`)."""
+    """The outcome of one check (`hpccoll doctor`), or a conclusion from results (`hpccoll report`)."""
 
     kind: ClassVar[str] = "finding"
 
-    area: Annotated[str, about("What it belongs to, such as mpi, binding, link or noise.")]
+    area: Annotated[str, about("Its subject, such as mpi, binding, link or noise.")]
     severity: Literal["ok", "note", "warning", "problem"]
     found: str
     evidence: str
-    remedy: Annotated[str | None, about("null where there is nothing to mend.")]
-    provides: Annotated[tuple[str, ...], about("What of --require it shows to work.")]
+    remedy: Annotated[str | None, about("null if nothing needs to be done.")]
+    provides: Annotated[tuple[str, ...], about("The values of --require that it satisfies.")]
     hosts: Annotated[
-        tuple[str, ...], about("Where it was found; empty for the job as a whole, or where there is one host.")
+        tuple[str, ...], about("Affected host names; empty for the whole job, and if there is only one host.")
     ]
 
 
 class LabShapeEntry(Struct, frozen=True):
-    """As it was started."""
+    """The cluster as it was started."""
 
     nodes: Positive
     cpus: Positive
-    bytes_per_s: Annotated[Amount | None, about("null where there is no limit.")]
+    bytes_per_s: Annotated[Amount | None, about("Link limit; null if unlimited.")]
     latency_s: Amount
-    shares: Annotated[tuple[str, ...], about("Paths beneath /tmp that nodes see.")]
+    shares: Annotated[
+        tuple[str, ...], about("Paths below /tmp that all nodes see; the rest of /tmp is each node's own.")
+    ]
     subnet: str
 
 
 class LabNodeEntry(Struct, frozen=True):
-    """A node as it is."""
+    """The current state of a node."""
 
     name: str
     address: str
     power: Annotated[bool, about("Whether it is on.")]
     link_up: bool
-    bytes_per_s: Annotated[Amount | None, about("null where there is no limit.")]
+    bytes_per_s: Annotated[Amount | None, about("Link limit; null if unlimited.")]
     slow_percent: Amount
-    state: Annotated[str, about("What SLURM says of it.")]
+    state: Annotated[str, about("Its state in SLURM.")]
 
 
 class LabRecord(Record, frozen=True):
@@ -132,7 +134,7 @@ class LabRecord(Record, frozen=True):
     kind: ClassVar[str] = "lab"
 
     dir: str
-    isolation: Annotated[Literal["root", "user", "flat"], about("How nodes are kept apart.")]
-    why: Annotated[str, about("Why they are not better apart; empty where they are as they should be.")]
+    isolation: Annotated[Literal["root", "user", "flat"], about("How nodes are isolated from each other.")]
+    why: Annotated[str, about("Why they are not isolated better; empty if they are.")]
     shape: LabShapeEntry
-    nodes: Annotated[tuple[LabNodeEntry, ...], about("All of them.")]
+    nodes: Annotated[tuple[LabNodeEntry, ...], about("All nodes.")]

@@ -16,7 +16,7 @@ else:
 
 
 class WaitEntry(Struct, frozen=True):
-    """`rank` waited for a message of `source`."""
+    """A wait of `rank` for a message from `source`, on the critical path."""
 
     round: Count
     rank: Count
@@ -27,23 +27,23 @@ class WaitEntry(Struct, frozen=True):
 
 
 class CriticalPathEntry(Struct, frozen=True):
-    """What the last rank was held up by."""
+    """The waits that delayed the rank that ended last."""
 
     last_rank: Count
     waits: Count
     waits_between: Count
-    ends: Annotated[tuple[WaitEntry, ...], about("First and last.")]
+    ends: Annotated[tuple[WaitEntry, ...], about("The first and the last waits.")]
 
 
 class FitErrors(Struct, frozen=True):
-    """Median errors of --machine fit:FILE."""
+    """Median relative errors of --machine fit:FILE, on the sizes used for the fit and on those left out."""
 
     fitted: Amount
     left_out: Amount
 
 
 class SimulatedPlanRecord(Record, frozen=True):
-    """What was predicted of one algorithm on one number of ranks (`hpccoll simulate`)."""
+    """The predicted time and traffic of one algorithm on one number of ranks (`hpccoll simulate`)."""
 
     kind: ClassVar[str] = "plan"
 
@@ -55,8 +55,8 @@ class SimulatedPlanRecord(Record, frozen=True):
     machine: str
     nbytes: Annotated[Count, about("nccl-tests' S.")]
     chunks: Positive
-    root: Annotated[Count | None, about("null where there is none.")]
-    simulated_ranks: Annotated[Positive, about("How many ranks stood for all.")]
+    root: Annotated[Count | None, about("null if the operation has no root.")]
+    simulated_ranks: Annotated[Positive, about("Ranks that were simulated to represent all.")]
     rounds: Count
     steps: Count
     messages: Count
@@ -72,7 +72,7 @@ class SimulatedPlanRecord(Record, frozen=True):
 
 
 class ProvenPlanRecord(Record, frozen=True):
-    """What was proven of one algorithm on one number of ranks (`hpccoll verify`)."""
+    """The proof of one algorithm on one number of ranks (`hpccoll verify`)."""
 
     kind: ClassVar[str] = "plan"
 
@@ -80,25 +80,25 @@ class ProvenPlanRecord(Record, frozen=True):
     op: PlanOperationName
     algorithm: str
     ranks: Positive
-    plans: Annotated[Positive, about("Variants: roots times chunk counts.")]
+    plans: Annotated[Positive, about("Number of variants: roots times chunk counts.")]
     proven: bool
     failures: Annotated[tuple[str, ...], about("One message per variant that is not proven.")]
     rounds: Count | None
     steps: Count | None
     messages: Count | None
-    sent_mean: Annotated[Amount | None, about("What a rank sends, in multiples of S, on average over ranks.")]
-    sent_most: Annotated[Amount | None, about("What the busiest rank sends, in multiples of S.")]
+    sent_mean: Annotated[Amount | None, about("Bytes that a rank sends, divided by S; mean over ranks.")]
+    sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends, divided by S.")]
     seconds: Amount
 
 
 class DemoRecord(Record, frozen=True):
-    """What the ranks of an example held (`hpccoll demo`)."""
+    """The ranks' data before and after an example (`hpccoll demo`)."""
 
     kind: ClassVar[str] = "demo"
 
     name: str
     ranks: Positive
-    op: Annotated[str | None, about("null where several calls play together.")]
+    op: Annotated[str | None, about("null if the example makes several calls.")]
     algorithm: str | None
-    before: dict[str, Annotated[list[Any], about("By rank.")]]
-    after: dict[str, Annotated[list[Any], about("By rank.")]]
+    before: dict[str, Annotated[list[Any], about("One entry per rank.")]]
+    after: dict[str, Annotated[list[Any], about("One entry per rank.")]]

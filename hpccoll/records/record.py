@@ -21,29 +21,26 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 
 def about(description: str) -> Meta:
-    """Return the annotation that describes a field in the JSON Schema."""
+    """Return the annotation that puts a field's description into the JSON Schema."""
     return Meta(description=description)
 
 
 class Record(Struct, frozen=True):
-    """One line of a result file; the fields of a subclass are the keys of the line after `schema` and `kind`."""
+    """Base class of records, the lines of result files: JSON keys `schema` and `kind`, then a subclass's fields."""
 
     kind: ClassVar[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as it is written: `schema` and `kind`, then the fields in order of declaration."""
+        """Return the record as a dict to write as JSON: `schema` and `kind`, then the fields as declared."""
         return {"schema": SCHEMA, "kind": self.kind, **msgspec.to_builtins(self)}
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any], location: str) -> Self:
-        """Return the record that `as_dict` wrote; unknown keys are ignored, as later versions may add some.
-
-        Args:
-            line: the decoded line.
-            location: file and line, for the message.
+        """Return the record of a decoded line; unknown keys are ignored, because later versions may add some.
 
         Raises:
-            UsageError: a field is missing, or has a value of the wrong type or range; names the field and the value.
+            UsageError: a field is missing, or has the wrong type or range; the message names `location` (file and
+                line), the field and its value.
         """
         try:
             return msgspec.convert(line, cls)
@@ -55,7 +52,7 @@ class Record(Struct, frozen=True):
 
 
 def _explain_error(error: msgspec.ValidationError, line: Mapping[str, Any]) -> str:
-    """Return what is wrong with which field, and its value: msgspec names the path of the field but not the value."""
+    """Return an error message with the field's path, its value (which msgspec leaves out) and the reason."""
     reason, _, path = str(error).partition(" - at `$.")
     path = path.rstrip("`")
     value: Any = line

@@ -1,6 +1,7 @@
 """The record of kind `run`: the command, the software and the ranks of one run.
 
-Its fields are an allow-list. Nothing here reads the environment, so no other variable can leak into a result file.
+Only the fields declared here are written. This module does not read the environment, so no other environment variable
+can leak into a result file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hpccoll.records.record import Amount, Positive, Record, about
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """null where a package is not installed."""
+    """Version of each package; null if it is not installed."""
 
     hpccoll: str | None
     python: str | None
@@ -29,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the versions, None for those that are missing; raise UsageError for a package that has no field."""
+        """Return the record of the given versions, None for the rest; raise UsageError for a package without field."""
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:
@@ -38,7 +39,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """What SLURM says about the job."""
+    """The identity of a SLURM job, from variables that SLURM sets."""
 
     job_id: str | None = None
     job_name: str | None = None
@@ -50,7 +51,7 @@ class SlurmJob(Struct, frozen=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True):
-    """What a run was and where; precedes its measurements. A resumed file holds one for each run."""
+    """The command, software and ranks of a run, written before its measurements; a resumed file has one per run."""
 
     kind: ClassVar[str] = "run"
 
@@ -59,11 +60,11 @@ class RunRecord(Record, frozen=True, kw_only=True):
     hosts: Annotated[tuple[str, ...], about("Host name of each rank.")]
     cores: Annotated[tuple[Positive, ...], about("Cores that each rank may run on.")]
     ranks: Positive
-    nodes: Annotated[Positive, about("Sets of ranks that can share memory.")]
-    devices: Annotated[tuple[str, ...], about("Names of the accelerators in use.")]
+    nodes: Annotated[Positive, about("Number of nodes: sets of ranks that can share memory.")]
+    devices: Annotated[tuple[str, ...], about("Names of the accelerators that the ranks can use.")]
     oversubscribed: bool
-    clock_residual_us: Annotated[Amount | None, about("null where clocks were not aligned.")]
-    slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # files written before there was one
+    clock_residual_us: Annotated[Amount | None, about("null if clocks were not aligned.")]
+    slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # optional: older files lack the field
     commit: str | None
     start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -83,11 +84,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         start_time: datetime,
         slurm: Mapping[str, str] | None = None,
     ) -> RunRecord:
-        """Return the record of a run, from its fields and a start time with a time zone.
-
-        Raises:
-            UsageError: `versions` names an unknown package, or the start time has no time zone.
-        """
+        """Return the record of a run; raise UsageError for an unknown package, or a start time without time zone."""
         if start_time.tzinfo is None:
             raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")
         return cls(

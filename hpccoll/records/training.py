@@ -1,4 +1,4 @@
-"""Records of `hpccoll train`: kind `train`, one per step, and kind `train_summary`, the last of a run."""
+"""Records of `hpccoll train`: kind `train`, one per step, and kind `train_summary`, the last record of a run."""
 
 from __future__ import annotations
 
@@ -10,41 +10,36 @@ from hpccoll.records.record import Amount, Count, Positive, Record, about
 
 
 class MeshRecord(Record, frozen=True):
-    """The mesh of ranks that trains."""
+    """Fields of both kinds: the mesh of ranks that train together."""
 
-    strategy: Annotated[str, about("The mesh: its axes of more than one rank, such as dp=2,tp=2.")]
+    strategy: Annotated[str, about("Axes of the mesh with more than one rank, such as dp=2,tp=2.")]
     ranks: Positive
-    dp: Annotated[Positive, about("Ranks along the axis of data parallelism.")]
-    tp: Annotated[Positive, about("Of tensor parallelism.")]
-    pp: Annotated[Positive, about("Stages of the pipeline.")]
+    dp: Annotated[Positive, about("Ranks along the data-parallel axis.")]
+    tp: Annotated[Positive, about("Ranks along the tensor-parallel axis.")]
+    pp: Annotated[Positive, about("Pipeline stages.")]
 
 
 class TrainStepRecord(MeshRecord, frozen=True):
-    """One step (`hpccoll train`). A run that was requeued may hold a step twice: the last one counts."""
+    """One training step. The file of a requeued run may have a step twice: use the last one."""
 
     kind: ClassVar[str] = "train"
 
-    step: Annotated[Positive, about("Steps done, this one included.")]
+    step: Annotated[Positive, about("Number of this step, from 1.")]
     loss: Annotated[float, about("Mean over the samples of the batch, before the step.")]
-    step_s: Annotated[Amount, about("The largest over ranks; without checkpoint and record.")]
-    tokens_per_s: Annotated[Amount, about("Samples per second: a token of this model is a sample.")]
-    comm_s: Annotated[Amount, about("Seconds inside communicator calls, waiting included; the most of any rank.")]
-    exposed_comm_s: Annotated[Amount, about("Of comm_s, what no computation hid: all of it while nothing overlaps.")]
+    step_s: Annotated[Amount, about("Maximum over ranks, without the time to write the checkpoint and the record.")]
+    tokens_per_s: Annotated[Amount, about("Samples per second: each sample of this model is one token.")]
+    comm_s: Annotated[Amount, about("Seconds in communicator calls, including waits; maximum over ranks.")]
+    exposed_comm_s: Annotated[Amount, about("The part of comm_s that no computation overlaps; all of it at present.")]
     bubble: Annotated[
         Amount | None,
-        about(
-            "Share of the step in messages with neighbouring stages, nearly all of it waiting for them; the mean over "
-            "ranks. null without a pipeline."
-        ),
+        about("Fraction of the step spent sending to and waiting for other stages, mean over ranks; null if pp is 1."),
     ]
-    peak_bytes: Annotated[
-        Count, about("The most memory of any rank since it began: resident on the CPU, torch's on a GPU.")
-    ]
+    peak_bytes: Annotated[Count, about("Peak memory, maximum over ranks: resident on a CPU, torch's on a GPU.")]
     grad_norm: Annotated[Amount, about("Euclidean norm of the gradient of all parameters.")]
 
 
 class TrainSummaryRecord(MeshRecord, frozen=True):
-    """What a training run came to; its last record."""
+    """The configuration and results of a training run; its last record."""
 
     kind: ClassVar[str] = "train_summary"
 
@@ -52,26 +47,25 @@ class TrainSummaryRecord(MeshRecord, frozen=True):
     width: Annotated[Positive, about("Features between layers.")]
     layers: Positive
     activation: str
-    parameters: Annotated[Positive, about("Numbers that are trained.")]
+    parameters: Annotated[Positive, about("Number of trained values.")]
     dtype: str
     device: str
     seed: Count
     batch: Annotated[Positive, about("Samples per step, over all ranks.")]
     schedule: str
     lr: Amount
-    microbatches: Annotated[Positive, about("Parts of a data-parallel rank's share of the batch.")]
-    steps: Annotated[Count, about("Done in all, those before a resumption included.")]
-    resumed_at: Annotated[Count | None, about("Steps of the checkpoint; null where the run began anew.")]
+    microbatches: Annotated[Positive, about("Microbatches per step and data-parallel rank.")]
+    steps: Annotated[Count, about("Total steps, including those before the run was resumed.")]
+    resumed_at: Annotated[Count | None, about("Steps in the checkpoint; null if the run was not resumed.")]
     stop: Literal["complete", "stop_file"]
-    loss: Annotated[float | None, about("Of the last step; null where no step was taken.")]
+    loss: Annotated[float | None, about("Loss of the last step; null if there was no step.")]
     accuracy: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None, about("On the held-out tenth; null where the run was stopped.")
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about("On the 10 % of the data that is held out; null if the run was stopped."),
     ]
-    median_step_s: Annotated[Amount | None, about("Over the steps of this run.")]
-    wrong: Annotated[
-        Count | None, about("Elements of gradients, and of shared parameters, found wrong; null unchecked.")
-    ]
+    median_step_s: Annotated[Amount | None, about("Over the steps since the start or resumption.")]
+    wrong: Annotated[Count | None, about("Wrong elements of gradients and shared parameters; null if unchecked.")]
     max_error: Annotated[
-        Amount | None, about("Largest difference over the largest gradient of its parameter; null unchecked.")
+        Amount | None, about("Largest error relative to the largest gradient of its parameter; null if unchecked.")
     ]
-    checkpoint: Annotated[str | None, about("The file that was written last.")]
+    checkpoint: Annotated[str | None, about("The last checkpoint file; null if none was written.")]

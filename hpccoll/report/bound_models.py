@@ -1,9 +1,9 @@
-"""Lower bounds on the time of an operation, from a machine model that the user names or that is fitted to the rows.
+"""Lower bounds on the time of an operation, from a named machine model or from one fitted to the measurements.
 
-`hpccoll bench` records no bound, because it knows no machine model. The report takes one from --machine, or fits one
-per job (predict/fit.py): the alpha, beta and gamma for which the simulated plans come closest to the measured times. A
-bound from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet.
-A bound in a record takes precedence.
+`hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
+per job (predict/fit.py): the alpha, beta and gamma for which simulated times are closest to the measured ones. A bound
+from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. If a
+record has a bound, that one is used.
 
 The bounds are those of message passing: ranks that access shared memory directly may be faster (a ratio below 1x).
 """
@@ -24,16 +24,19 @@ from hpccoll.report.curves import CurveGroup
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
-_MAX_FIT_COST = 1000  # over all jobs, as from _estimate_fit_cost: about five seconds
-_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # each job may cost at least this much; message sizes that are fitted per job
+_MAX_FIT_COST = 1000  # for all jobs together, in units of _estimate_fit_cost: about five seconds
+_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # cost that every job may have; message sizes to fit per job
 _MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
-_DIRECT_ROUNDS = 2  # in a plan of so few rounds every rank may send to all others
+_DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may send to all others
 _MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """The machine model of one job and its source; `error` is the median error on sizes not fitted, None if named."""
+    """The machine model of one job, and its source in words.
+
+    `error` is the median relative error on sizes that were not fitted; None for a named machine.
+    """
 
     machine: Machine
     source: str
@@ -41,7 +44,7 @@ class JobModel:
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """Names and formatted values of the model's parameters."""
+        """Names and formatted values of the model's parameters, to print."""
         within, between = self.machine.within, self.machine.between
         links = _describe_link("within a node", within)
         if between != within:
@@ -53,36 +56,31 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine model of each job; `missing` gives the reasons why other jobs have none."""
+    """The machine model of each job; `missing` has a sentence for each job whose fit failed."""
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the lower bound for a record's operation and size in seconds; None without a model."""
+        """Return the lower bound on a record's time, its own or else the model's; None if there is none or it is 0."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
-        row = record
-        model = self.by_job.get((row.ranks, row.nodes))
-        if model is None or row.op not in [operation.value for operation in Operation]:
+        model = self.by_job.get((record.ranks, record.nodes))
+        if model is None or record.op not in [operation.value for operation in Operation]:
             return None
-        return compute_bounds(Operation(row.op), row.ranks, model.machine, row.nbytes).seconds or None
+        return compute_bounds(Operation(record.op), record.ranks, model.machine, record.nbytes).seconds or None
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
     """Return models of `machine` for all jobs, each with the job's number of ranks per node."""
-    return BoundModels(
-        {
-            (ranks, nodes): JobModel(machine.with_ranks_per_node(-(-ranks // nodes)), machine.name)
-            for ranks, nodes in jobs
-        }
-    )
+    per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
+    return BoundModels({job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()})
 
 
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Return a machine model fitted to the measured rows of each job; calls `advance` after each job."""
+    """Fit a machine model to the measured rows of each job, in seconds per job; call `advance(job)` after each."""
     models: dict[JobSize, JobModel] = {}
     missing: list[str] = []
     ordered = sorted(set(jobs))
@@ -120,7 +118,7 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Return rows that can be fitted within `max_cost`: some sizes of the algorithms that are cheapest to simulate."""
+    """Return some sizes of the algorithms that are cheapest to simulate, of one or more, up to `max_cost` in all."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
@@ -138,7 +136,7 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Return the cost of simulating an algorithm's rows, in rounds of a small job.
+    """Return the cost of simulating an algorithm's rows; the unit is a round of a job with few ranks.
 
     A round of a direct algorithm, in which every rank sends to all others, counts once per rank.
     """

@@ -1,7 +1,7 @@
-"""Measurements grouped into curves (one engine and algorithm over sizes) and groups of curves that are compared.
+"""Measurements as curves (one engine and algorithm over sizes), and as groups of curves that are compared.
 
-If the files hold runs with several MPI libraries, each library has its own curves. A row that was measured several
-times is drawn with its last measurement; findings/noise.py compares the repetitions.
+If the files have runs with several MPI libraries, each library has its own curves. If a case was measured several times
+its last measurement is drawn; findings/noise.py compares the repetitions.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Implementation(NamedTuple):
     @property
     def label(self) -> str:
         """The displayed name: `ring`, `mpi`, `mpi (Open MPI 5.0.11)`."""
-        own = self.algorithm if self.engine == "hpccoll" and self.algorithm else self.engine
-        own = f"{self.engine} {self.algorithm}" if self.algorithm and self.engine != "hpccoll" else own
-        return f"{own} ({self.library})" if self.library else own
+        names = [self.engine if self.engine != "hpccoll" or not self.algorithm else "", self.algorithm or ""]
+        label = " ".join(name for name in names if name)
+        return f"{label} ({self.library})" if self.library else label
 
     @property
     def sort_key(self) -> tuple[int, str, str, str]:
-        """Orders other engines before hpccoll, then by name."""
+        """A key that sorts other engines before hpccoll, then by name."""
         return *get_engine_sort_key((self.engine, self.algorithm)), self.library
 
 
@@ -44,8 +44,8 @@ class Curve:
     implementation: Implementation
     records: tuple[CollectiveRecord, ...]
 
-    def record_at(self, nbytes: int) -> CollectiveRecord | None:
-        """Return the record of a size, or None."""
+    def get_record(self, nbytes: int) -> CollectiveRecord | None:
+        """Return the record of exactly this size, or None."""
         return next((record for record in self.records if record.nbytes == nbytes), None)
 
 
@@ -68,31 +68,31 @@ class CurveGroup:
         return PLACES[self.in_place]
 
     def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
-        """Return the fastest implementation at a size and its record, wrong results excluded; None without any."""
+        """Return the implementation with the smallest median at a size and its record; None if no result is right."""
         candidates = [
             (curve.implementation, record)
             for curve in self.curves
-            if (record := curve.record_at(nbytes)) and not record.wrong
+            if (record := curve.get_record(nbytes)) and not record.wrong
         ]
         return min(candidates, key=lambda candidate: candidate[1].time_us.p50, default=None)
 
     def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
-        """Return the record of an MPI library's own collective at a size, or None."""
+        """Return the record of engine `mpi` at a size, or None; `library` as in `Implementation`."""
         names = [(curve.implementation.engine, curve.implementation.library) for curve in self.curves]
-        return self.curves[names.index(("mpi", library))].record_at(nbytes) if ("mpi", library) in names else None
+        return self.curves[names.index(("mpi", library))].get_record(nbytes) if ("mpi", library) in names else None
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return the groups of curves: settings in order of appearance, in place before out of place."""
+    """Group measurements of one table key and place; keys in order of appearance, in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
     for row in kept:
-        key = row.record
-        setting = TableKey(*(getattr(key, name) for name in TableKey._fields))
-        implementation = Implementation(key.engine, key.algorithm, row.run.mpi if has_several_libraries else "")
-        curves = groups.setdefault(setting, {}).setdefault(key.in_place, {})
-        curves.setdefault(implementation, {})[key.nbytes] = row.record
+        record = row.record
+        setting = TableKey(*(getattr(record, name) for name in TableKey._fields))
+        implementation = Implementation(record.engine, record.algorithm, row.run.mpi if has_several_libraries else "")
+        curves = groups.setdefault(setting, {}).setdefault(record.in_place, {})
+        curves.setdefault(implementation, {})[record.nbytes] = record
     return [
         CurveGroup(setting, in_place, _make_curves(curves))
         for setting, places in groups.items()
@@ -101,7 +101,7 @@ def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
 
 
 def _make_curves(records: dict[Implementation, dict[int, CollectiveRecord]]) -> tuple[Curve, ...]:
-    """Return the sorted curves from the records of each implementation by size."""
+    """Return one curve per implementation, sorted, from its records by size."""
     ordered = sorted(records.items(), key=lambda item: item[0].sort_key)
     return tuple(Curve(name, tuple(by_size[nbytes] for nbytes in sorted(by_size))) for name, by_size in ordered)
 

@@ -1,4 +1,4 @@
-"""The table of environments: host names, versions and other facts of each run, and the ones that differ."""
+"""The table of environments: host names, versions and other facts, with a column per run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EnvironmentFact:
 
 
 def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
-    """Return the facts that at least one run record contains."""
+    """Return the table's rows, without those that no run record has a value for."""
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
     columns = {
@@ -55,16 +55,19 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
 
 
 def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:
+    """Return the SLURM part of the run record; empty if the run was outside SLURM."""
     job = run.record.get("slurm")
     return job if isinstance(job, Mapping) else {}
 
 
 def _format_field(record: Mapping[str, Any], key: str) -> str:
+    """Return a value as a string; `-` if it is missing or null."""
     value = record.get(key)
     return MISSING if value is None else str(value)
 
 
 def _format_flag(run: RecordedRun, key: str) -> str:
+    """Return `yes` or `no`; `-` if the flag is missing or null."""
     value = run.record.get(key)
     return MISSING if value is None else "yes" if value else "no"
 

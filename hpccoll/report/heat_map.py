@@ -1,7 +1,7 @@
 """Heat maps as SVG elements: a matrix of nodes by nodes that makes one slow or broken link among thousands visible.
 
 Colors compare each value with the best quartile of all values: pale to dark blue at or above it, yellow to red below
-it. (The median would not do: one slow node of four slows half of all links.) Broken links are hatched and crossed. Up
+it. (The median is unsuitable: one slow node of four slows half of all links.) Broken links are hatched and crossed. Up
 to 16 nodes every cell shows its value; up to 64 nodes a cell is a shape with a <title>; larger matrices are a bitmap
 with one pixel per cell, because browsers cannot handle a million shapes.
 """
@@ -39,7 +39,7 @@ _COLOR_STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """The value of a row and column, or None; `name` and `details` are the tooltip's heading and text."""
+    """The value at a row and column, None if unknown; `name` and `details` are the tooltip's heading and text."""
 
     row: int
     column: int
@@ -64,7 +64,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class _HeatMapLayout:
-    """Pixels left of and above the matrix, the side of a cell, and the value of the best quartile."""
+    """Pixels left of and above the matrix, pixels of a cell's side, and the best quartile of the values."""
 
     left: float
     top: float

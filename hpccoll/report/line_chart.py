@@ -1,8 +1,8 @@
-"""Line charts as SVG elements, without script, colors or fonts of their own; the page's style sheet sets these.
+"""Line charts as SVG elements without colors and fonts, which the page's style sheet sets, and without script.
 
 Each line has its 95 % interval as a band and as whiskers, and every marker has its values as a <title>, which browsers
-show without script. The chart contains its geometry for both a logarithmic and a linear vertical axis: the attributes
-hold the one shown first and data-alt the other one; the page's script swaps them.
+show without script. Every element has two geometries, for a logarithmic and a linear vertical axis: the one shown first
+in its attributes, the other in data-alt; the page's script swaps them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The color and marker of each implementation, the same in all charts of the page.
 
-Color and marker together identify a line, so charts stay readable for color-blind readers and in print. Other engines
-have fixed styles. For each operation, the COLORS implementations that are fastest most often, or closest to the
-fastest, get a color; the others are drawn thin and gray ("muted").
+Color and marker together identify a line, so charts stay readable for color-blind readers and in print. Other libraries
+have fixed styles. For each operation, the COLORS implementations of hpccoll that are fastest most often, or closest to
+the fastest, get a color; the others are drawn thin and gray ("muted").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MARKER_PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """A class of the style sheet, and an SVG path of the marker around (0, 0)."""
+    """The name of a class in the page's style sheet, and the marker as an SVG path around (0, 0)."""
 
     css_class: str
     marker: str
@@ -87,7 +87,7 @@ def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implem
 
 
 def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return per implementation minus its number of wins, and its mean log ratio to the fastest; lower is better."""
+    """Return each implementation's rank key, lower is better: minus its wins, then mean log ratio to the fastest."""
     wins: dict[Implementation, int] = {}
     lags: dict[Implementation, list[float]] = {}
     for group in groups:
@@ -97,7 +97,7 @@ def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[
                 continue
             wins[fastest[0]] = wins.get(fastest[0], 0) + 1
             for curve in group.curves:
-                record = curve.record_at(nbytes)
+                record = curve.get_record(nbytes)
                 if record is not None and record.time_us.p50 > 0:
                     lag = math.log(record.time_us.p50 / fastest[1].time_us.p50)
                     lags.setdefault(curve.implementation, []).append(lag)

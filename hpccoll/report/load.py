@@ -1,8 +1,8 @@
 """Reads result files for a report: runs, their measurements, pairs of nodes, findings of the doctor.
 
-A resumed file holds several runs, and a sweep is several files: each record belongs to the last `run` record before it
-in its file. A directory stands for all `*.jsonl` files below it; foreign files there are skipped and listed, but a
-foreign file that was named itself is an error.
+A resumed file has several runs, and a sweep writes several files: each record belongs to the last `run` record before
+it in its file. For a directory, all `*.jsonl` files below it are read; a file there that hpccoll did not write is
+skipped and listed, but it is an error if the user named it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A `run` record and its file; `number` counts from 1 over all files. The record is empty if the file has none."""
+    """A `run` record (empty if the file has none) and its file; `number` counts runs over all files, from 1."""
 
     number: int
     file: str
@@ -34,8 +34,8 @@ class RecordedRun:
     @property
     def versions(self) -> Mapping[str, Any]:
         """Versions by package; empty if the record has none."""
-        found = self.record.get("versions")
-        return found if isinstance(found, Mapping) else {}
+        versions = self.record.get("versions")
+        return versions if isinstance(versions, Mapping) else {}
 
     @property
     def mpi(self) -> str:
@@ -44,33 +44,33 @@ class RecordedRun:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Host name of each rank."""
+        """The host name of each rank; empty if unknown."""
         return tuple(str(host) for host in get_list(self.record, "hosts"))
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """Cores that each rank might run on."""
+        """The number of cores that each rank could run on; empty if unknown."""
         return tuple(cores for cores in get_list(self.record, "cores") if isinstance(cores, int))
 
     @property
     def command(self) -> str:
-        """The command line."""
+        """The command line, or an empty string."""
         return str(self.record.get("command") or "")
 
     @property
     def is_measuring_command(self) -> bool:
-        """Whether its command writes records that a report shows, so that their absence is a finding."""
+        """Whether the command was `hpccoll bench` or `preflight`: a run of these without measurements is a finding."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
     def title(self) -> str:
-        """Its number and file name, for sentences."""
+        """The run's number and file name: `run 1 (bench.jsonl)`."""
         return f"run {self.number} ({Path(self.file).name})"
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurement:
-    """A measurement and its run."""
+    """A record of kind `collective` and the run that measured it."""
 
     record: CollectiveRecord
     run: RecordedRun
@@ -81,14 +81,12 @@ class Results:
     """The contents of result files, without runs that have no record to show.
 
     Args:
-        files: the files that were read.
-        runs: the runs, in order of reading.
-        rows: the measurements.
+        files: paths of the files that were read.
         preflight: preflight records as decoded, with their runs.
         doctor_findings: finding records as decoded, with their runs.
-        torn: files whose last line is incomplete.
-        foreign: skipped files of directories, with the reason.
-        others: number of records per kind that a report does not show.
+        torn: paths of files whose last line is incomplete.
+        foreign: paths of skipped files below directories, with the reason.
+        others: the number of records of each kind that a report does not show.
     """
 
     files: tuple[str, ...]
@@ -103,19 +101,17 @@ class Results:
     @property
     def pair_count(self) -> int:
         """The number of pairs of nodes in preflight records, both directions counted once."""
-        ends = (
-            (run.number, pair.get("source"), pair.get("destination"))
-            for run, pair in self.preflight_records("preflight_pair")
-        )
-        return len({(number, frozenset((str(one), str(other)))) for number, one, other in ends})
+        pairs = self.list_preflight_records("preflight_pair")
+        ends = [(run.number, str(pair.get("source")), str(pair.get("destination"))) for run, pair in pairs]
+        return len({(number, frozenset((source, dest))) for number, source, dest in ends})
 
-    def preflight_records(self, kind: str) -> list[tuple[RecordedRun, Mapping[str, Any]]]:
-        """Return the preflight records of a kind."""
+    def list_preflight_records(self, kind: str) -> list[tuple[RecordedRun, Mapping[str, Any]]]:
+        """Return the preflight records of one kind, each with its run."""
         return [(run, record) for run, record in self.preflight if record["kind"] == kind]
 
 
 def load_results(paths: Sequence[str | Path]) -> Results:
-    """Return the contents of files and directories.
+    """Read result files, and all `*.jsonl` files below directories.
 
     Raises:
         UsageError: a file cannot be read or is invalid, or no file has a record to show.
@@ -124,26 +120,28 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     for path in paths:
         for file, named in _find_files(Path(path)):
             builder.add(file, named)
-    results = builder.results()
+    results = builder.build()
     if not results.rows and not results.preflight and not results.doctor_findings:
         raise UsageError(_describe_nothing_to_show(results, len(builder.runs)))
     return results
 
 
 def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that a path stands for, and whether the path names the file itself."""
+    """Yield (path, True) for a file, and (file, False) for each `*.jsonl` file below a directory.
+
+    Raises UsageError if a directory has no such file.
+    """
     if not path.is_dir():
         yield path, True
         return
-    found = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
-    if not found:
+    files = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
+    if not files:
         raise UsageError(f"{OPTION} {path}: no *{SUFFIX} in this directory; name files that hpccoll wrote with --json")
-    for file in found:
-        yield file, False
+    yield from ((file, False) for file in files)
 
 
 class _ResultsBuilder:
-    """Collects the contents of files one by one."""
+    """Collects the contents of files: call `add` for each file, then `build`."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -156,6 +154,7 @@ class _ResultsBuilder:
         self.others: Counter[str] = Counter()
 
     def add(self, path: Path, named: bool) -> None:
+        """Read a file; one that is not hpccoll's raises UsageError if the user named it, else it is skipped."""
         if str(path) in self.files:  # named twice, or below a named directory
             return
         try:
@@ -171,19 +170,21 @@ class _ResultsBuilder:
         run: RecordedRun | None = None
         for index, record in enumerate(contents.records):
             if record["kind"] == "run":
-                run = self._run(path, record)
+                run = self._add_run(path, record)
             else:
-                run = run or self._run(path, {})
-                self._record(run, record, contents.locate(index))
+                run = run or self._add_run(path, {})
+                self._add_record(run, record, contents.locate(index))
 
-    def _run(self, path: Path, record: Mapping[str, Any]) -> RecordedRun:
+    def _add_run(self, path: Path, record: Mapping[str, Any]) -> RecordedRun:
+        """Append and return a run."""
         self.runs.append(RecordedRun(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
-    def _record(self, run: RecordedRun, record: Mapping[str, Any], where: str) -> None:
+    def _add_record(self, run: RecordedRun, record: Mapping[str, Any], location: str) -> None:
+        """Append a record to the list of its kind; only measurements are validated."""
         kind = record["kind"]
         if kind == "collective":
-            self.rows.append(RunMeasurement(read_collective_record(record, where), run))
+            self.rows.append(RunMeasurement(read_collective_record(record, location), run))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":
@@ -191,10 +192,10 @@ class _ResultsBuilder:
         else:
             self.others[kind] += 1
 
-    def results(self) -> Results:
-        shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)} | {
-            row.run.number for row in self.rows
-        }
+    def build(self) -> Results:
+        """Return what was added, without runs that neither have a record to show nor should have one."""
+        shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
+        shown |= {row.run.number for row in self.rows}
         return Results(
             tuple(self.files),
             tuple(run for run in self.runs if run.number in shown or run.is_measuring_command),
@@ -207,18 +208,18 @@ class _ResultsBuilder:
         )
 
 
-def _describe_nothing_to_show(results: Results, count: int) -> str:
-    found = [f"{count} of kind {kind}" for kind, count in sorted(results.others.items())]
-    runs = [f"{count} of kind run"] if count else []
-    held = f"only records {', '.join([*runs, *found])}" if runs or found else "no record"
-    where = ", ".join(results.files) or "; ".join(results.foreign)
+def _describe_nothing_to_show(results: Results, run_count: int) -> str:
+    """Return an error message that lists the records in the files and those that a report can show."""
+    counts = [*([("run", run_count)] if run_count else []), *sorted(results.others.items())]
+    contents = ", ".join(f"{count} of kind {kind}" for kind, count in counts)
+    files = ", ".join(results.files) or "; ".join(results.foreign)
     return (
-        f"{OPTION} {where}: nothing to show: {held}; a report shows the measurements of `hpccoll bench`, the pairs of "
-        "`hpccoll preflight` and the findings of `hpccoll doctor`"
+        f"{OPTION} {files}: nothing to show: {f'only records {contents}' if contents else 'no record'}; a report shows "
+        "the measurements of `hpccoll bench`, the pairs of `hpccoll preflight` and the findings of `hpccoll doctor`"
     )
 
 
 def get_list(record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Return the list under a key of a record; empty if there is none."""
-    found = record.get(key)
-    return found if isinstance(found, list) else ()
+    """Return the list in a record's field; empty if the field is missing or not a list."""
+    value = record.get(key)
+    return value if isinstance(value, list) else ()

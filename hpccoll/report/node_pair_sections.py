@@ -14,7 +14,7 @@ from hpccoll.report.page_section import FigurePanel, PageSection, PageTable
 from hpccoll.units import format_size
 
 SLOWEST = 12
-_COLOR_NOTE = "Colors compare each value with the one that the best quarter of all directions reaches."
+_COLOR_NOTE = "Colors compare each value with the best quartile of all directions."
 _COLUMNS = ("from", "to", "bandwidth", "latency", "remark")
 _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines per second", "remark")
 
@@ -33,19 +33,20 @@ class LinkDirection:
 
 def build_node_pair_sections(results: Results) -> list[PageSection]:
     """Return a section for each run that measured pairs of nodes."""
-    runs = {run.number: run for run, _ in results.preflight_records("preflight_pair")}
+    runs = {run.number: run for run, _ in results.list_preflight_records("preflight_pair")}
     return [_build_section(results, run) for run in runs.values()]
 
 
 def _build_section(results: Results, run: RecordedRun) -> PageSection:
     """Return the section of one run's preflight records."""
 
-    def read(kind: str) -> list[Mapping[str, Any]]:
-        return [record for owner, record in results.preflight_records(kind) if owner.number == run.number]
+    def list_records(kind: str) -> list[Mapping[str, Any]]:
+        """Return this run's records of a kind."""
+        return [record for owner, record in results.list_preflight_records(kind) if owner.number == run.number]
 
-    directions = [_read_direction(record) for record in read("preflight_pair")]
-    node_records = read("preflight_node")
-    nodes = _list_nodes(directions, read("preflight_summary"))
+    directions = [_read_direction(record) for record in list_records("preflight_pair")]
+    node_records = list_records("preflight_node")
+    nodes = _list_nodes(directions, list_records("preflight_summary"))
     element_id = f"pairs{run.number}"
     broken = sum(direction.broken is not None for direction in directions)
     sizes = sorted({direction.nbytes for direction in directions})

@@ -32,13 +32,13 @@ COLUMNS = (
     "wrong",
 )
 _TEXT_COLUMNS = {"fastest", "engine", "algorithm", "stopped by"}
-_TIE = 1.05  # an implementation counts as fastest while it is within this factor of the fastest
+_TIE = 1.05  # an implementation within this factor of the smallest median counts as fastest, too
 
 
 def build_operation_sections(
     groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> list[PageSection]:
-    """Return a section per setting; if both places were measured, the out-of-place figures are folded."""
+    """Return a section per table key; if both places were measured, figures for out of place are folded at first."""
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
@@ -50,7 +50,7 @@ def build_operation_sections(
 def _build_section(
     element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> PageSection:
-    """Return the section of one setting, measured in place, out of place or both."""
+    """Return the section of one table key, measured in place, out of place or both."""
     first, *rest = places
     folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
     ranks, nodes = first.setting.ranks, first.setting.nodes
@@ -79,7 +79,7 @@ def _build_section(
 
 
 def _describe_fastest(group: CurveGroup) -> str:
-    """Return a sentence that names the fastest implementation of each size range; ties continue a range."""
+    """Return a sentence that names the fastest implementation of each range of sizes; a tie extends the range."""
     spans: list[tuple[str, int, int]] = []
     for nbytes in group.sizes:
         fastest = group.find_fastest(nbytes)
@@ -89,7 +89,7 @@ def _describe_fastest(group: CurveGroup) -> str:
         tied = {
             curve.implementation.label
             for curve in group.curves
-            if (record := curve.record_at(nbytes)) and record.time_us.p50 <= limit and not record.wrong
+            if (record := curve.get_record(nbytes)) and record.time_us.p50 <= limit and not record.wrong
         }
         if spans and spans[-1][0] in tied:
             spans[-1] = (spans[-1][0], spans[-1][1], nbytes)
@@ -107,10 +107,11 @@ def _describe_fastest(group: CurveGroup) -> str:
 
 
 def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:
-    """Return the charts of time, bus bandwidth and ratio to the bound; without those that have nothing to draw."""
+    """Return the charts of time, bus bandwidth and time over the bound, without charts that have nothing to draw."""
     description = f"{format_title(group.setting)}, {group.place}. {_describe_fastest(group)}"
 
     def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
+        """Return time / bound with its interval; None without a bound."""
         bound = models.compute_bound_s(record)
         if bound is None:
             return None
@@ -137,6 +138,7 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 
 
 def _format_rounded_size(nbytes: float) -> str:
+    """Return the label of a size at a tick, which may be fractional."""
     return format_size(round(nbytes))
 
 
@@ -154,10 +156,10 @@ def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction
 
 
 def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:
-    """Return the line of the model's bound; an empty list if there is no model."""
+    """Return a list with the line of the lower bounds over sizes; an empty list if no size has a bound."""
     points = []
     for nbytes in group.sizes:
-        records = [record for curve in group.curves if (record := curve.record_at(nbytes))]
+        records = [record for curve in group.curves if (record := curve.get_record(nbytes))]
         bound = models.compute_bound_s(records[0])
         if bound is not None:
             points.append(ChartPoint(nbytes, bound, bound, bound))
@@ -200,11 +202,11 @@ def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> t
 
 
 def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per measurement, in the columns COLUMNS."""
+    """Return a table row per measurement, in order of size, with the cells of the columns COLUMNS."""
     rows = []
     for nbytes in group.sizes:
         for curve in group.curves:
-            record = curve.record_at(nbytes)
+            record = curve.get_record(nbytes)
             if record is None:
                 continue
             engine, algorithm, library = curve.implementation
@@ -225,7 +227,7 @@ def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
 
 
 def _format_median(record: CollectiveRecord) -> tuple[str, str]:
-    """Return the median and its interval, the latter with a ? if it covers less than 95 %."""
+    """Return the median and its interval, both with units; the interval ends with ? if it covers less than 95 %."""
     middle, low, high = get_time_interval_s(record)
     is_sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
     return format_seconds(middle), f"{format_bounds(low, high, format_seconds)}{'' if is_sure else ' ?'}"

@@ -1,7 +1,7 @@
-"""Writes a report as one HTML file that needs no network and is readable without its script.
+"""Renders a report as one HTML page that needs no network and is readable without its script.
 
-The template, style sheet and script are in templates/. All text from result files is escaped; only SVG elements, which
-escape their own text, are inserted as they are. The page's content security policy forbids all requests.
+The template, style sheet and script are in templates/. All text from result files is escaped; only SVG elements, whose
+text is escaped already, are inserted unchanged. The page's content security policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def render_page(
     findings: Sequence[Finding],
     node_pair_sections: Sequence[PageSection] = (),
 ) -> str:
-    """Return the page as HTML: the findings in the given order, then the sections on node pairs, then all others."""
+    """Return the page as HTML text: findings, then sections on node pairs, scaling and operations; writes no file."""
     styles = assign_line_styles(groups)
     sections = [
         *node_pair_sections,
@@ -59,11 +59,12 @@ def render_page(
 
 
 def _read_template(name: str) -> str:
+    """Read a file of the package's templates/ folder."""
     return resources.files("hpccoll.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _summarize_results(results: Results) -> str:
-    """Return the page's title: the numbers of measurements, node pairs, runs and files."""
+    """Return the line below the page's title: the numbers of measurements, node pairs, runs and files."""
     rows = len(results.rows)
     operations = sorted({row.record.op for row in results.rows})
     pairs = results.pair_count
@@ -83,8 +84,7 @@ def _count_by_severity(findings: Sequence[Finding]) -> list[tuple[str, int]]:
 
 
 def _list_omissions(results: Results) -> list[str]:
-    """Return a note on each kind of record and each file that the page does not show."""
-    kinds = [
-        f"{count} record{'s' * (count > 1)} of kind {kind} not shown" for kind, count in sorted(results.others.items())
-    ]
+    """Return one note per kind of record that the page does not show, and one per skipped file."""
+    counts = sorted(results.others.items())
+    kinds = [f"{count} record{'s' * (count > 1)} of kind {kind} not shown" for kind, count in counts]
     return [*kinds, *(f"skipped: {reason}" for reason in results.foreign)]

@@ -1,4 +1,4 @@
-"""The content of a page as data: sections with panels, legends and tables, which the template renders."""
+"""The content of a page as data: sections with panels, legends and tables, which templates/page.html.j2 renders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpccoll.report.line_styles import LineStyle, LineStyles
 
 @dataclass(frozen=True, slots=True)
 class FigurePanel:
-    """A figure with its heading: `svg` is an <svg> element; `has_scale_button` switches its vertical axis."""
+    """A figure with a heading: `svg` is an <svg> element; `has_scale_button`: a button switches its vertical axis."""
 
     title: str
     svg: str
@@ -34,7 +34,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: a paragraph, then figures with a legend and a table beside them, then tables."""
+    """A section of the page: the paragraph `intro`, then figures with a legend and `side_table` beside them, tables."""
 
     element_id: str  # unique on the page; its panels' ids begin with it
     title: str
@@ -46,7 +46,7 @@ class PageSection:
     folded_title: str = ""
     notes: tuple[str, ...] = ()
     side_table: PageTable | None = None
-    short_title: str = ""  # in the table of contents; default: the title
+    short_title: str = ""  # for the table of contents; the title if empty
 
 
 def make_chart_panel(chart: LineChart) -> FigurePanel | None:
@@ -56,6 +56,6 @@ def make_chart_panel(chart: LineChart) -> FigurePanel | None:
 
 
 def make_legend(implementations: Iterable[Implementation], styles: LineStyles) -> tuple[tuple[str, LineStyle], ...]:
-    """Return label and style of each implementation, muted lines last."""
+    """Return the label and style of each implementation for a section's legend, muted lines last."""
     ordered = sorted(set(implementations), key=lambda name: (styles[name].is_muted, name.sort_key))
     return tuple((implementation.label, styles[implementation]) for implementation in ordered)

@@ -13,20 +13,20 @@ from hpccoll.measure.comparison import TableKey
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
-_SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks stands for the 1 MiB of 4 ranks
+_SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks is compared with 1 MiB on 4 ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """Groups that differ only in job size, in its order, and a small, a middle and a large size that all have."""
+    """Groups that differ only in job size, sorted by it; `sizes`: a small, a middle and a large size that all have."""
 
     groups: tuple[CurveGroup, ...]
-    over: str  # "nodes" or "ranks"
+    over: str  # the x axis: "nodes" or "ranks"
     sizes: tuple[int, ...]
 
     @property
     def op(self) -> str:
-        """The operation."""
+        """The operation's name."""
         return self.groups[0].setting.op
 
     @property
@@ -36,11 +36,11 @@ class ScalingCurves:
         return tuple(sorted(names, key=lambda implementation: implementation.sort_key))
 
     def get_x(self, group: CurveGroup) -> int:
-        """Return a group's number of nodes or ranks, whichever is the x axis."""
+        """Return a group's number of nodes if the x axis shows nodes, else its number of ranks."""
         return group.setting.nodes if self.over == "nodes" else group.setting.ranks
 
-    def records_at(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return an implementation's (x, record) of a size for every job size that has one."""
+    def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
+        """Return (x, record) of an implementation at a size, for every job that measured it."""
         points = []
         for group in self.groups:
             for curve in group.curves:
@@ -71,6 +71,7 @@ def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
 
 
 def _has_size(group: CurveGroup, nbytes: int) -> bool:
+    """Whether a group has this size up to rounding."""
     return any(_is_same_size(size, nbytes) for size in group.sizes)
 
 
@@ -80,5 +81,5 @@ def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
 
 
 def _is_same_size(a: int, b: int) -> bool:
-    """Whether two sizes are equal up to rounding: messages made of blocks have whole elements per block."""
+    """Whether two sizes are equal up to rounding to whole elements per block."""
     return a == b or (min(a, b) > 0 and abs(math.log2(a / b)) < _SIZE_TOLERANCE)

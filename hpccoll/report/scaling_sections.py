@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hpccoll.records import CollectiveRecord
+from hpccoll.report.bound_models import format_job_size
 from hpccoll.report.curves import compute_busbw_interval, get_time_interval_s
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import LineStyles
@@ -15,7 +16,7 @@ from hpccoll.units import format_size
 
 
 def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles) -> list[PageSection]:
-    """Return a section for each of the scaling curves that has a size in common."""
+    """Return a section per operation with a size that was measured on all job sizes."""
     return [
         _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
     ]
@@ -42,7 +43,7 @@ def _build_fastest_table(scaling: ScalingCurves) -> PageTable:
     nbytes = scaling.sizes[-1]
     fastest: dict[int, tuple[float, str, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
-        for x, record in scaling.records_at(implementation, nbytes):
+        for x, record in scaling.find_records(implementation, nbytes):
             time = record.time_us.p50
             if not record.wrong and (x not in fastest or time < fastest[x][0]):
                 fastest[x] = (time, implementation.label, record)
@@ -59,8 +60,9 @@ def _build_fastest_table(scaling: ScalingCurves) -> PageTable:
 
 
 def _describe_jobs(scaling: ScalingCurves) -> str:
-    jobs = [(group.setting.ranks, group.setting.nodes) for group in scaling.groups]
-    return f"Jobs: {', '.join(_format_job(ranks, nodes) for ranks, nodes in jobs)}."
+    """Return a sentence that lists the ranks and nodes of all jobs."""
+    jobs = [format_job_size((group.setting.ranks, group.setting.nodes)) for group in scaling.groups]
+    return f"Jobs: {', '.join(jobs)}."
 
 
 def _build_panels(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> list[FigurePanel]:
@@ -92,16 +94,12 @@ def _build_lines(
     styles: LineStyles,
     get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
 ) -> tuple[ChartLine, ...]:
-    """Return a line per implementation through (x, value and interval) of a size."""
+    """Return a line per implementation: the values of one size, with intervals, over ranks or nodes."""
     lines = []
     for implementation in scaling.implementations:
         points = tuple(
-            ChartPoint(x, *get_value(record), _format_job(record.ranks, record.nodes))
-            for x, record in sorted(scaling.records_at(implementation, nbytes), key=lambda point: point[0])
+            ChartPoint(x, *get_value(record), format_job_size((record.ranks, record.nodes)))
+            for x, record in sorted(scaling.find_records(implementation, nbytes), key=lambda point: point[0])
         )
         lines.append(ChartLine(implementation.label, styles[implementation], points))
     return tuple(lines)
-
-
-def _format_job(ranks: int, nodes: int) -> str:
-    return f"{ranks} ranks on {nodes} node{'s' * (nodes > 1)}"

@@ -30,9 +30,9 @@ def collect_findings(
     models: BoundModels,
     read_request: Callable[[RecordedRun], BenchRequest | None] = lambda _: None,
 ) -> list[Finding]:
-    """Return all findings, most severe first.
+    """Return all findings on the results, most severe first.
 
-    `read_request` returns the rows that a run's command asked for, or None if unknown.
+    `read_request` returns the cases that a run's command asked for, or None if unknown; the default knows none.
     """
     findings = [
         *find_wrong_results(results.rows),

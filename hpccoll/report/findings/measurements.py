@@ -17,7 +17,7 @@ from hpccoll.report.number_format import format_bytes_per_s, format_factor, form
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
 from hpccoll.units import format_size
 
-# Times slower than the fastest, at the low end of the interval, from which a finding is reported.
+# A finding is reported if the low end of an implementation's slowdown against the fastest exceeds this factor.
 AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
 BOUND_LIMIT = 3.0
 MIN_BUSBW_KEPT = 0.5  # fraction of the bus bandwidth, from one job size to the next
@@ -30,16 +30,16 @@ _SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), 
 
 
 class Lag(NamedTuple):
-    """How many times slower than the fastest implementation another one is at a size, with its interval."""
+    """An implementation's slowdown against the fastest one at a size: the ratio of their medians, with interval."""
 
     ratio: Interval
     nbytes: int
     fastest: Implementation
 
     def __str__(self) -> str:
-        at = f" at {format_size(self.nbytes)}" if self.nbytes else ""
+        size = f" at {format_size(self.nbytes)}" if self.nbytes else ""
         bounds = f"[{self.ratio.low:.3g}, {self.ratio.high:.3g}]"
-        return f"{self.ratio.value:.3g}x slower than {self.fastest.label}{at} {bounds}"
+        return f"{self.ratio.value:.3g}x slower than {self.fastest.label}{size} {bounds}"
 
 
 def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implem
     if fastest is None or fastest[1].time_us.min <= 0:
         return
     for curve in group.curves:
-        record = curve.record_at(nbytes)
+        record = curve.get_record(nbytes)
         if record is None or record is fastest[1] or curve.implementation.library != fastest[0].library:
             continue
         ratio = ratio_of_medians(record.samples_us, fastest[1].samples_us)
@@ -152,7 +152,7 @@ def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag
 
 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
-    """Yield the operations across nodes whose fastest time for the largest message is far above the model's bound."""
+    """Yield a note per operation across nodes whose fastest time for the largest message far exceeds the bound."""
     for group in groups:
         fastest = group.find_fastest(group.sizes[-1]) if group.setting.nodes > 1 else None
         bound = None if fastest is None else models.compute_bound_s(fastest[1])
@@ -171,17 +171,17 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
 
 
 def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield the operations whose bus bandwidth for the largest message halves from one job size to the next."""
+    """Yield a warning per operation whose largest message loses half its bandwidth from one job size to the next."""
     for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    """Yield at most one finding: the first drop of the fastest implementation's bandwidth."""
+    """Yield a warning at the first job size whose best bus bandwidth is half the best of the size before, if any."""
     fastest: dict[int, tuple[float, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
-        for x, record in scaling.records_at(implementation, nbytes):
+        for x, record in scaling.find_records(implementation, nbytes):
             busbw = compute_busbw_interval(record)[0]
             if not record.wrong and (x not in fastest or busbw > fastest[x][0]):
                 fastest[x] = (busbw, record)

@@ -11,9 +11,9 @@ from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_size
 
-MAX_UNCERTAINTY = 0.10  # half the interval over the median
-MACHINE_FRACTION = 0.25  # of the rows: if fewer rows are affected, the cause is a row and not the machine
-MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the near end of its interval
+MAX_UNCERTAINTY = 0.10  # half the interval's width divided by the median
+MACHINE_FRACTION = 0.25  # if a smaller fraction of the rows is affected, the cause is not the machine
+MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the end of its interval that is closer to 1
 _MIN_HALF = 12  # samples in each half of a row, to detect drift
 _MAX_LISTED = 3
 _REMEDY = (
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 def find_noise(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield every finding on noise."""
+    """Yield all findings on noise in the measurements."""
     yield from _find_wide_intervals(rows)
     yield from _find_disagreeing_runs(rows)
     yield from _find_drift(rows)
@@ -56,7 +56,7 @@ def _format_median(measured: RunMeasurement) -> str:
 
 
 def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Compare measurements of the same row in several runs (an A/A test)."""
+    """Yield a warning if repeated measurements of a case, such as those of several runs, differ significantly."""
     repetitions: dict[tuple[CaseKey, int, str], list[RunMeasurement]] = {}
     for row in rows:
         repetitions.setdefault((row.record.key, row.record.nodes, row.run.mpi), []).append(row)
@@ -81,7 +81,7 @@ def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _compare_medians(first: RunMeasurement, second: RunMeasurement) -> Interval | None:
-    """Return the ratio of medians; None if there are too few samples for an interval."""
+    """Return the ratio of medians; None if there are too few samples for a 95 % interval, or a sample is zero."""
     if min(first.record.time_us.min, second.record.time_us.min) <= 0:
         return None
     ratio = ratio_of_medians(first.record.samples_us, second.record.samples_us)
@@ -94,7 +94,7 @@ def _is_beyond(ratio: Interval, limit: float) -> bool:
 
 
 def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Compare the first half of each row's iterations with the second half."""
+    """Yield a warning if many rows are significantly faster or slower in the second half of their iterations."""
     compared, drifting = 0, []
     for row in rows:
         samples = row.record.samples_us

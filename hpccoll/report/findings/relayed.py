@@ -13,8 +13,8 @@ _PROBLEMS = ("lost_node", "broken_link")
 
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
-    """Yield a finding per fault of each preflight, or one that there are none, or that the preflight was cut short."""
-    summaries = results.preflight_records("preflight_summary")
+    """Yield a finding per fault of each preflight, an OK finding if it has none, a warning if it was cut short."""
+    summaries = results.list_preflight_records("preflight_summary")
     for run, summary in summaries:
         yield from _relay_summary(run, summary)
     finished = {run.number for run, _ in summaries}
@@ -26,7 +26,7 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 
 
 def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding per fault in a preflight's summary, or one that there are none."""
+    """Yield a finding per fault in a preflight's summary, or an OK finding if it has none."""
     nodes = [str(node) for node in get_list(summary, "nodes")]
     threshold = summary.get("threshold")
     evidence = (

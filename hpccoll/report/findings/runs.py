@@ -1,4 +1,4 @@
-"""Findings on runs: incomplete results, oversubscribed or uneven cores, device memory that was staged or not used."""
+"""Findings on runs: incomplete results, more ranks than cores, device memory copied through the host or not used."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The rows that an `hpccoll bench` command asked for."""
+    """The operations, sizes and places that an `hpccoll bench` command asked for."""
 
     operations: tuple[str, ...]
-    sizes: tuple[int, ...]  # bytes, before rounding to whole elements
+    sizes: tuple[int, ...]  # bytes, not yet rounded to whole elements
     places: tuple[bool, ...]  # True for in place
     itemsize: int
 
@@ -49,7 +49,7 @@ def find_incomplete_runs(
     for row in results.rows:
         rows_by_file.setdefault(row.run.file, []).append(row)
     files_with_other_records = {run.file for run, _ in (*results.preflight, *results.doctor_findings)}
-    last_runs = {run.file: run for run in results.runs}  # the last run of a resumed file has the full request
+    last_runs = {run.file: run for run in results.runs}  # the last run of a resumed file requests all cases
     for file, run in last_runs.items():
         rows = rows_by_file.get(file, [])
         request = read_request(run)
@@ -61,9 +61,10 @@ def find_incomplete_runs(
 
 
 def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning that names the requested sizes that a run did not measure."""
+    """Yield a warning that lists the requested sizes without a measurement; nothing if all were measured."""
     ranks = rows[-1].record.ranks
-    present = {(row.op, row.in_place, row.nbytes) for each in rows if (row := each.record).ranks == ranks}
+    records = [row.record for row in rows if row.record.ranks == ranks]
+    present = {(record.op, record.in_place, record.nbytes) for record in records}
     missing = sorted(request.list_expected_rows(ranks) - present)
     if not missing:
         return

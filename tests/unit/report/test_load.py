@@ -33,7 +33,7 @@ def test_a_directory_stands_for_every_result_below_it_and_names_what_is_none(swe
     assert [run.number for run in results.runs] == [1, 2, 3]
     assert {row.run.number for row in results.rows} == {1, 2}
     assert all(row.record.ranks == len(row.run.hosts) for row in results.rows)
-    assert len(results.preflight_records("preflight_pair")) == 12
+    assert len(results.list_preflight_records("preflight_pair")) == 12
     (foreign,) = results.foreign
     assert "log.jsonl" in foreign
 
@@ -114,7 +114,7 @@ def test_pictures_hold_every_row_once_in_place_first():
         for nbytes in picture.sizes:
             best = picture.find_fastest(nbytes)
             assert best is not None
-            assert best[1].time_us.p50 == min(curve.record_at(nbytes).time_us.p50 for curve in picture.curves)
+            assert best[1].time_us.p50 == min(curve.get_record(nbytes).time_us.p50 for curve in picture.curves)
 
 
 def test_runs_on_two_mpi_libraries_are_lines_of_their_own(tmp_path):
@@ -145,7 +145,7 @@ def test_a_sweep_is_followed_over_ranks_or_nodes(tmp_path):
     (scaling, *_) = group_scaling_curves(group_curves(load_results([TWO, file]).rows))
     assert scaling.over == "nodes"
     (ring,) = [name for name in scaling.implementations if name.algorithm == "ring"]
-    assert [x for x, _ in scaling.records_at(ring, 4096)] == [1, 2]
+    assert [x for x, _ in scaling.find_records(ring, 4096)] == [1, 2]
 
 
 def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
@@ -158,7 +158,7 @@ def test_sizes_that_were_rounded_to_whole_elements_are_one_size(tmp_path):
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     (scaling, *_) = group_scaling_curves(group_curves(load_results([TWO, file]).rows))
     assert scaling.sizes[-1] == 262140
-    assert [x for x, _ in scaling.records_at(scaling.implementations[0], scaling.sizes[-1])] == [2, 3]
+    assert [x for x, _ in scaling.find_records(scaling.implementations[0], scaling.sizes[-1])] == [2, 3]
 
 
 def test_a_field_that_no_run_writes_is_refused_by_name(tmp_path):
