@@ -74,6 +74,7 @@ def test_what_is_too_large_is_refused_with_a_remedy():
         render_gif([scene])
 
 
+@pytest.mark.slow
 def test_a_large_picture_is_drawn_smaller():
     scene = replace(lay_out_page(history_of("all_reduce/ring", 3)), width=4_000, height=4_000)
     assert render_image(scene, 1.0).size == (4000, 4000)

@@ -39,6 +39,7 @@ def test_a_ring_and_its_critical_path_are_told():
     assert "round 2: rank 2 waits for 4 B from rank 1 across nodes, which began the round at 1 us" in result.stdout
 
 
+@pytest.mark.slow
 def test_records_fulfil_the_schema(tmp_path):
     target = tmp_path / "found.jsonl"
     names = ("all_reduce/ring", "all_reduce/hierarchical", "broadcast/tree", "barrier/tree")
@@ -125,6 +126,7 @@ def test_a_machine_is_fitted_to_a_record(tmp_path):
     jsonschema.validate(record, make_json_schema())
 
 
+@pytest.mark.slow
 def test_a_map_is_drawn(tmp_path):
     path = tmp_path / "map.svg"
     result = run("all_gather", "--ranks", "8", "--machine", "workstation", "--map", str(path))

@@ -54,6 +54,7 @@ def verify(*arguments: str):
     return CliRunner().invoke(command.verify, list(arguments))
 
 
+@pytest.mark.slow
 def test_all_plans_are_proven_and_shown():
     result = verify("--ranks", "1:6")
     assert result.exit_code == 0, result.output
@@ -87,6 +88,7 @@ def test_roots_and_chunks_that_are_tried():
     assert on_nodes == {None, (3, 3, 3), (6, 3), (1, 8), dealt}
 
 
+@pytest.mark.slow
 def test_records_one_a_line(tmp_path):
     target = tmp_path / "proofs.jsonl"
     assert verify("all_reduce/ring", "broadcast", "--ranks", "4:5", "--json", str(target)).exit_code == 0
@@ -156,6 +158,7 @@ def test_wrong_plans_are_all_listed_and_end_in_1(monkeypatch, capsys, tmp_path):
     assert next(r for r in records if r["algorithm"] == "broken")["steps"] is None
 
 
+@pytest.mark.slow
 def test_a_process_that_has_no_mpi_proves_by_a_pool_of_workers():
     # More work than is done alone, so that workers start; none of them may need what is not there.
     code = "sys.modules['mpi4py'] = None"
@@ -173,6 +176,7 @@ def test_help_and_proofs_load_nothing_heavy():
         assert "LOADED []" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program():
     command_line = [sys.executable, "-m", "hpccoll.cli.main", "verify", "reduce_scatter", "--ranks", "1:30"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -180,6 +184,7 @@ def test_the_module_runs_as_a_program():
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [("PMI_RANK", "1"), ("OMPI_COMM_WORLD_RANK", "3"), ("SLURM_PROCID", "2")])
 def test_under_a_launcher_only_rank_0_prints(name, rank):
     silent = hpccoll("verify", "barrier", "--ranks", "2", **{name: rank})

@@ -145,6 +145,7 @@ VALUES = st.recursive(
 PLACES = st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["rounds", "send", "recv", "from", "to", "op", "cost"])))
 
 
+@pytest.mark.slow
 @given(where=PLACES, keys=st.lists(st.integers(0, 20), max_size=6), value=VALUES)
 def test_any_value_anywhere_is_a_plan_or_a_clear_refusal(where, keys, value):
     document = json.loads(RING2)

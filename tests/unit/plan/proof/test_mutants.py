@@ -131,6 +131,7 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(found)
 
 
+@pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_algorithms():
     kinds = Counter(mutant.kind for mutant in mutants())
     plans = Counter(mutant.plan.name for mutant in mutants())

@@ -245,6 +245,7 @@ def test_plans_come_out_right_in_any_order(algorithm, n):
         assert fault_in_some_order(algorithm.plan(n, root), ORDERS) is None
 
 
+@pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_plans():
     assert len(mutants()) >= 800
     assert {mutant.kind for mutant in mutants()} == set(FAULTS)
