@@ -1,8 +1,8 @@
 """`hpccoll doctor`: check MPI, launcher, cores, memory, clocks, networks and GPUs, and print findings with remedies.
 
 A record of kind `finding` has `area`, `severity` (ok, note, warning, problem), `found`, `evidence`, `remedy` (null if
-there is nothing to fix), `provides` (the capabilities for `--require` that it proves) and `hosts` (empty for the job as
-a whole, or with a single host).
+there is nothing to fix), `provides` (the capabilities for `--require` that the finding proves) and `hosts` (empty for
+the job as a whole, or with a single host).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hpccoll.errors import UnavailableError, UnknownNameError
 MPI_START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_WIDTH = 120
-MAX_EVIDENCE = 500  # characters, unless --all
+MAX_EVIDENCE = 500  # characters of evidence shown without --all
 
 
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return the names given to --require, or raise a usage error for an unknown one."""
+    """Return the names given to --require; raise a usage error if one is unknown."""
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:
         if name not in REQUIRABLE:
@@ -48,16 +48,19 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
     callback=_parse_requirements,
     help=f"End with status 3 unless each of these works: a comma-separated list of {','.join(REQUIRABLE)}.",
 )
-@click.option("--all", "verbose", is_flag=True, help="Show the evidence of all findings, also of those that are ok.")
+@click.option(
+    "--all", "verbose", is_flag=True, help="Show the evidence and remedy of all findings, including those that are ok."
+)
 @click.option(
     "--limit",
+    "limit_s",
     type=click.FloatRange(0, min_open=True),
     default=20.0,
     show_default=True,
     help="Time limit in seconds for each process that a check starts.",
 )
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
-def doctor(required: tuple[str, ...], verbose: bool, limit: float, target: str | None) -> int:
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: str | None) -> int:
     """Check this machine and job, and print each finding with its evidence and remedy.
 
     Runs alone, or under mpirun or srun, where it also checks hosts and the binding of ranks. Anything that may crash or
@@ -66,38 +69,36 @@ def doctor(required: tuple[str, ...], verbose: bool, limit: float, target: str |
     is_launched = get_launched_rank() is not None
     job = start_mpi_job(os.environ, MPI_START_LIMIT_S) if is_launched else describe_unlaunched_process(os.environ)
     if job.world is None and not is_printing_rank():
-        return 0  # each rank is a job of its own: only the first one is_printing_rank
-    hosts = _check_hosts(job, limit)
+        return 0  # MPI did not connect the ranks: only the first prints
+    hosts = _check_hosts(job, limit_s)
     findings: list[Finding] = []
     missing: str | None = None
     if hosts:
-        findings = check_job(hosts, job, limit)
+        findings = check_job(hosts, job, limit_s)
         try:
             require_capabilities(required, findings, len(hosts))
         except UnavailableError as error:
             missing = str(error)
-    run = _make_run_record(job) if target is not None else {}
+    run = _make_run_record(job) if json_file is not None else {}
     if hosts:
-        _write_report(findings, run, verbose, target)
+        _write_report(findings, run, verbose, json_file)
     if job.world is not None:
         missing = job.world.bcast(missing)
     if missing is None:
         return 0
     if is_printing_rank():
         print(f"Error: {missing}", file=sys.stderr)
-    return UnavailableError.exit_status  # on all ranks alike: an abort would leave shared memory behind
+    return UnavailableError.exit_status  # all ranks return it, because an abort would leave shared memory behind
 
 
-def _check_hosts(job: MpiJob, limit: float) -> list[HostReport]:
-    """Run the host checks on the first rank of each host; return all reports on rank 0, nothing elsewhere. Collective.
+def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
+    """Run the host checks on the first rank of each host; return all reports on rank 0, [] elsewhere. Collective.
 
-    Args:
-        job: the ranks.
-        limit: seconds for each process that a check starts.
+    A process that a check starts may run for `limit_s` seconds.
     """
     rank = job.world.rank if job.world is not None else 0
-    on_host = [each for each in job.ranks if each.host == job.ranks[rank].host]
-    report = check_host(on_host, limit) if on_host[0].rank == rank else None
+    on_host = [info for info in job.ranks if info.host == job.ranks[rank].host]
+    report = check_host(on_host, limit_s) if on_host[0].rank == rank else None
     if job.world is None:
         return [report] if report is not None else []
     barrier = job.world.Ibarrier()
@@ -132,14 +133,14 @@ def _make_run_record(job: MpiJob) -> dict[str, Any]:
     ).as_dict()
 
 
-def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, target: str | None) -> None:
-    """Write the records to `target`, if given, and print the table unless the records went to standard output."""
-    with open_json_lines(target) as lines:
-        if target is not None:
+def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, json_file: str | None) -> None:
+    """Write the records to `json_file`, if given; print the table unless `json_file` is standard output."""
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
             lines.write(run)
             for finding in findings:
                 lines.write(finding.as_dict())
-    if target == STDOUT:
+    if json_file == STDOUT:
         return
     width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
     for line in format_findings(findings, verbose, width):
@@ -147,12 +148,9 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 
 
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
-    """Return the lines of a table: one finding each, followed by its evidence and remedy if there is something to fix.
+    """Return a table as lines of at most `width` characters: each finding, with evidence and remedy if not ok.
 
-    Args:
-        findings: in the order in which they are shown.
-        verbose: whether to show the evidence of all findings.
-        width: characters per line.
+    If `verbose`, findings that are ok have them too. Remedies stay on one line.
     """
     lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
     indent = " " * (area_width + 11)
@@ -164,7 +162,7 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
         if verbose or severity in ("warning", "problem"):
             lines += _wrap(indent, f"evidence: {_shorten(finding.evidence, verbose)}", indent, width)
         if finding.remedy and (verbose or severity != "ok"):
-            lines.append(f"{indent}remedy: {finding.remedy}")  # on one line, so that a command can be copied
+            lines.append(f"{indent}remedy: {finding.remedy}")  # never wrapped, so that a command can be copied
     counts = Counter(finding.severity.name.lower() for finding in findings)
     totals = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
     return [*lines, "", f"{', '.join(totals)}, {counts['ok']} ok"]
@@ -178,7 +176,7 @@ def _shorten(evidence: str, verbose: bool) -> str:
 
 
 def _wrap(head: str, text: str, indent: str, width: int) -> list[str]:
-    """Return `text` in lines of `width` characters, the first after `head`, the others after `indent`."""
+    """Return `text` wrapped at `width` characters; the first line starts with `head`, the others with `indent`."""
     return textwrap.wrap(
         text,
         max(width, len(indent) + 30),

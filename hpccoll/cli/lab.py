@@ -130,8 +130,8 @@ def down(state_dir: Path | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab status --json -")
 @_dir_option
-@click.option("--json", "target", metavar="FILE", help="Write one JSON object; - for standard output.")
-def status(state_dir: Path | None, target: str | None) -> int:
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON object; - for standard output.")
+def status(state_dir: Path | None, json_file: str | None) -> int:
     """Show the nodes with their links and SLURM states."""
     from hpccoll.lab.cluster_spec import format_rate
     from hpccoll.lab.isolation import Isolation
@@ -141,9 +141,9 @@ def status(state_dir: Path | None, target: str | None) -> int:
     words = attached.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=30).stdout.split()
     states = dict(zip(words[::2], words[1::2], strict=False))
     nodes = [node | {"state": states.get(node["name"], "unknown")} for node in report["nodes"]]
-    with open_json_lines(target) as out:
+    with open_json_lines(json_file) as out:
         out.write({"schema": "hpccoll/1", "kind": "lab", "dir": str(attached.state_dir), **report, "nodes": nodes})
-    if target != "-":
+    if json_file != "-":
         latency = report["shape"]["latency_s"]
         extra = f", latency {latency * 1e3:g} ms" if latency else ""
         print_table(
@@ -229,9 +229,9 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
     return ClusterSpec(**fields, shares=(*options["shares"], str(Path.cwd()), sys.prefix))
 
 
-def _run_in_foreground(target: Lab, command: tuple[str, ...]) -> int:
+def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
     """Run a command of a lab on this terminal and wait; return its exit status, 128 + N if signal N ended it."""
-    process = subprocess.Popen(target.wrap_command(command), env=target.build_environment())
+    process = subprocess.Popen(running_lab.wrap_command(command), env=running_lab.build_environment())
     try:
         status = process.wait()
     except KeyboardInterrupt:  # the terminal has sent SIGINT to the command as well

@@ -54,7 +54,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
     "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
 )
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def preflight(
     sweeps: int,
     size: str | None,
@@ -63,7 +63,7 @@ def preflight(
     ranks_as_nodes: bool,
     reach: bool,
     exclude_file: str | None,
-    target: str | None,
+    json_file: str | None,
 ) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
@@ -72,7 +72,7 @@ def preflight(
     """
     if reach:
         results = check_reachability(*read_slurm_step(os.environ), limit)
-        return 0 if results is None else _report_reachability(results, threshold, exclude_file, target)
+        return 0 if results is None else _report_reachability(results, threshold, exclude_file, json_file)
     nbytes = parse_size(size) if size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
@@ -82,7 +82,7 @@ def preflight(
         run_worker(world, options, failure)
         return 0
     coordinator = Coordinator(world, options, failure)
-    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, target))
+    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
@@ -90,29 +90,31 @@ def preflight(
 
 
 def _report_reachability(
-    results: PreflightResults, threshold: float, exclude_file: str | None, target: str | None
+    results: PreflightResults, threshold: float, exclude_file: str | None, json_file: str | None
 ) -> int:
     """Write the summary record and the file of --exclude-file, print the faults, and return the exit status."""
     faults = find_faults(results, threshold)
-    with open_json_lines(target) as lines:
+    with open_json_lines(json_file) as lines:
         lines.write(make_serial_run_record())
         lines.write(_make_summary(results, threshold, faults))
     _write_exclude_file(exclude_file, faults)
-    if faults and target != STDOUT:
+    if faults and json_file != STDOUT:
         _print_faults(faults)
     return _get_exit_status(faults)
 
 
-def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | None, target: str | None) -> list[Fault]:
+def _measure(
+    coordinator: Coordinator, threshold: float, exclude_file: str | None, json_file: str | None
+) -> list[Fault]:
     """Measure, write the records and the file of --exclude-file, print tables and faults, and return the faults.
 
     If the measurement is interrupted, the records of the samples so far are still written.
     """
     results = coordinator.results
-    with open_json_lines(target) as lines:
+    with open_json_lines(json_file) as lines:
         if exclude_file is not None:
             require_writable(exclude_file, "--exclude-file")
-        if target is not None:
+        if json_file is not None:
             lines.write(_make_run_record(results))
         try:
             with show_progress("rounds", coordinator.steps) as advance:
@@ -124,7 +126,7 @@ def _measure(coordinator: Coordinator, threshold: float, exclude_file: str | Non
         faults = find_faults(results, threshold)
         lines.write(_make_summary(results, threshold, faults))
     _write_exclude_file(exclude_file, faults)
-    if target != STDOUT:
+    if json_file != STDOUT:
         _print_results(results, faults)
     return faults
 

@@ -1,7 +1,7 @@
 """The checks of `hpccoll doctor`, which report problems of an installation, a host or a job with evidence and a remedy.
 
 Each module checks one area and returns findings. Anything that may crash or hang (a driver, an MPI library, a tool of
-the site) runs in a process of its own with a time limit, and the way it ended is the evidence. Nothing is changed or
+the site) runs in a process of its own with a time limit, and its outcome is the evidence. Nothing is changed or
 removed. An argument `root` is the directory with /proc, /sys and /dev; tests pass another one. Start reading at
 checks.py, which runs all checks.
 """

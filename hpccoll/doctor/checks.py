@@ -1,4 +1,4 @@
-"""Run all checks: those of a host on each host, those of the job as a whole on rank 0."""
+"""Run all checks: the checks of a host on each host, the checks of the whole job on rank 0."""
 
 from __future__ import annotations
 
@@ -60,11 +60,9 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
-    """Run all checks of this host. Starts processes, several at a time; changes nothing.
+    """Run all checks of this host and block until they end. Starts processes, each for at most `limit_s` seconds.
 
-    Args:
-        ranks: the ranks of the job on this host, this rank first.
-        limit_s: seconds for each process.
+    `ranks` are the ranks of the job on this host, this rank first.
     """
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
@@ -81,7 +79,7 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
         ("network", lambda: [*check_network(root), report_network_variables(os.environ)]),
         ("environment", lambda: check_environment(os.environ, len(ranks), cores, threads)),
     ]
-    # The clock is measured before any other process runs beside it.
+    # Measure the clock before other processes run, because they would disturb it.
     findings = [finding for area, check in in_this_process for finding in run_check(area, check)]
     with ThreadPoolExecutor(len(in_processes)) as pool:
         pending = pool.map(lambda check: run_check(*check), in_processes)
@@ -109,12 +107,9 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the checks of the job as a whole and return all findings, sorted by area, the most severe first in each.
+    """Run the checks of the whole job, on rank 0 only; return them and the findings of all hosts, sorted by area.
 
-    Args:
-        hosts: the report of every host of the job.
-        job: the ranks.
-        limit_s: seconds for each process that a check starts.
+    Within an area the most severe are first. A process that a check starts may run for `limit_s` seconds.
     """
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]

@@ -1,4 +1,4 @@
-"""Check the kernel's clock source, `time.perf_counter_ns` and frequency scaling, which decide how times compare."""
+"""Check the kernel's clock source, `time.perf_counter_ns` and frequency scaling, which affect measured times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_clock(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_clock_source(root: Path) -> Finding:
-    """Return a finding on the clock source: reading the time-stamp counter takes nanoseconds, a timer chip 1 us."""
+    """Return a finding on the clock source: to read the time-stamp counter takes nanoseconds, a timer chip 1 us."""
     directory = root / "sys/devices/system/clocksource/clocksource0"
     current, offered = (read_text(directory / f"{name}_clocksource") for name in ("current", "available"))
     flags = _read_cpu_flags(root)
@@ -42,7 +42,7 @@ def check_clock_source(root: Path) -> Finding:
 
 
 def check_perf_counter() -> Finding:
-    """Measure the cost and resolution of `time.perf_counter_ns`, the clock of all measurements; takes milliseconds."""
+    """Measure the cost and resolution of `time.perf_counter_ns`, the clock of all benchmarks; runs for milliseconds."""
     begin = time.perf_counter_ns()
     times = [time.perf_counter_ns() for _ in range(_CALLS)]
     cost_ns = (times[-1] - begin) / _CALLS
@@ -81,7 +81,7 @@ def check_frequency(root: Path) -> list[Finding]:
 
 
 def _read_cpu_flags(root: Path) -> set[str]:
-    """Return the processor's flags from /proc/cpuinfo; empty where there is no such line."""
+    """Return the processor's flags from /proc/cpuinfo; empty if it has no line `flags`."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())

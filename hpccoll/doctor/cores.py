@@ -1,4 +1,4 @@
-"""Check the cores that this process may use, CPU quotas, and how the ranks of a job share and are bound to cores."""
+"""Check the cores that this process may use, its CPU quota, and how ranks share cores and are bound to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
 
 
 def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
-    """Return the CPU quota of this process in cores (None: unlimited), and the file that sets it.
+    """Return the CPU quota of this process in cores (None: unlimited), and the file and value that set it.
 
     cgroup v2 has `cpu.max` (`max 100000`, or quota and period such as `50000 100000`), v1 has `cpu.cfs_quota_us` (-1:
     unlimited). The smallest quota of this control group and its ancestors applies.
@@ -73,7 +73,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return quota and source of one cgroup v2 directory; None if it sets no limit."""
+    """Return the quota in cores of one cgroup v2 directory, and its file; None if it sets no limit."""
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -82,7 +82,7 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return quota and source of one cgroup v1 directory; None if it sets no limit."""
+    """Return the quota in cores of one cgroup v1 directory, and its file; None if it sets no limit."""
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None
@@ -90,12 +90,7 @@ def _read_quota_v1(group: Path) -> tuple[float, str] | None:
 
 
 def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float | None]) -> list[Finding]:
-    """Return findings on oversubscription and binding of the ranks of a job, per host.
-
-    Args:
-        ranks: all ranks of the job.
-        quotas: CPU quota of each host in cores; None if unlimited.
-    """
+    """Return a finding on oversubscription and one on binding for each host of a job; `quotas` are those in cores."""
     findings = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         on_host = [rank for rank in ranks if rank.host == host]
@@ -120,7 +115,7 @@ def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float |
 def _check_binding(ranks: Sequence[RankInfo]) -> Finding:
     """Return a finding on the binding of the ranks of one host: several ranks bound to one core are a problem."""
     evidence = "os.sched_getaffinity: " + format_list(
-        [f"rank {each.rank}: {format_ranges(each.cores)}" for each in ranks]
+        [f"rank {rank.rank}: {format_ranges(rank.cores)}" for rank in ranks]
     )
     bound = Counter(rank.cores[0] for rank in ranks if len(rank.cores) == 1)
     core, count = bound.most_common(1)[0] if bound else (0, 0)

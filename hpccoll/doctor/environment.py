@@ -34,7 +34,7 @@ class HarmfulSetting:
     Args:
         name: the variable.
         is_harmful: whether a value causes the problem.
-        severity: of the finding.
+        severity: the severity of the finding.
         effect: the problem.
         remedy: the fix; `{name}` stands for the variable.
     """
@@ -47,7 +47,7 @@ class HarmfulSetting:
 
 
 def _is_on(value: str) -> bool:
-    """Whether a value of a boolean variable means on."""
+    """Whether the value of a boolean variable is not one of the spellings of false."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
@@ -58,6 +58,7 @@ def _excludes(value: str, names: set[str]) -> bool:
 
 
 def _ucx_excludes_shared_memory(value: str) -> bool:
+    """Whether a value of UCX_TLS leaves UCX without a shared-memory transport."""
     shared = {"sm", "shm"}
     if not value.startswith("^"):
         shared |= {"all", "posix", "sysv", "xpmem", "cma", "knem"}
@@ -131,8 +132,8 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
 
     Args:
         environ: environment variables.
-        ranks: ranks of this job on this host.
-        cores: cores that these ranks have together.
+        ranks: number of ranks of this job on this host.
+        cores: number of cores that these ranks have together.
         default_threads: threads that torch starts in a rank if OMP_NUM_THREADS is unset; 1 without torch.
     """
     findings = []
@@ -157,7 +158,7 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
 
 
 def report_network_variables(environ: Mapping[str, str]) -> Finding:
-    """Return a finding with the variables that select the network and are set."""
+    """Return a finding that lists the variables that are set and select a network."""
     settings = [f"{name}={environ[name][:200]}" for name in _NETWORK_VARIABLES if name in environ]
     found = f"set: {', '.join(settings)}" if settings else "no variable selects the network: the libraries do"
     evidence = f"variables {', '.join(_NETWORK_VARIABLES)}"
@@ -165,7 +166,7 @@ def report_network_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return a warning if the ranks' threads, set or by default, together exceed the cores."""
+    """Return a warning if all ranks' threads (by OMP_NUM_THREADS, else by default) exceed the cores; else []."""
     remedy = f"export OMP_NUM_THREADS={max(1, cores // max(1, ranks))}"
     if omp_num_threads.isdecimal() and int(omp_num_threads) * ranks > max(cores, ranks):
         threads = int(omp_num_threads) * ranks

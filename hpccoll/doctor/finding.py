@@ -12,7 +12,7 @@ _MAX_EVIDENCE_HOSTS = 4
 
 
 class Severity(IntEnum):
-    """How severe a finding is; ordered, so that findings can be sorted by it."""
+    """How severe a finding is; members compare by severity."""
 
     OK = 0  # as it should be
     NOTE = 1  # worth knowing; nothing to fix
@@ -43,7 +43,7 @@ class Finding:
     hosts: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record of kind `finding` that --json writes."""
+        """Return the record of kind `finding`, which --json writes."""
         return {
             "schema": SCHEMA,
             "kind": "finding",
@@ -61,7 +61,7 @@ Check = Callable[[], Sequence[Finding]]
 
 
 def run_check(area: str, check: Check) -> list[Finding]:
-    """Call `check` and return its findings; turn an exception into a finding of `area`, so that other checks run."""
+    """Call `check` and return its findings; if it raises, return a warning in `area`, so that other checks run."""
     try:
         return list(check())
     except Exception as error:  # noqa: BLE001 - one unreadable file must not end the other checks
@@ -75,11 +75,7 @@ def run_check(area: str, check: Check) -> list[Finding]:
 
 
 def merge_findings(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
-    """Merge equal findings of several hosts into one that names the hosts.
-
-    Args:
-        findings: pairs of host and finding. Findings are equal if they differ only in their evidence.
-    """
+    """Return one finding, which names the hosts, for all (host, finding) pairs that differ only in their evidence."""
     evidence_by_host: dict[Finding, dict[str, str]] = {}
     for host, finding in findings:
         evidence_by_host.setdefault(replace(finding, evidence=""), {})[host] = finding.evidence

@@ -13,7 +13,11 @@ from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_op
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
-_SLOW_LINKS = ("SYS", "NODE", "PHB")  # through the CPU: between sockets, within a socket, through a host bridge
+_SLOW_LINKS = (
+    "SYS",
+    "NODE",
+    "PHB",
+)  # in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge
 _NVML_SCRIPT = """
 import json, pynvml as n
 n.nvmlInit()
@@ -28,10 +32,9 @@ print(json.dumps({"version": cupy.__version__, "runtime": r.runtimeGetVersion(),
 
 
 def check_gpus(limit_s: float) -> list[Finding]:
-    """Return findings on the GPUs of this host; without a GPU, one finding. Starts processes.
+    """Start processes that query and use the GPUs of this host; return findings, a single one without a GPU.
 
-    Args:
-        limit_s: seconds for each process; processes that create a CUDA context get at least a minute.
+    Each may run for `limit_s` seconds; those that create a CUDA context get at least a minute.
     """
     result = run_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
     info = result.parse_json()
@@ -57,10 +60,9 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 
 
 def report_no_device(info: dict[str, Any]) -> Finding:
-    """Return the finding for a host without a CUDA device; a problem only if the kernel has a GPU's device file.
+    """Return the finding for a host without a CUDA device: a problem if there is a GPU's device file, else a note.
 
-    Args:
-        info: output of `probe_cuda`, as for `check_devices`.
+    `info` is the output of `probe_cuda`, as for `check_devices`.
     """
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
@@ -98,7 +100,7 @@ def check_devices(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_nvidia_smi(limit_s: float) -> list[Finding]:
-    """Return findings on driver, MIG, persistence mode and links, from nvidia-smi."""
+    """Run nvidia-smi; return findings on driver, MIG, persistence mode and links."""
     result = run_command(["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"], limit_s)
     if not result.succeeded:
         remedy = "look at dmesg; nvidia-smi comes with the driver (in a container, with its utility capability)"
@@ -140,7 +142,7 @@ def parse_smi_topology(result: CommandResult) -> list[Finding]:
 
 
 def check_nvml(limit_s: float) -> Finding:
-    """Return a finding on whether nvidia-ml-py, which is optional, works."""
+    """Start a process that imports nvidia-ml-py, which is optional; return a finding on whether it works."""
     shown = "python -c 'import pynvml; pynvml.nvmlInit(); ...'"
     result = run_python(["-c", _NVML_SCRIPT], limit_s, shown=shown)
     info = result.parse_json()
@@ -152,7 +154,7 @@ def check_nvml(limit_s: float) -> Finding:
 
 
 def check_cupy(limit_s: float) -> Finding:
-    """Return a finding on whether CuPy computes on a device."""
+    """Start a process that computes on a device by CuPy; return a finding on whether it works."""
     result = run_python(["-c", _CUPY_SCRIPT], limit_s, shown="python -c 'import cupy; cupy.arange(4).sum()'")
     info = result.parse_json()
     if info is None or info["sum"] != 6:
@@ -184,8 +186,7 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
     """Return a finding per MPI operation on device memory, and one more if all of them passed.
 
-    Args:
-        results: names of operations with the results of `probe_operation`.
+    `results` are names of operations with the results of `probe_operation`.
     """
     findings = []
     remedy = (

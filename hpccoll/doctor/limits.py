@@ -17,16 +17,15 @@ _REASONS = {"memlock": "InfiniBand's registered buffers", "stack": "the MPI libr
 
 
 def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on resource limits and on cross-memory attach, which a process tries within `limit_s` seconds."""
+    """Return findings on resource limits and cross-memory attach; starts a process for at most `limit_s` seconds."""
     has_infiniband = any((root / "sys/class/infiniband").glob("*"))
     return [*check_resource_limits(has_infiniband), check_cross_memory_attach(limit_s, root)]
 
 
 def check_resource_limits(has_infiniband: bool) -> list[Finding]:
-    """Return a warning per limit of this process that is too low; one OK finding if none is.
+    """Return a warning per resource limit of this process that is too low; one OK finding if none is.
 
-    Args:
-        has_infiniband: whether MPI may register buffers with InfiniBand, which needs unlimited locked memory.
+    With InfiniBand, locked memory must be unlimited, because MPI registers buffers.
     """
     requirements = {
         "memlock": ("ulimit -l", resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY if has_infiniband else 0),
@@ -52,13 +51,14 @@ def check_resource_limits(has_infiniband: bool) -> list[Finding]:
 
 
 def _format_limit(name: str, value: int) -> str:
+    """Return the value of a limit, in bytes for memory."""
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return format_size(value) if name in ("memlock", "stack") else str(value)
 
 
 def check_cross_memory_attach(limit_s: float, root: Path = Path("/")) -> Finding:
-    """Try whether a process may read another's memory, so that MPI copies a long message once instead of twice."""
+    """Start two processes that read each other's memory (MPI then copies a message once); return a finding."""
     scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"
     result = run_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)

@@ -1,4 +1,4 @@
-"""Start MPI under a launcher and gather what the doctor needs to know about each rank."""
+"""Start MPI under a launcher and gather the host, cores and versions of each rank."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 AREA = "launcher"
-# Runs in a process of its own: kills its parent with a message unless it reads something from standard input in time.
-# A thread or signal handler of the parent would not run while MPI_Init hangs in C.
+# This program kills its parent process with a message unless it reads something from standard input in time. It is a
+# process because a thread or signal handler of the parent would not run while MPI_Init hangs in C.
 _WATCHDOG = """
 import os, select, signal, sys
 limit, parent, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -50,7 +50,7 @@ class MpiJob:
 
 @contextmanager
 def kill_after(limit_s: float, message: str) -> Iterator[None]:
-    """Kill this process with SIGKILL and print `message` to stderr if the body takes longer than `limit_s` seconds."""
+    """Context manager: if its body takes longer than `limit_s` seconds, print `message` and kill this process."""
     command = [sys.executable, "-S", "-E", "-c", _WATCHDOG, str(limit_s), str(os.getpid()), message]
     watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
@@ -61,15 +61,10 @@ def kill_after(limit_s: float, message: str) -> Iterator[None]:
 
 
 def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
-    """Start MPI in this process, which a launcher started, and gather the RankInfo of all ranks. Collective.
+    """Start MPI in this process, which a launcher started, and all-gather the RankInfo of all ranks. Collective.
 
-    If MPI cannot start, returns a job of one process with a finding on the reason.
-
-    Args:
-        environ: environment of this process.
-        limit_s: seconds after which a rank that still waits in MPI is killed with a message.
-
-    Cost: one all-gather of about a kilobyte per rank.
+    If MPI cannot start, return a job of one process with a finding on the reason. A rank that still waits in MPI after
+    `limit_s` seconds is killed with a message.
     """
     message = (
         f"hpccoll doctor: MPI did not connect the ranks within {limit_s:g} s (rank on {platform.node()}); run hpccoll "
@@ -94,7 +89,7 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
 
 
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
-    """Return the job of a process that no launcher started. Does not start MPI."""
+    """Return a job of one process, which no launcher started; do not start MPI."""
     found = "started without a launcher; under mpirun or srun, ranks, binding and hosts are checked as well"
     return _make_single_process_job(
         (Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), "mpirun -n 2 hpccoll doctor"),)
@@ -102,12 +97,12 @@ def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
 
 
 def _make_single_process_job(findings: Sequence[Finding]) -> MpiJob:
-    """Return the job that is this process without MPI."""
+    """Return a job that consists of this process, without MPI."""
     return MpiJob(None, (describe_this_rank(0, {}),), tuple(findings))
 
 
 def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
-    """Return the variables in which launchers state the number of ranks."""
+    """Return the set variables in which launchers state the number of ranks, for evidence."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     return ", ".join(settings) or f"none of {', '.join(names)} is set"

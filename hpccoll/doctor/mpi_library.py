@@ -20,7 +20,7 @@ _INSTALL = 'pip install "hpccoll[mpi]", or module load the site\'s MPI and pip i
 
 
 def run_mpi_probe(limit_s: float) -> CommandResult:
-    """Start MPI on one rank in a process of its own; its output describes the library (see `probe_mpi`)."""
+    """Start MPI on one rank in a process of its own; return its output, a description of the library."""
     with standalone_mpi_environment() as environ:
         return run_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
 
@@ -47,7 +47,7 @@ def report_library(info: dict[str, Any]) -> Finding:
     """Return a finding with the library's name, version, MPI standard, thread level and file.
 
     Args:
-        info: the description that `probe_mpi` prints; the same for all functions here.
+        info: the description that `probe_mpi` prints, here and below.
     """
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
@@ -82,9 +82,11 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 
 
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
-    """Return a problem if one process loads two MPI libraries: a call then uses whichever is found first."""
+    """Return a problem if one process loads two MPI libraries, of which a call may use either; else []."""
     files: list[str] = info["files"]
-    if len({Path(file).parent for file in files}) < 2:  # one MPI may have two files: of its own ABI and MPI 5's
+    if (
+        len({Path(file).parent for file in files}) < 2
+    ):  # one MPI library may have two files: one with its own ABI and one with the ABI of MPI 5
         return []
     remedy = (
         "keep one: remove the other from LD_PRELOAD and LD_LIBRARY_PATH, unload its module, or set "
@@ -95,7 +97,7 @@ def check_duplicates(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_wheels() -> list[Finding]:
-    """Return a problem if several MPI wheels are installed: each overwrites files of the other."""
+    """Return a problem if several MPI wheels are installed, which overwrite each other's files; else []."""
     versions = {}
     for name in _WHEELS:
         try:
@@ -113,11 +115,7 @@ def check_wheels() -> list[Finding]:
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
     """Return a finding on whether the first mpirun on PATH belongs to the library. Runs `mpirun --version`.
 
-    The mpirun of another MPI would start N jobs of one rank each.
-
-    Args:
-        info: the description that `probe_mpi` prints.
-        limit_s: seconds for `mpirun --version`.
+    The mpirun of another MPI library would start N jobs of one rank each.
     """
     library: str = info["library"]
     mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
@@ -142,7 +140,7 @@ def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
 
 
 def identify_mpirun(version_output: str) -> str | None:
-    """Return name and version of the MPI that prints this for `mpirun --version`; None if it is not recognised."""
+    """Return the name and version of the MPI whose `mpirun --version` prints this; None if it is not recognised."""
     if "HYDRA" in version_output:
         version = re.search(r"Version:\s+(\S+)", version_output)
         return f"MPICH {version[1]}" if version else "MPICH"
@@ -154,7 +152,7 @@ def identify_mpirun(version_output: str) -> str | None:
 
 
 def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
-    """Return the mpirun installed with the library, in a `bin` beside one of its parent directories; None if none."""
+    """Return the mpirun in a `bin` directory beside one of the library's parent directories; None if there is none."""
     for file in library_files:
         for directory in list(Path(file).parents)[:3]:
             mpirun = directory.parent / "bin" / "mpirun"
@@ -164,7 +162,7 @@ def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
 
 
 def report_open_mpi_build(info: dict[str, Any], limit_s: float) -> Finding:
-    """Return a finding with Open MPI's transports and stated CUDA support, from its `ompi_info`."""
+    """Run `ompi_info`; return a finding with Open MPI's transports and the CUDA support that it states."""
     mpirun = find_own_mpirun(info["files"])
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")
     unknown = "cannot tell how Open MPI was built"

@@ -21,7 +21,7 @@ def check_network(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding that lists the interfaces that are up; if there are several, its remedy tells how to choose."""
+    """Return a finding on the interfaces that are up; if there are several, with a remedy to choose one."""
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):
@@ -37,7 +37,7 @@ def check_interfaces(root: Path) -> Finding:
 
 
 def check_infiniband(root: Path) -> list[Finding]:
-    """Return findings on InfiniBand (or RoCE) ports; with a port that is down, MPI falls back to TCP or fails."""
+    """Return findings on InfiniBand (or RoCE) ports: if a port is down, MPI falls back to TCP or fails."""
     directory = root / "sys/class/infiniband"
     ports = sorted(directory.glob("*/ports/*"))
     if not ports:

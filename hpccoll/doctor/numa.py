@@ -10,7 +10,7 @@ from hpccoll.doctor.kernel_files import read_text
 
 AREA = "topology"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
-_LOCAL_DISTANCE = 10  # of a node to itself, by the ACPI specification
+_LOCAL_DISTANCE = 10  # distance of a node to itself in the ACPI specification
 
 
 def check_topology(root: Path = Path("/")) -> list[Finding]:
@@ -19,7 +19,7 @@ def check_topology(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_numa_nodes(root: Path) -> list[Finding]:
-    """Return findings on the NUMA nodes, their cores and distances, and the kernel's page migration between them."""
+    """Return findings on the NUMA nodes, their cores and distances, and the kernel's migration of pages."""
     directory = root / "sys/devices/system/node"
     nodes = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     if not nodes:

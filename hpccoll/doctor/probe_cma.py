@@ -1,7 +1,7 @@
-"""Try cross-memory attach in a process of its own, and print how it went as a JSON object.
+"""Try cross-memory attach in a process of its own, and print the outcomes as a JSON object.
 
-Ranks are siblings. Linux's Yama may allow a parent to read its child and yet forbid siblings, so both directions are
-tried: if a child may not read its parent, a sibling may not either.
+Ranks are sibling processes. Linux's Yama may allow a parent to read its child but not siblings to read each other, so
+both directions are tried: if a child may not read its parent, siblings may not read each other either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARENT, _CHILD = b"text of the parent", b"text of the child."
 
 
 def read_process(pid: int, address: int, expected: bytes) -> str:
-    """Read memory of process `pid` at `address`; return `worked`, or in words why it does not equal `expected`."""
+    """Read `expected` from the memory of process `pid` at `address`; return `worked` or the reason for failure."""
     copy = ctypes.create_string_buffer(len(expected))
     try:
         CrossMemory({0: pid}).bind_read(0, address, ctypes.addressof(copy), len(expected))()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.errors import UnavailableError
 
-# The capabilities, and the areas whose findings explain why one is missing.
+# For each capability, the areas whose findings explain why it is missing.
 _EXPLAINED_BY = {
     "mpi": ("mpi",),
     "cma": ("limits",),
@@ -26,31 +26,25 @@ REQUIRABLE = tuple(_EXPLAINED_BY)
 
 
 def require_capabilities(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
-    """Check that each named capability is available on every host.
+    """Raise UnavailableError unless the findings prove each capability in `names` (of REQUIRABLE) on all `hosts`.
 
-    Args:
-        names: some of REQUIRABLE.
-        findings: findings of all hosts.
-        hosts: the number of hosts.
-
-    Raises:
-        UnavailableError: names every missing capability, with the findings that explain it.
+    The message names every missing capability, with the findings that explain it.
     """
     missing = []
     for name in names:
         available = sum(len(finding.hosts) or hosts for finding in findings if name in finding.provides)
         if available < hosts:
-            where = f" on {hosts - available} of {hosts} hosts" if available else ""
-            missing.append(f"--require {name}: not available{where}: {_explain_missing(name, findings)}")
+            place = f" on {hosts - available} of {hosts} hosts" if available else ""
+            missing.append(f"--require {name}: not available{place}: {_explain_missing(name, findings)}")
     if missing:
         raise UnavailableError("; ".join(missing))
 
 
 def _explain_missing(name: str, findings: Sequence[Finding]) -> str:
-    """Return the findings that explain why a capability is missing, from the first of its areas that has any."""
+    """Return, as a string, the findings on a missing capability in the first of its areas that has findings."""
     for area in _EXPLAINED_BY[name]:
         relevant = [finding for finding in findings if finding.area == area]
-        failures = [f"{each.found} ({each.evidence})" for each in relevant if each.severity > Severity.OK]
+        failures = [f"{finding.found} ({finding.evidence})" for finding in relevant if finding.severity > Severity.OK]
         if relevant:
-            return "; ".join(failures or [each.found for each in relevant])
+            return "; ".join(failures or [finding.found for finding in relevant])
     return "no check proved it"

@@ -45,7 +45,7 @@ def check_shm_space(directory: Path) -> Finding:
 
 
 def check_huge_pages(root: Path) -> Finding:
-    """Return a finding on whether shared memory may use huge pages, which save TLB misses."""
+    """Return a finding on whether shared memory may use huge pages, which reduce TLB misses."""
     directory = root / "sys/kernel/mm/transparent_hugepage"
     enabled, shmem = (_read_choice(directory / name) for name in ("enabled", "shmem_enabled"))
     reserved = read_int(root / "proc/sys/vm/nr_hugepages")
@@ -57,6 +57,6 @@ def check_huge_pages(root: Path) -> Finding:
 
 
 def _read_choice(path: Path) -> str | None:
-    """Return the word in brackets of a kernel setting such as `always [madvise] never`; None if it is missing."""
+    """Return the word in brackets of a kernel setting such as `always [madvise] never`; None if the file is missing."""
     choices = read_text(path)
     return choices.partition("[")[2].partition("]")[0] if choices and "[" in choices else choices

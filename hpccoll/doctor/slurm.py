@@ -26,11 +26,11 @@ VARIABLES = (
 
 
 def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: float) -> list[Finding]:
-    """Return findings on SLURM. Runs srun, without starting a job step.
+    """Run srun without starting a job step; return findings on SLURM.
 
     Args:
         environ: environment of this process; only VARIABLES are read.
-        ranks: ranks in MPI.COMM_WORLD.
+        ranks: number of ranks in MPI.COMM_WORLD.
         library: the MPI library's name and version; empty if MPI does not start.
         limit_s: seconds for each call of srun.
     """
@@ -54,7 +54,7 @@ def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: f
 
 
 def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
-    """Return findings where SLURM's tasks and MPI's ranks differ, and where srun ignores --cpus-per-task."""
+    """Return findings if SLURM's tasks and MPI's ranks differ in number, and if srun ignores --cpus-per-task."""
     findings = []
     step, job = (variables.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if step.isdecimal() and int(step) != ranks and int(step) > 1:
@@ -74,7 +74,7 @@ def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
 
 
 def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
-    """Return a warning if each task sees only its own GPUs, so that it cannot open another's memory by CUDA IPC."""
+    """Return a warning if each task sees only its own GPUs, so that ranks cannot share memory by CUDA IPC; else []."""
     per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:
         return []

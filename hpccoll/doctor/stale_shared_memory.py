@@ -1,6 +1,6 @@
-"""Find shared memory that ended jobs left behind, and report owner, age and size. Never removes anything.
+"""Find shared memory that ended jobs left behind, and report its owner, age and size. Never removes anything.
 
-MPICH leaves its files when a rank is killed or aborts, Open MPI also when a process starts MPI without mpirun.
+MPICH leaves files when a rank is killed or aborts; Open MPI also when a process starts MPI without mpirun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIBRARY_BY_PATTERN = {
     "torch_*": "torch",
     "cuda.shm.*": "CUDA",
 }
-_MAX_NAMED = 1000  # well below the length limit of a command line
+_MAX_NAMED = 1000  # so that the `rm` command stays well below the length limit of a command line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class SharedMemoryFile:
     """A file in /dev/shm whose name is that of a library's shared memory.
 
     Args:
-        path: its path.
+        path: path of the file.
         library: the library that uses such names.
-        owner: its owner's user name.
-        is_inspectable: whether this process can see if the owner's processes use it.
-        nbytes: its size.
-        age_s: seconds since its last modification.
-        in_use: whether a visible process has it mapped or open.
+        owner: user name of the owner.
+        is_inspectable: whether this process may see which files the owner's processes use.
+        nbytes: size of the file.
+        age_s: seconds since the last modification.
+        in_use: whether a visible process has the file mapped or open.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class SharedMemoryFile:
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no process uses any more."""
+    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no running process uses."""
     files = list(list_library_files(directory, root))
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]
@@ -101,11 +101,12 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
 
 
 def _format_total_size(files: Sequence[SharedMemoryFile]) -> str:
+    """Return the size of all files together, with its unit."""
     return format_size(sum(file.nbytes for file in files))
 
 
 def _format_files(files: Sequence[SharedMemoryFile]) -> str:
-    """Return paths with owner, size and age, of at most _MAX_NAMED files."""
+    """Return the paths, owners, sizes and ages of the first _MAX_NAMED files."""
     return "; ".join(
         f"{file.path} ({file.owner}, {format_size(file.nbytes)}, {_format_age(file.age_s)} old)"
         for file in files[:_MAX_NAMED]
@@ -113,6 +114,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
+    """Return a time in the largest unit of which it has at least two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -122,8 +124,8 @@ def _format_age(seconds: float) -> str:
 def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
     """Yield the files in `directory` whose names are those of a communication library's shared memory.
 
-    Lists the names before it reads which files are in use. A file that a starting job creates in between is thus not
-    listed, and one that it removes is skipped.
+    Reads the names first, then which files are in use, so a file that a job creates in between is not listed as unused.
+    A file that is removed in between is skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
@@ -150,10 +152,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return device (major, minor) and inode of each file that a process has mapped or open.
-
-    Skips processes that this one may not inspect.
-    """
+    """Return device (major, minor) and inode of each file that a process has mapped or open, if it may be inspected."""
     used: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
         for line in (read_text(process / "maps") or "").splitlines():
@@ -179,7 +178,7 @@ def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a note on this user's System V segments that no process has attached, as UCX may leave them."""
+    """Return a note on this user's System V segments that no process has attached, which UCX may leave; else []."""
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
     stale = [row for row in segments if row["nattch"] == "0" and int(row["uid"]) == os.getuid()]
@@ -194,6 +193,7 @@ def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
 
 
 def _get_user_name(uid: int) -> str:
+    """Return the name of a user, or `uid N` if the user has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -31,7 +31,7 @@ def is_torch_installed() -> bool:
 
 
 def run_torch_probe(limit_s: float) -> CommandResult | None:
-    """Query torch in a process of its own, for at most `limit_s` seconds; None if torch is not installed."""
+    """Start a process that queries torch, for at most `limit_s` seconds; return None if torch is not installed."""
     return run_python(["-c", _SCRIPT], limit_s, shown=_SHOWN) if is_torch_installed() else None
 
 

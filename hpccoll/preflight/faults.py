@@ -81,10 +81,10 @@ def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
     slow = _find_slow_nodes(results, threshold)
     explained = set(results.lost) | set(slow)
     links = list(results.iter_directed_links())
-    broken = _find_broken_links(names, [each for each in links if not _get_ends(each) & set(results.lost)])
-    working = [each for each in links if each.broken is None and not _get_ends(each) & explained]
+    broken = _find_broken_links(names, [link for link in links if not _get_ends(link) & set(results.lost)])
+    working = [link for link in links if link.broken is None and not _get_ends(link) & explained]
     slow_everywhere = _find_slow_node_links(names, working, threshold)
-    rest = [each for each in working if not _get_ends(each) & set(slow_everywhere)]
+    rest = [link for link in working if not _get_ends(link) & set(slow_everywhere)]
     return [*lost, *broken, *slow.values(), *slow_everywhere.values(), *_find_slow_links(names, rest, threshold)]
 
 
