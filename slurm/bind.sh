@@ -1,11 +1,12 @@
 #!/bin/bash
-# Run a rank on the cores next to its GPU: bind.sh COMMAND... On GPU nodes, job.sh starts it once per rank.
+# bind.sh COMMAND...: bind this process to the cores next to its rank's GPU, then run COMMAND. On GPU nodes, job.sh runs
+# it once per rank.
 #
 # Rank i of a node uses GPU i, as torch and hpccoll choose. All GPUs stay visible, because CUDA IPC between two ranks
-# needs both to see both GPUs. The kernel knows the cores near the GPU's PCI slot; memory that the rank touches first is
-# allocated there too. Without nvidia-smi, taskset or that information, the rank runs unbound.
+# needs both to see both GPUs. The kernel lists the cores near the GPU's PCI slot; memory that the rank touches first is
+# allocated near them. Without nvidia-smi, taskset or that list, the rank runs unbound.
 rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${PMI_LOCAL_RANK:-}}}}
-# mpirun's ranks inherit the batch script's SLURM_LOCALID, which is 0 for all, so its own variables come first.
+# Under mpirun all ranks inherit SLURM_LOCALID=0 from the batch script, so the launcher's own variables come first.
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$rank}}
 
 slots=()

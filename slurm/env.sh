@@ -5,7 +5,7 @@
 #   HPCCOLL_MODULES   modules of the site to load first, such as "gcc openmpi cuda"
 #   HPCCOLL_VENV      the virtual environment with hpccoll; default: the active one, else .venv of this checkout
 #
-# A variable that is already set keeps its value, so the user's and the site's settings win.
+# A variable that is already set keeps its value, so settings of the user and the site have priority.
 
 # --- Location of hpccoll ----------------------------------------------------------------------------------------------
 
@@ -36,11 +36,11 @@ export HPCCOLL_VENV
 
 # One thread per rank: a BLAS or OpenMP pool in each rank would start cores x cores threads on a node.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch: every rank would be bound to one core.
+# Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch: without this, every rank is bound to one core.
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}; fi
 # Output goes through pipes; without buffering, a killed job loses no output.
 export PYTHONUNBUFFERED=1
-# Some mpiruns give ranks a terminal; without this, tables in the output file would contain control codes.
+# Some mpirun implementations give ranks a terminal; without this, tables in the output file contain control codes.
 export TERM=dumb NO_COLOR=1 COLUMNS=${COLUMNS:-200}
 
 # --- Open MPI ---------------------------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ export UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-error}
 
 # --- NCCL -------------------------------------------------------------------------------------------------------------
 
-# Exclude bridges here too: NCCL bootstraps over the first interface that it finds.
+# Exclude bridges, because NCCL bootstraps over the first interface that it finds.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker,virbr,podman}
 # Warnings name a failed link; INFO would flood the output.
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 # Gloo binds to the address of the host name, which is the loopback on some distributions; there, set
-# GLOO_SOCKET_IFNAME to the site's interface. No name is right everywhere, so none is set here.
+# GLOO_SOCKET_IFNAME to the site's interface. No name suits every site, so none is set here.

@@ -10,7 +10,7 @@
 
 say() { printf 'hpccoll: %s\n' "$*"; }
 
-# fail STATUS WORDS...: print an error, log it, and exit with STATUS, which is hpccoll's for such errors.
+# fail STATUS WORDS...: print an error, log it, and exit with STATUS, the exit status of hpccoll for this kind of error.
 fail() {
     local status=$1
     shift
@@ -22,8 +22,8 @@ fail() {
 # log_event WORDS...: append a line to ending.txt. Errors are ignored: a full disk must not change the exit status.
 log_event() { printf '%s attempt %s: %s\n' "$(date +%FT%T)" "$((${SLURM_RESTART_COUNT:-0} + 1))" "$*" >>"$RESULTS/ending.txt" || true; }
 
-# begin [NODES]: prepare the job to run on its first NODES nodes (default: all). Sets RESULTS, RANKS, and LAUNCH, the
-# command prefix that starts a step.
+# begin [NODES]: check the job, create its results directory, and choose a launcher for its first NODES nodes (default:
+# all). Sets RESULTS, RANKS, and LAUNCH, the command prefix that starts a step. Exits with an error if a check fails.
 begin() {
     set -uo pipefail
     require_job
@@ -49,13 +49,13 @@ begin() {
         fi
     fi
     check_hpccoll_on_all_nodes
-    if declare -F before_mpi >/dev/null; then before_mpi; fi # a function of preflight.sh
+    if declare -F before_mpi >/dev/null; then before_mpi; fi # preflight.sh defines it
     set_ranks_and_binding
     choose_launcher
     say "$SLURM_JOB_NAME: $RANKS ranks on $NODES nodes ($HOSTS), by $LAUNCHER; results in $RESULTS"
 }
 
-# End with an explanation unless this is a SLURM job.
+# Exit with an explanation unless this is a SLURM job.
 require_job() {
     if [ -n "${SLURM_JOB_ID:-}" ]; then return; fi
     if ! command -v sbatch >/dev/null; then
@@ -65,7 +65,7 @@ require_job() {
     fail 2 "this script runs only in a SLURM job (SLURM_JOB_ID is not set); submit it: sbatch $0"
 }
 
-# Create the results directory and set RESULTS. A requeued job uses it again; an array has a subdirectory per task.
+# Create the results directory and set RESULTS. A requeued job uses the same one; an array has a subdirectory per task.
 make_results_dir() {
     local base=${HPCCOLL_RESULTS:-${SLURM_SUBMIT_DIR:-$PWD}/results} why
     RESULTS=$base/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+/$SLURM_ARRAY_TASK_ID}
@@ -83,7 +83,7 @@ make_results_dir() {
     export RESULTS
 }
 
-# End with the names of the nodes that lack hpccoll: MPI would report only that a process died.
+# Exit with the names of the nodes that lack hpccoll, if any: MPI would report only that a process died.
 check_hpccoll_on_all_nodes() {
     local problems
     # shellcheck disable=SC2016 # the nodes expand it
@@ -197,7 +197,7 @@ ${LAUNCH[*]}: ${output#*Error: }"
 Unset HPCCOLL_LAUNCHER, set HPCCOLL_SRUN_MPI to a name from 'srun --mpi=list', or load the MPI that hpccoll was built for"
 }
 
-# Whether SLURM has the plugin that LAUNCH names by --mpi=.
+# Return 0 if SLURM has the plugin that LAUNCH names by --mpi=, or LAUNCH names none.
 has_srun_plugin() {
     local word
     for word in "${LAUNCH[@]}"; do
@@ -205,8 +205,8 @@ has_srun_plugin() {
     done
 }
 
-# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks; STATUS becomes the highest exit status so far. The command
-# runs in the background, because bash handles signals only between foreground commands. After a warning, do nothing.
+# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks and wait, unless a warning signal has arrived; STATUS becomes the
+# highest exit status so far. It runs in the background, because bash handles signals only between foreground commands.
 step() {
     local status=130 found
     if [ -z "$warned" ]; then
@@ -215,14 +215,14 @@ step() {
         "${LAUNCH[@]}" ${WRAP[@]+"${WRAP[@]}"} hpccoll "$@" &
         step_pid=$!
         signaled=yes
-        while [ -n "$signaled" ]; do # a trapped signal ends `wait`, but not the step
+        while [ -n "$signaled" ]; do # a trapped signal ends `wait` but not the command
             signaled=''
             wait "$step_pid"
             found=$?
             if [ "$found" != 127 ]; then status=$found; fi
         done
         step_pid=''
-        # srun returns the highest status of all ranks: 137 where it killed ranks that waited for a failed one.
+        # srun returns the highest status of all ranks: 137 if it killed ranks that waited for a failed one.
         if [ -s "$HPCCOLL_STATUS_FILE" ]; then status=$(cat "$HPCCOLL_STATUS_FILE"); fi
         rm -f "$HPCCOLL_STATUS_FILE"
     fi
@@ -236,7 +236,7 @@ on_warning() {
     say "warned: the run stops after the current ${unit:-row}, is requeued, and resumes"
 }
 
-# print_unusable_nodes NODES: print those that SLURM cannot use, and why; return 1 where there are none.
+# print_unusable_nodes NODES: print those of NODES (or ALL) that SLURM cannot use, with the reasons; return 1 if none.
 print_unusable_nodes() {
     local command=(sinfo --noheader --Node --format='%N %T %E')
     if [ "$1" != ALL ]; then command+=(--nodes="$1"); fi
@@ -245,12 +245,12 @@ print_unusable_nodes() {
              line = line (line ? "; " : "") name " (" state ": " $0 ")" } END { if (line) print line; exit !line }'
 }
 
-# Handle SIGTERM: SLURM ends the job by time limit, scancel or node failure, and kills it KillWait seconds later.
-# Results are on disk already; print and log the reason.
+# Handle SIGTERM, which SLURM sends at the time limit, after scancel or after a node failure, KillWait seconds before it
+# kills the job. Results are on disk already; print and log the reason, and exit.
 on_terminate() {
     trap '' TERM USR1
     local line down why
-    # The job's state is only COMPLETING now, but SLURM has written its reason to the output.
+    # The job's state is COMPLETING by now, but SLURM has written the reason to the job's output.
     line=$(grep -a "CANCELLED AT" "$RESULTS/output.txt" 2>/dev/null | tail -n 1)
     case "$line" in
     *"TIME LIMIT"*) why="the time limit was reached" ;;
@@ -273,7 +273,7 @@ finish() {
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
         log_event "stopped at the warning signal; to be requeued"
-        say "stopped before the last ${unit:-row}; the requeued job resumes by itself"
+        say "stopped before the last ${unit:-row}; the requeued job resumes"
         trap 'exit 0' TERM
         if scontrol requeue "$JOB"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
@@ -296,7 +296,7 @@ finish() {
     exit "$STATUS"
 }
 
-# submit_report_job: submit the job that waits for all tasks of the array and writes the report. The first task does it.
+# submit_report_job: submit a job that waits for all tasks of the array and writes the report; only in the first task.
 submit_report_job() {
     local dir command
     dir=$(dirname "$RESULTS")
@@ -312,7 +312,7 @@ submit_report_job() {
     fi
 }
 
-# write_report DIR: compare the results of all tasks in scaling.txt, and write report.html.
+# write_report DIR: compare the results of all tasks in DIR; write scaling.txt and report.html; exit.
 write_report() {
     RESULTS=$1
     # shellcheck source=slurm/env.sh
