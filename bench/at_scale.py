@@ -25,14 +25,14 @@ from hpccoll.predict.winner_map import draw_winner_map
 
 PER_NODE, NODES = 6, 4096
 NBYTES = 8192
-RING_S, TREE_S = 180e-3, 1e-3  # as the published comparison is retold; "up to 180x" is its own word
+RING_S, TREE_S = 180e-3, 1e-3  # as others quote the published comparison, which itself says "up to 180x"
 MACHINES = {"summit": 1536, "dgx-h100": 1024, "workstation": 1024}
 CONTENDERS = ("ring", "tree", "double_tree")
 INK = "#222222"
 
 
 def nccl_tree(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """A chain within each node, the double tree across nodes, and the chain backwards: what NCCL calls its tree."""
+    """Plan NCCL's tree: a chain within each node, the double tree across nodes, and the chain backwards."""
     groups = nodes or Groups((n,))
     up = run_in_groups(lambda slot, size: chain.reduce(slot, size, 0, 1), groups, rank)
     down = run_in_groups(lambda slot, size: chain.broadcast(slot, size, 0, 1), groups, rank)
@@ -42,13 +42,13 @@ def nccl_tree(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An assumption about what a hop costs: in the ring within and across nodes, and in the tree."""
+    """An assumption on the latency of a hop in the ring and in the tree, within and across nodes."""
 
     name: str
     colour: str
     ring_us: tuple[float, float]
     tree_us: tuple[float, float]
-    label_up: int = 0  # points by which its label is moved out of the others' way
+    label_up: int = 0  # points by which the label is moved up, so that labels do not overlap
 
     def machine(self, hops_us: tuple[float, float]) -> Machine:
         """Return Summit with these latencies."""
@@ -68,7 +68,7 @@ CASES = (
 
 
 def contenders() -> dict[str, Algorithm]:
-    """Return the plans of the comparison by what they are called in it."""
+    """Return the algorithms of the comparison by their names in the output."""
     return {
         "ring": get_algorithm(Operation.ALL_REDUCE, "ring"),
         "2D ring": make_hierarchical("ring", "ring"),
@@ -78,7 +78,7 @@ def contenders() -> dict[str, Algorithm]:
 
 
 def seconds(case: Case, name: str, ranks: int) -> float:
-    """Return what a contender takes."""
+    """Return the simulated time of a contender in seconds."""
     trees = name not in ("ring", "2D ring")
     machine = case.machine(case.tree_us if trees else case.ring_us)
     return forecast(contenders()[name], ranks, machine, NBYTES, chunks=1).seconds
@@ -122,14 +122,15 @@ def draw_curve(path: Path) -> None:
         right.annotate(f"{ratio[-1]:,.0f}x", (counts[-1], ratio[-1]), color=case.colour, fontsize=9.5, **place)
     _published(left, right)
     for axes, title in ((left, "Latency (ms)"), (right, "Ring / tree")):
-        _dress(axes, title, counts)
-    _keys(left, right)
+        _format_axes(axes, title, counts)
+    _draw_legends(left, right)
     figure.suptitle("All-reduce of 8 KiB on 6 to 24,576 GPUs of Summit, simulated", x=0.01, ha="left", fontsize=13,
                     fontweight="bold", color=INK)  # fmt: skip
     figure.savefig(path, dpi=130)
 
 
 def _published(left: Any, right: Any) -> None:
+    """Draw the published times and their ratio as stars."""
     n = PER_NODE * NODES
     star = {"marker": "*", "markersize": 15, "color": "black", "linestyle": "none", "zorder": 5}
     left.plot([n, n], [RING_S * 1e3, TREE_S * 1e3], **star)
@@ -138,7 +139,8 @@ def _published(left: Any, right: Any) -> None:
     right.annotate(f"{RING_S / TREE_S:.0f}x", (n, RING_S / TREE_S), color=INK, fontsize=9.5, **place)
 
 
-def _dress(axes: Any, title: str, counts: list[int]) -> None:
+def _format_axes(axes: Any, title: str, counts: list[int]) -> None:
+    """Set title, scales, ticks and grid of a panel."""
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -157,7 +159,8 @@ def _dress(axes: Any, title: str, counts: list[int]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _keys(left: Any, right: Any) -> None:
+def _draw_legends(left: Any, right: Any) -> None:
+    """Draw the legends: algorithms on the left, assumptions on the right."""
     from matplotlib.lines import Line2D
 
     looks: list[tuple[Any, str, str]] = [("-", "o", "ring"), (":", "s", "2D ring"), ("--", "^", "tree as NCCL's")]
@@ -170,7 +173,7 @@ def _keys(left: Any, right: Any) -> None:
 
 
 def draw_maps(folder: Path, machine: str) -> None:
-    """Draw which of the rule's three algorithms, and which of all, is fastest on a machine."""
+    """Write two pictures of the fastest algorithm by ranks and size on a machine: among CONTENDERS, and among all."""
     described, most = load_machine(machine), MACHINES[machine]
     counts = list_rank_counts(most, described)
     rule = [get_algorithm(Operation.ALL_REDUCE, name) for name in CONTENDERS]

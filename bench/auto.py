@@ -34,11 +34,11 @@ from hpccoll.units import format_size
 AUTO, AGAIN = "auto", "auto again (A/A)"
 SHARE, US = 1.05, 1.5
 BUFFERS = ("host", "symmetric")
-MORE = 8192  # bytes beyond the two buffers, so that each can begin on a page
+MORE = 8192  # bytes beyond those of the two buffers, so that each can begin at a page boundary
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield a case for each kind of buffer and size, and what it says of auto."""
+    """Yield the case of each kind of buffer and size, followed by a record that judges auto."""
     engines = [
         each
         for each in peers.start_available_engines(bench.comm, ("mpi", "gloo")).values()
@@ -49,7 +49,7 @@ def measure(bench: Bench) -> Iterator[Result]:
         for nbytes in bench.sizes:
             case, free = contest(bench, buffer, module, nbytes, engines)
             yield bench.run(case)
-            yield judged(bench, case, buffer)
+            yield make_auto_record(bench, case, buffer)
             for each in free:
                 each()
     for engine in engines:
@@ -59,7 +59,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 def contest(
     bench: Bench, buffer: str, module: ArrayModule, nbytes: int, engines: list[peers.LibraryEngine]
 ) -> tuple[Case, list[Callable[[], None]]]:
-    """Return the case of an all-reduce in place, and what frees it."""
+    """Prepare all algorithms and engines on one all-reduce in place; return the case, and functions that free them."""
     if isinstance(module, PreallocatedModule):
         module.rewind()
     comm, count = bench.comm, max(nbytes // 4, 1)
@@ -70,7 +70,7 @@ def contest(
     for name in list_algorithm_names(Operation.ALL_REDUCE):
         try:
             ready.append((name, prepare_own(bench.own, workload, name)))
-        except UsageError:  # in shared memory, and the ranks are on several nodes
+        except UsageError:  # the algorithm needs shared memory, but the ranks are on several nodes
             continue
     for engine in engines:
         try:
@@ -89,7 +89,7 @@ def contest(
     return case, [contender.free for _, contender in ready]
 
 
-def judged(bench: Bench, case: Case, buffer: str) -> dict[str, Any]:
+def make_auto_record(bench: Bench, case: Case, buffer: str) -> dict[str, Any]:
     """Return the record of kind `auto`: auto against the fastest of all other sides, beside the noise."""
     auto, again, *others = case.sides
     best = min(others, key=_median)
@@ -118,6 +118,7 @@ def judged(bench: Bench, case: Case, buffer: str) -> dict[str, Any]:
 
 
 def _median(side: Side) -> float:
+    """Return the median of a side's samples in microseconds."""
     return float(np.median(side.samples_us))
 
 

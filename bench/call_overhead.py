@@ -38,17 +38,17 @@ FORMS_BYTES, FORMS_BATCH = (8, 64 * 1024), (100, 20)
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield the kinds of calls per size, then the forms of MPI's collectives."""
     for nbytes in bench.sizes:
-        yield from ways(bench, np.zeros(max(nbytes // 4, 1), np.float32))
+        yield from time_kinds_of_calls(bench, np.zeros(max(nbytes // 4, 1), np.float32))
     for operation in Operation:
         for nbytes, batch in zip(FORMS_BYTES, FORMS_BATCH, strict=True):
             if operation is not Operation.BARRIER or nbytes == FORMS_BYTES[0]:
-                yield from forms(bench, operation, nbytes, batch)
+                yield from time_forms(bench, operation, nbytes, batch)
 
 
-def ways(bench: Bench, x: Floats) -> Iterator[Case]:
+def time_kinds_of_calls(bench: Bench, x: Floats) -> Iterator[Case]:
     """Time every kind of call of all_reduce on one array, then on new arrays."""
     comm, own = bench.comm, bench.own
-    # After the first asynchronous operation of a communicator its calls may not block any more: it gets its own.
+    # A communicator's blocking calls get slower after its first asynchronous operation, so that one has its own.
     with Communicator(comm) as apart:
         prepared, bound = own.all_reduce_init(x), library_bound(comm, x)
         sides = [
@@ -63,7 +63,7 @@ def ways(bench: Bench, x: Floats) -> Iterator[Case]:
         yield bench.run(Case("all_reduce", x.nbytes, BATCH, sides, check=all_reduce_check(comm, x)))
         prepared.free()
         bound.free()
-    yield bench.run(first_sight(bench, x))
+    yield bench.run(make_uncached_case(bench, x))
 
 
 def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
@@ -77,8 +77,8 @@ def waited(own: Communicator, x: Floats) -> Callable[[], object]:
     return lambda: own.all_reduce(x, async_op=True).wait()
 
 
-def first_sight(bench: Bench, x: Floats) -> Case:
-    """Time raw calls and hpccoll's calls on arrays that are not in its call cache."""
+def make_uncached_case(bench: Bench, x: Floats) -> Case:
+    """Return the case of raw calls and of hpccoll's calls on arrays that are not in its call cache."""
     comm, own = bench.comm, bench.own
     pool = [np.zeros_like(x) for _ in range(2 * SEEN_CAPACITY)]
 
@@ -94,10 +94,10 @@ def first_sight(bench: Bench, x: Floats) -> Case:
     return Case("all_reduce, new arrays", x.nbytes, BATCH, sides)
 
 
-def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterator[Case]:
+def time_forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterator[Case]:
     """Time the blocking, the persistent and the non-blocking form of one of MPI's collectives."""
     comm, name = bench.comm, METHODS[operation]
-    arguments = arranged(comm, operation, nbytes)
+    arguments = make_mpi_arguments(comm, operation, nbytes)
     request = getattr(comm, f"{name}_init")(*arguments)
     issue = partial(getattr(comm, f"I{name.lower()}"), *arguments)
     sides = [
@@ -110,7 +110,7 @@ def forms(bench: Bench, operation: Operation, nbytes: int, batch: int) -> Iterat
     request.Free()
 
 
-def arranged(comm: MPI.Intracomm, operation: Operation, nbytes: int) -> tuple[Any, ...]:
+def make_mpi_arguments(comm: MPI.Intracomm, operation: Operation, nbytes: int) -> tuple[Any, ...]:
     """Return the arguments of one of MPI's collectives: a vector or blocks of `nbytes`, root 0."""
     root, count, at_root = 0, nbytes // 8, comm.rank == 0
     block, whole, other = ((np.zeros(count * many), count, MPI.DOUBLE) for many in (1, comm.size, comm.size))

@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
 Floats = NDArray[np.float32]
-FEWEST, MOST = 15, 2000  # rounds of a race
+FEWEST, MOST = 15, 2000  # rounds per case
 PILOT, WARM_UP = 3, 5
-QUIET, PAUSE_S = 0.1, 5.0  # cores that others may keep busy, and how long to wait for them
+QUIET, PAUSE_S = 0.1, 5.0  # cores that other programs may keep busy; seconds before a case is repeated
 
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """A requirement of a side: to be no slower than `against`.
+    """A requirement that a side be no slower than the side `against`, up to noise.
 
-    Or to differ from it by no more than `share` or `us`; or to be `times` as fast (its median at most 1/`times`).
+    With `share` or `us`: their medians differ by at most that fraction or by that many microseconds. With `times`: the
+    side is at least that many times as fast.
     """
 
     text: str
@@ -56,9 +57,9 @@ class Must:
 
 @dataclass(slots=True)
 class Side:
-    """One implementation of a case. `seconds` is for sides that time themselves: this rank's seconds of one call.
+    """One implementation of a case. `seconds`, if given, times one call itself and returns this rank's seconds.
 
-    Sides that only move memory compute nothing that could be `checked`.
+    `checked` is False for sides that only move memory, because they have no result.
     """
 
     name: str
@@ -74,8 +75,8 @@ class Side:
 class Case:
     """Sides on one workload.
 
-    `before` runs before each sample, untimed. `check` runs a side on known data and returns how many elements came out
-    wrong on this rank; `late` names a side whose timed results were validated too, and says how many were wrong.
+    `before` runs before each sample, untimed. `check` runs a side on known data and returns the number of wrong
+    elements on this rank. `late` returns, after timing, the name of a side and its number of wrong timed elements.
     """
 
     name: str
@@ -108,7 +109,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The ranks of a script, hpccoll's communicator on them, and how long to measure."""
+    """The ranks of a script (`comm`), hpccoll's communicator on them (`own`), and the script's options."""
 
     script: str
     comm: MPI.Intracomm
@@ -120,13 +121,13 @@ class Bench:
     link_mbit: float = 0.0
 
     def run(self, case: Case) -> Case:
-        """Check the results of every side, then time the sides in turns and return the case; collective."""
+        """Check the results of every side, time the sides in turns, and store the samples in the case; collective."""
         for side in case.sides:
             if case.check is not None and side.checked:
                 side.wrong = self.comm.allreduce(case.check(side.call))
         for attempt in range(1 + self.patience):
             time.sleep(PAUSE_S if attempt else 0)
-            samples, others = self._race(case)
+            samples, others = self._time_case(case)
             if others < case.others_cores:
                 case.others_cores = others
                 for side, column in zip(case.sides, samples.T, strict=True):
@@ -138,31 +139,33 @@ class Bench:
             case.side(name).wrong = self.comm.allreduce(wrong)
         return case
 
-    def _race(self, case: Case) -> tuple[NDArray[np.float64], float]:
-        """Return the seconds per call, shape (rounds, sides), and the number of cores that other programs kept busy."""
+    def _time_case(self, case: Case) -> tuple[NDArray[np.float64], float]:
+        """Warm up and time all sides; return seconds per call, shape (rounds, sides), and cores busy with others."""
         order = random.Random(self.seed)  # noqa: S311 - the same order on every rank, not a secret
         for _ in range(WARM_UP):
             for side in case.sides:
                 side.call()
         begin = time.perf_counter()
-        self._rounds(case, PILOT, order)
-        each = (time.perf_counter() - begin) / PILOT
-        count = self.comm.bcast(int(min(max(self.seconds / each, FEWEST), MOST)))
-        busy, begin = self._busy_s(), time.perf_counter()
-        samples = self._rounds(case, count, order)
-        others = (self._busy_s() - busy) / (time.perf_counter() - begin)
+        self._time_rounds(case, PILOT, order)
+        round_s = (time.perf_counter() - begin) / PILOT
+        count = self.comm.bcast(int(min(max(self.seconds / round_s, FEWEST), MOST)))
+        busy, begin = self._sum_busy_s(), time.perf_counter()
+        samples = self._time_rounds(case, count, order)
+        others = (self._sum_busy_s() - busy) / (time.perf_counter() - begin)
         return samples, max(0.0, round(self.comm.bcast(others), 3))
 
-    def _rounds(self, case: Case, count: int, order: random.Random) -> NDArray[np.float64]:
+    def _time_rounds(self, case: Case, count: int, order: random.Random) -> NDArray[np.float64]:
+        """Time every side once per round; return the maximum over ranks, shape (count, sides). Collective."""
         taken = np.empty((count, len(case.sides)))
         for row in taken:
-            for at in order.sample(range(len(case.sides)), len(case.sides)):
-                side = case.sides[at]
-                row[at] = side.seconds() if side.seconds else self._timed(case, side.call)
+            for i in order.sample(range(len(case.sides)), len(case.sides)):
+                side = case.sides[i]
+                row[i] = side.seconds() if side.seconds else self._time_batch(case, side.call)
         self.comm.Allreduce(MPI.IN_PLACE, taken, MPI.MAX)
         return taken
 
-    def _timed(self, case: Case, call: Callable[[], object]) -> float:
+    def _time_batch(self, case: Case, call: Callable[[], object]) -> float:
+        """Return this rank's seconds per call, over `batch` calls after a barrier."""
         turns = itertools.repeat(None, case.batch)
         if case.before is not None:
             case.before()
@@ -172,8 +175,8 @@ class Bench:
             call()
         return (time.perf_counter() - begin) / case.batch
 
-    def _busy_s(self) -> float:
-        """Return the CPU seconds that other programs spent on this machine so far."""
+    def _sum_busy_s(self) -> float:
+        """Return the CPU seconds of this machine since it booted, minus those of all ranks; collective."""
         mine = psutil.Process().cpu_times()
         ranks = self.comm.allreduce(mine.user + mine.system)
         spent = psutil.cpu_times()
@@ -183,10 +186,11 @@ class Bench:
         """Return the records of a case: one of kind `comparison` per side (see README.md)."""
         head = {"schema": SCHEMA, "kind": "comparison", "script": self.script, "case": case.name}
         workload = {"ranks": self.comm.size, "nbytes": case.nbytes, "batch": case.batch}
-        return [head | {"side": side.name} | workload | _found(case, side) for side in case.sides]
+        return [head | {"side": side.name} | workload | _summarize_side(case, side) for side in case.sides]
 
 
-def _found(case: Case, side: Side) -> dict[str, Any]:
+def _summarize_side(case: Case, side: Side) -> dict[str, Any]:
+    """Return the part of a side's record that follows from its samples."""
     musts = [
         {"text": must.text, "ratio": asdict(case.ratio(side, must.against)), "holds": case.holds(side, must)}
         for must in side.musts
@@ -204,7 +208,7 @@ def _found(case: Case, side: Side) -> dict[str, Any]:
 
 
 def all_reduce_check(comm: MPI.Intracomm, x: Floats) -> Callable[[Callable[[], object]], int]:
-    """Return the check of an in-place sum of `x`, which leaves zeros: they stay zeros however often they are summed."""
+    """Return a function that checks an in-place sum of `x` and then zeroes `x`, whose sums stay finite when timed."""
     pattern = np.arange(len(x), dtype=np.float32) % 7
 
     def check(call: Callable[[], object]) -> int:

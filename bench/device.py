@@ -28,12 +28,12 @@ from hpccoll.units import MiB, format_size
 
 SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"
 LARGE = 256 * MiB
-SHARE = 0.7  # of the copy's rate, that a large all-reduce must reach
+SHARE = 0.7  # fraction of the copy's rate that a large all-reduce must reach
 COPIES = 20
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield a case for each size, and how far the symmetric all-reduce is from the floor."""
+    """Yield the case of each size, followed by a record that compares the symmetric all-reduce with the floor."""
     peers = list(_peers(bench))
     for nbytes in bench.sizes:
         case = bench.run(_case(bench, nbytes // 4, peers))
@@ -42,6 +42,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def _peers(bench: Bench) -> Iterator[TorchEngine | MpiEngine]:
+    """Start and yield the other libraries that can use device memory; report those that cannot on standard error."""
     if is_mpi_cuda_aware():
         yield MpiEngine(bench.comm, device_works=True)
     for backend in ("gloo", "nccl"):
@@ -53,6 +54,7 @@ def _peers(bench: Bench) -> Iterator[TorchEngine | MpiEngine]:
 
 
 def _case(bench: Bench, count: int, peers: list[TorchEngine | MpiEngine]) -> Case:
+    """Prepare and check all sides of an all-reduce of `count` float32 elements; collective."""
     own = bench.own
     x = own.cupy_empty(count)
     given = as_buffer(x, "x", writable=True)
@@ -84,7 +86,7 @@ def _side(name: str, call: Callable[[], object], buffer: Buffer, musts: tuple[Mu
 
 
 def _seconds(call: Callable[[], object], module: Any) -> float:
-    """Time one call by events on the current stream, the ranks having met."""
+    """Return the seconds of one call by events on the current stream, after a barrier."""
     from mpi4py import MPI
 
     begin, end, seconds = module.make_stream_timer()
@@ -97,6 +99,7 @@ def _seconds(call: Callable[[], object], module: Any) -> float:
 
 
 def _wrong(bench: Bench, call: Callable[[], object], x: Any) -> int:
+    """Run an all-reduce of known data in `x`; return this rank's number of wrong elements, and zero `x`."""
     pattern = np.arange(len(x), dtype=np.float32) % 7
     x.set(pattern + bench.comm.rank)
     call()
@@ -107,7 +110,7 @@ def _wrong(bench: Bench, call: Callable[[], object], x: Any) -> int:
 
 
 def _floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Hold the symmetric all-reduce against the copy of device memory: rank 0 alone copies, the others wait."""
+    """Compare the symmetric all-reduce with a copy of device memory, which rank 0 times while the others wait."""
     comm = bench.comm
     given = as_buffer(bench.own.cupy_empty(case.nbytes, "uint8"), "x", writable=True)
     other = given.module.empty(case.nbytes, given.dtype)

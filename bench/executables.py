@@ -39,9 +39,9 @@ EXECUTABLE, MEMORY = "hpccoll executable", "memory alone"
 
 
 def ring_loop(comm: MPI.Intracomm, x: Floats) -> Call:
-    """Return a ring all-reduce of x, written by hand."""
+    """Return a function that runs a hand-written ring all-reduce of x in place."""
     n, rank = comm.size, comm.rank
-    to, frm = (rank + 1) % n, (rank - 1) % n
+    dest, source = (rank + 1) % n, (rank - 1) % n
     chunks = [x[len(x) * c // n : len(x) * (c + 1) // n] for c in range(n)]
     scratch = np.zeros(max(len(chunk) for chunk in chunks), np.float32)
     reduce_steps, gather_steps = [], []
@@ -54,16 +54,16 @@ def ring_loop(comm: MPI.Intracomm, x: Floats) -> Call:
 
     def loop() -> None:
         for send, receive, landing, into in reduce_steps:
-            comm.Sendrecv(send, to, 0, receive, frm, 0)
+            comm.Sendrecv(send, dest, 0, receive, source, 0)
             np.add(into, landing, out=into)
         for send, receive in gather_steps:
-            comm.Sendrecv(send, to, 0, receive, frm, 0)
+            comm.Sendrecv(send, dest, 0, receive, source, 0)
 
     return loop
 
 
 def doubling_loop(comm: MPI.Intracomm, x: Floats) -> Call:
-    """Return a recursive-doubling all-reduce of x, written by hand for a power of two ranks."""
+    """Return a function that runs a hand-written recursive-doubling all-reduce of x, on a power of two ranks."""
     scratch = np.zeros_like(x)
     send, receive = [x, MPI.FLOAT], [scratch, MPI.FLOAT]
     peers = [comm.rank ^ (1 << bit) for bit in range(comm.size.bit_length() - 1)]
@@ -77,7 +77,7 @@ def doubling_loop(comm: MPI.Intracomm, x: Floats) -> Call:
 
 
 def algorithms(ranks: int) -> dict[str, Loop]:
-    """Return the hand-written loops for `n` ranks."""
+    """Return the hand-written loops that work on this number of ranks, by algorithm."""
     loops: dict[str, Loop] = {"ring": ring_loop, "recursive_doubling": doubling_loop}
     return loops if ranks & (ranks - 1) == 0 else {"ring": ring_loop}
 
@@ -104,7 +104,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
-    """Time the loop, its second instance, the executable and the MPI library on x; in the large ring also memory."""
+    """Return the case of two loops, the executable and the MPI library on x; for a large ring also memory accesses."""
     comm = bench.comm
     musts = [Must("no slower than the loop", "loop")]
     sides = [
@@ -120,9 +120,9 @@ def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats
 
 
 def memory(x: Floats, n: int) -> Call:
-    """Return a function with a rank's least memory accesses in a ring of n: it adds or stores every message."""
+    """Return a function that makes the fewest memory accesses of a rank in a ring of n: it adds or stores messages."""
     chunk = max(len(x) // n, 1)
-    mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # np.zeros would all be one page until it is written
+    mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # np.zeros maps all to one page until written
 
     def move() -> None:
         for _ in range(n - 1):
@@ -133,7 +133,7 @@ def memory(x: Floats, n: int) -> Call:
 
 
 def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
-    """Time lowering the plan and binding the program on this rank; the record is of the slowest rank."""
+    """Time lowering the plan and binding the program; return the record, with the maximum over ranks. Collective."""
     rank, ranks = bench.comm.rank, bench.comm.size
     x = np.zeros(count, np.float32)
     lowered, bound = [], []
@@ -147,7 +147,7 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
         executable = bench.own.all_reduce_init(x, algorithm=name)
         bound.append(time.perf_counter() - begin)
         executable.free()
-    worst = np.array([lowered, bound[1:]])  # the first binding lowers too, where nothing was kept
+    worst = np.array([lowered, bound[1:]])  # the first binding may also lower the plan
     bench.comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
     lower_us, bind_us = summary_of(worst[0]), summary_of(worst[1])
     messages = sum(isinstance(step, Send | Receive) for step in program.instructions)
@@ -171,10 +171,10 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
 
 
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Compare the ring with the memory's limit, which all ranks measured at once in turns of the same case.
+    """Return the record that compares the ring with the memory's limit, the case's side MEMORY.
 
-    However messages travel, in each of n - 1 steps a rank reads a chunk, reads its own and writes the sum (3 chunks),
-    and in n - 1 more it reads a chunk and writes it (2).
+    In each of n - 1 steps a rank reads a received chunk and its own and writes the sum: 3 chunks. In n - 1 more it
+    reads and writes a chunk: 2.
     """
     n = bench.comm.size
     moved = 5 * (n - 1) * (case.nbytes // n)
@@ -197,18 +197,18 @@ def floor(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def repeated_gather(rank: IntArray, n: int) -> Rounds:
-    """Return a plan of EXCHANGES rounds of a repeated ring all-gather: each rank sends and receives one chunk."""
+    """Plan at least EXCHANGES rounds of a repeated ring all-gather: each rank sends and receives one chunk a round."""
     once = all_gather(rank, n)
     turns = -(-EXCHANGES // len(once))
     return Rounds(turns * len(once), once.chunks, lambda t: once.at(t % len(once)))
 
 
 def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
-    """Time EXCHANGES exchanges of 8 bytes with the neighbours, for the cost of one; free the requests after."""
+    """Return the case of exchanges of 8 bytes with the neighbours, and MPI requests that the caller must free."""
     comm, n = bench.comm, bench.comm.size
-    to, frm = (comm.rank + 1) % n, (comm.rank - 1) % n
+    dest, source = (comm.rank + 1) % n, (comm.rank - 1) % n
     out, into = np.zeros(2, np.float32), np.zeros(2, np.float32)
-    receive, send = comm.Recv_init([into, MPI.FLOAT], frm, 7), comm.Send_init([out, MPI.FLOAT], to, 7)
+    receive, send = comm.Recv_init([into, MPI.FLOAT], source, 7), comm.Send_init([out, MPI.FLOAT], dest, 7)
     specs = [out, MPI.FLOAT], [into, MPI.FLOAT]
 
     def persistent() -> None:
@@ -218,7 +218,7 @@ def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
         send.Wait()
 
     def sendrecv() -> None:
-        comm.Sendrecv(specs[0], to, 7, specs[1], frm, 7)
+        comm.Sendrecv(specs[0], dest, 7, specs[1], source, 7)
 
     algorithm = make_algorithm(Operation.ALL_GATHER, "repeated", repeated_gather, None)
     whole = np.zeros((n, 2), np.float32)
@@ -244,7 +244,7 @@ def steps_case(bench: Bench) -> tuple[Case, list[MPI.Request]]:
 
 
 def per_exchange(comm: MPI.Intracomm, call: Callable[[], object], exchanges: int) -> float:
-    """Return this rank's seconds of one of the exchanges that `call` makes."""
+    """Time a call that makes several exchanges, after a barrier; return this rank's seconds per exchange."""
     comm.Barrier()
     begin = time.perf_counter()
     call()

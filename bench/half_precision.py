@@ -21,7 +21,7 @@ from script import Result, main
 from hpccoll.runtime.arrays import get_dtype
 
 BASELINE = "float32"
-MUST = Must("at most 2x slower", BASELINE, share=1.0)  # no more than float32's time above it
+MUST = Must("at most 2x slower", BASELINE, share=1.0)  # takes at most the time of float32 longer
 
 
 def measure(bench: Bench, algorithm: str) -> Iterator[Result]:
@@ -36,7 +36,7 @@ def measure(bench: Bench, algorithm: str) -> Iterator[Result]:
 
 
 def side(bench: Bench, name: str, nbytes: int, algorithm: str) -> tuple[Side, Callable[[], int]]:
-    """Return a prepared all-reduce, and what runs it anew and counts how many elements come out wrong."""
+    """Return a prepared all-reduce as a side, and a function that runs it and returns the number of wrong elements."""
     comm, dtype = bench.comm, get_dtype(name)
     pattern = np.arange(max(nbytes // dtype.itemsize, 1)) % 7
     x = (pattern + 1 + comm.rank).astype(dtype.numpy)
@@ -53,7 +53,7 @@ def side(bench: Bench, name: str, nbytes: int, algorithm: str) -> tuple[Side, Ca
 
 
 def known(checks: dict[int, Callable[[], int]], call: Callable[[], object]) -> int:
-    """Run the check of a side."""
+    """Run the check that belongs to a side's call; return the number of wrong elements."""
     return checks[id(call)]()
 
 

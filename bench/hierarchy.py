@@ -32,20 +32,19 @@ from hpccoll.units import KiB, MiB, format_size
 
 LIBRARY, AGAIN = "MPI library", "MPI library (A/A)"
 LARGE = 4 * MiB
-# What is raced: the plans of two levels first, then the flat ones.
+# The algorithms to time: those of two levels first, then the flat ones.
 RACED = {
     Operation.ALL_REDUCE: ("hierarchical_ring", "hierarchical_doubling", "ring", "recursive_doubling"),
     Operation.REDUCE_SCATTER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
     Operation.ALL_GATHER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
     Operation.BROADCAST: ("hierarchical_chain", "hierarchical_tree", "chain"),
 }
-WITHIN = {Operation.ALL_REDUCE: 1.06}  # of the floor; the others
-OTHERS = 1.15
-TIMES = 1.9  # the library
+WITHIN, OTHERS = {Operation.ALL_REDUCE: 1.06}, 1.15  # the largest ratio to the floor, by operation and for the others
+TIMES = 1.9  # times as fast as the library
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield a case for each size and operation, and what it says of the link or of short messages."""
+    """Yield the case of each size and operation, followed by a record of kind `floor` or `fastest`."""
     module = make_buffer_module("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
     engine = peers.start_available_engines(bench.comm, ("mpi",))["mpi"]
     if isinstance(engine, str):
@@ -63,7 +62,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 def contest(
     bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.LibraryEngine
 ) -> tuple[Case, list[Callable[[], None]]]:
-    """Return the case of an operation, and what frees it."""
+    """Prepare all sides of an operation; return the case, and functions that free them."""
     comm, blocks = bench.comm, bench.comm.size if operation.has_blocks else 1
     count, in_place = max(nbytes // 4 // blocks, 1), not operation.has_blocks
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
@@ -86,7 +85,7 @@ def contest(
 
 
 def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
-    """Hold every side against what the link of the busiest node must carry."""
+    """Return the record that compares every side with the time of the busiest node's link for the least bytes."""
     nodes = detect_layout(bench.comm).nodes
     once = (nodes - 1) / nodes
     share = {Operation.ALL_REDUCE: 2 * once, Operation.BROADCAST: 1.0}.get(operation, once)
@@ -108,7 +107,7 @@ def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
 
 
 def fastest(bench: Bench, case: Case) -> dict[str, Any]:
-    """Say which side was fastest, and how far auto is from it."""
+    """Return the record that names the fastest side, and the ratio of auto to it."""
     medians = {side.name: float(np.median(side.samples_us)) for side in case.sides if side.name != AGAIN}
     best = min((name for name in medians if name != "auto"), key=lambda name: medians[name])
     ratio = case.ratio(case.side(best), "auto")
@@ -124,6 +123,7 @@ def fastest(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def _record(bench: Bench, case: Case, kind: str) -> dict[str, Any]:
+    """Return the fields that every record of a case begins with."""
     head = {"schema": SCHEMA, "kind": kind, "script": bench.script, "case": case.name}
     return head | {"ranks": bench.comm.size, "nbytes": case.nbytes}
 

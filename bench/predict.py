@@ -27,7 +27,7 @@ from hpccoll.units import format_size
 MUST = 0.15
 
 
-def groups(rows: list[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
+def group_by_operation(rows: list[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
     """Return the rows of each operation."""
     found: dict[str, list[MeasuredRow]] = {}
     for row in rows:
@@ -35,8 +35,8 @@ def groups(rows: list[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
     return found
 
 
-def told(operation: str, found: MachineFit) -> str:
-    """Return what is printed of an operation: the machine, the errors, and a line a size."""
+def format_fit(operation: str, found: MachineFit) -> str:
+    """Return the fit of an operation as text: the machine, the errors, and one line per size."""
     machine, near = found.machine, found.machine.within
     betas = ", ".join(f"{1e-9 / beta:.2f}" for beta in (near.beta_s_per_byte, *(beta for _, beta in near.bands)))
     left_out = found.compute_median_error(fitted=False)
@@ -55,7 +55,7 @@ def told(operation: str, found: MachineFit) -> str:
 
 
 def records(operation: str, found: MachineFit, path: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of kind `prediction`: one a row, and a last one with the machine and the errors."""
+    """Yield the records of kind `prediction`: one per row, then one with the machine and the median errors."""
     head = {"schema": SCHEMA, "kind": "prediction", "record": path, "op": operation}
     for row in found.rows:
         what = {"algorithm": row.row.algorithm.name, "ranks": row.row.plan.ranks, "nbytes": row.row.nbytes}
@@ -66,7 +66,7 @@ def records(operation: str, found: MachineFit, path: str) -> Iterator[dict[str, 
 
 
 def main() -> int:
-    """Fit, predict, print and record."""
+    """Fit and predict all operations, print the errors and write --json; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", help="JSON Lines of hpccoll bench")
     parser.add_argument("--json", metavar="FILE", help="JSON Lines; - for standard output")
@@ -74,7 +74,7 @@ def main() -> int:
     options = parser.parse_args()
     missed = 0
     try:
-        measured = groups(read_measured_rows(options.record, "record"))
+        measured = group_by_operation(read_measured_rows(options.record, "record"))
         journal = RecordWriter(options.json) if options.json else None
         for operation, rows in measured.items():
             found = fit_machine(rows, options.record)
@@ -83,7 +83,7 @@ def main() -> int:
                 for record in records(operation, found, options.record):
                     journal.write(record)
             if options.json != "-":
-                print(told(operation, found))
+                print(format_fit(operation, found))
         if journal is not None:
             journal.close()
     except HpccollError as error:

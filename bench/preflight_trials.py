@@ -29,7 +29,7 @@ CONDITIONS = {"healthy": None, "link": "slow_node_link", "node": "slow_node"}
 
 
 def trial(lab: Lab, condition: str, node: str, folder: Path) -> dict[str, Any]:
-    """Spoil `node` as `condition` says, and return what preflight found."""
+    """Degrade `node` as `condition` says, run preflight on the lab, restore the node, and return the trial's record."""
     begin, load = time.monotonic(), os.getloadavg()[0] / (os.cpu_count() or 1)
     lab.set_link("all", rate=RATE)
     if condition == "link":
@@ -61,7 +61,7 @@ def trial(lab: Lab, condition: str, node: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the trials, in an order drawn by chance, and say how many were right."""
+    """Start a lab, run the trials in random order, append records to --json, and print how many were right."""
     parser = argparse.ArgumentParser(description="Trials of hpccoll preflight on a lab.")
     parser.add_argument("-n", "--trials", type=int, default=20, help="of each condition")
     parser.add_argument("--conditions", default=",".join(CONDITIONS), help="of healthy, link, node")

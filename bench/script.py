@@ -26,7 +26,7 @@ from hpccoll.records import RunRecord
 from hpccoll.runtime import job
 from hpccoll.units import format_size, parse_size
 
-Result = Case | dict[str, Any]  # a dict is a record of another kind; its `line` is what the table shows
+Result = Case | dict[str, Any]  # a dict is a record of another kind; the table shows its field `line`
 HEAD = f"{'size':>8} {'calls':>5}  {'case':<22} {'side':<34} {'us a call':>10} {'95 %':<22} {'ratio':>6} 95 %"
 
 
@@ -38,7 +38,7 @@ def main(doc: str, sizes: str, measure: Callable[[Bench], Iterator[Result]]) -> 
         sizes: message sizes by default, joined by commas.
         measure: yields the results, the same on every rank.
     """
-    options = _options(doc, sizes)
+    options = _parse_options(doc, sizes)
     try:
         return _run(options, measure)
     except HpccollError as error:
@@ -47,26 +47,22 @@ def main(doc: str, sizes: str, measure: Callable[[Bench], Iterator[Result]]) -> 
         return error.exit_status
 
 
-def _options(doc: str, sizes: str) -> argparse.Namespace:
+def _parse_options(doc: str, sizes: str) -> argparse.Namespace:
+    """Parse the command line of a script; `doc` is its help, `sizes` the default of --sizes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write JSON Lines as rows finish; - for standard output")
     parser.add_argument("--sizes", default=sizes, help="message sizes, joined by commas; default %(default)s")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per case; default %(default)s")
-    parser.add_argument(
-        "--patience",
-        type=int,
-        default=0,
-        help="repeat a case, at most this often, while other programs keep cores busy",
-    )
-    parser.add_argument(
-        "--link-mbit", type=float, default=0.0, help="rate of each node's link, for comparisons with it"
-    )
+    repeats = "repeat a case, at most this often, while other programs keep cores busy"
+    parser.add_argument("--patience", type=int, default=0, help=repeats)
+    parser.add_argument("--link-mbit", type=float, default=0.0, help="rate of each node's link in Mbit/s")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of turns")
     parser.add_argument("--require", action="store_true", help="exit with status 1 if a requirement is missed")
     return parser.parse_args()
 
 
 def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result]]) -> int:
+    """Measure on all ranks; rank 0 prints and writes the records. Return the exit status. Collective."""
     world = job.get_world()
     sizes = tuple(parse_size(size) for size in options.sizes.split(","))
     wrong = missed = 0
@@ -88,7 +84,7 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
                 missed += sum(not must["holds"] for must in record.get("musts", ()))
                 keep(record)
                 show(line(record))
-        show(f"# {missed} of what must hold was missed" if missed else "# all that must hold holds")
+        show(f"# {missed} requirements are missed" if missed else "# all requirements hold")
     return 1 if wrong or (options.require and missed) else 0
 
 
@@ -98,16 +94,16 @@ def _silent(_: object) -> None:
 
 def _run_record(comm: Any, command: str) -> dict[str, Any]:
     """Return the run record of `hpccoll bench` with the processor and the load average; collective."""
-    where = job.detect_layout(comm)
+    layout = job.detect_layout(comm)
     run = RunRecord.make(
         command=command,
         versions=job.collect_versions(),
-        hosts=where.hosts,
-        cores=where.cores,
-        ranks=where.ranks,
-        nodes=where.nodes,
+        hosts=layout.hosts,
+        cores=layout.cores,
+        ranks=layout.ranks,
+        nodes=layout.nodes,
         devices=(),
-        oversubscribed=where.oversubscribed,
+        oversubscribed=layout.oversubscribed,
         commit=job.find_commit(),
         start_time=datetime.now(UTC),
     )
@@ -115,6 +111,7 @@ def _run_record(comm: Any, command: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
+    """Return the processor's model name, from /proc/cpuinfo if possible."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -124,6 +121,7 @@ def _processor() -> str:
 
 
 def _header(run: Mapping[str, Any]) -> str:
+    """Return the lines above the table: command, machine, versions, load average and headings."""
     versions, cores = run["versions"], max(run["cores"])
     crowded = ", oversubscribed" if run["oversubscribed"] else ""
     load = " ".join(f"{each:.2f}" for each in run["load_average"])
@@ -136,7 +134,7 @@ def _header(run: Mapping[str, Any]) -> str:
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """Return a row of the table: a ratio above 1x is faster than the baseline, the first row of a case."""
+    """Return a record as a row of the table; above 1x a side is faster than the baseline, the first row of a case."""
     if record["kind"] != "comparison":
         return str(record["line"])
     times, ratio = record["time_us"], record["ratio"]
@@ -159,5 +157,6 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def _interval(low: float, high: float) -> str:
+    """Return `[low,high]`, rounded for the table."""
     digits = 2 if high < 1e4 else 0
     return f"[{low:.{digits}f},{high:.{digits}f}]"

@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 def main() -> int:
-    """Print the tables, or write them into the README."""
+    """Print the tables, or replace those in README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="into README.md instead of standard output")
     parser.add_argument("files", nargs="*", type=Path, help="default: all of bench/results")
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def section(path: Path) -> Iterator[str]:
-    """Yield the lines of one result file."""
+    """Read one result file; yield the Markdown lines of its section."""
     run, *records = read_records(path, "bench/summary.py").records
     versions = run["versions"]
     yield f"### {path.stem}\n"
@@ -58,7 +58,7 @@ def section(path: Path) -> Iterator[str]:
 
 
 def _cases(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Group the comparisons by case; the baseline, which has no ratio, begins each."""
+    """Yield the comparison records of each case; a baseline, which has no ratio, begins a new case."""
     case: list[dict[str, Any]] = []
     for record in records:
         if record["kind"] != "comparison":
@@ -72,6 +72,7 @@ def _cases(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _table(cases: list[list[dict[str, Any]]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of cases that have the same sides."""
     sides = [record["side"] for record in cases[0]]
     yield f"| case | size | calls | {' | '.join(sides)} | holds | others' cores |"
     yield f"|---|---|---|{'---|' * len(sides)}---|---|"
@@ -85,7 +86,7 @@ def _table(cases: list[list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def _cell(record: Record) -> str:
-    """Return the median in microseconds and, but for the baseline, the ratio to it with its interval."""
+    """Return the median in microseconds, and the ratio to the baseline with its interval unless it is the baseline."""
     median, ratio = record["time_us"]["p50"], record["ratio"]
     time = f"{median:,.2f}" if median < 1e3 else f"{median:,.0f}"
     return time if ratio is None else f"{time}: {ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"

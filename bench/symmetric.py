@@ -33,7 +33,7 @@ TILE = 2**14
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield a case for each operation and size, floors, and geometric means."""
+    """Yield cases of four operations by size, records of the floors, and geometric means over sizes."""
     gloo = _gloo(bench.comm)
     found: list[Case] = []
     for nbytes in bench.sizes:
@@ -52,6 +52,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def _gloo(comm: MPI.Intracomm) -> TorchEngine | None:
+    """Start Gloo; None if it is not available."""
     try:
         return TorchEngine(comm, "gloo")
     except HpccollError:
@@ -59,7 +60,7 @@ def _gloo(comm: MPI.Intracomm) -> TorchEngine | None:
 
 
 def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
-    """Time the library and Gloo on an ordinary buffer, and hpccoll on both kinds."""
+    """Return the checked case of the library and Gloo on an ordinary buffer, and hpccoll on both kinds; collective."""
     comm, own = bench.comm, bench.own
     x, y = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 0
@@ -91,7 +92,7 @@ def calls(nbytes: int) -> int:
 
 
 def memory(bench: Bench, x: Floats) -> Callable[[], object]:
-    """Return a function with a rank's least accesses: read and write its slice of every window, n S/n bytes each."""
+    """Return a function that makes a rank's fewest accesses: reads and writes its slice of every rank's `x`."""
     n, rank = bench.comm.size, bench.comm.rank
     low, high = len(x) * rank // n, len(x) * (rank + 1) // n
     slices = [each[low:high] for each in windows(bench, x)]
@@ -100,7 +101,7 @@ def memory(bench: Bench, x: Floats) -> Callable[[], object]:
 
 
 def windows(bench: Bench, x: Floats) -> list[Floats]:
-    """Return every rank's `x`, which is symmetric, in rank order."""
+    """Return views of every rank's `x`, which lies in symmetric memory, in rank order."""
     block = bench.own._engine.node.symmetric.find(x.__array_interface__["data"][0], x.nbytes)  # noqa: SLF001
     assert block is not None
     return [
@@ -121,9 +122,9 @@ def in_turn(steps: Iterable[Callable[[], object]]) -> Callable[[], object]:
 
 
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
-    """Compare a symmetric collective with the memory's limit: the bytes that each rank reads and writes."""
+    """Return the record that compares a symmetric collective with the memory's limit, the case's side FLOOR."""
     n = bench.comm.size
-    # all_reduce: n slices of S/n each way; all_gather: all blocks, own and others'; broadcast: (n - 1)/n S.
+    # Bytes read and written: all_reduce n slices of S/n; all_gather all n blocks; broadcast (n - 1)/n S.
     moved = 2 * case.nbytes * (n - 1) // n if case.name == "broadcast" else 2 * case.nbytes
     took, measured = (float(np.median(case.side(name).samples_us)) for name in (FLOOR, SYMMETRIC))
     return {
@@ -144,7 +145,7 @@ def floor(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def means(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Yield the geometric mean over the sizes of the symmetric all-reduce's ratios."""
+    """Yield records of the symmetric all-reduce's geometric mean speed-up over the library and over Gloo."""
     least = 3.0 if MPI.get_vendor()[0] == "MPICH" else 2.5
     for against, times in ((LIBRARY, least), (GLOO, 5.0)):
         ratios = [
@@ -171,7 +172,7 @@ def means(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def reduce_scatter_case(bench: Bench, count: int) -> Case:
-    """Time the library's reduce_scatter on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    """Return the case of the library's reduce_scatter and hpccoll's on symmetric buffers; `count` elements in all."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block * comm.size, block))
@@ -184,7 +185,7 @@ def reduce_scatter_case(bench: Bench, count: int) -> Case:
 
 
 def all_gather_case(bench: Bench, count: int) -> Case:
-    """Time the library's all_gather on ordinary buffers against hpccoll's on symmetric ones; `count` is all."""
+    """Return the case of the library's all_gather and hpccoll's on symmetric buffers; `count` elements in all."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block, block * comm.size))
@@ -198,13 +199,13 @@ def all_gather_case(bench: Bench, count: int) -> Case:
 
 
 def broadcast_case(bench: Bench, count: int) -> Case:
-    """Time the library's broadcast on an ordinary buffer against hpccoll's on a symmetric one."""
+    """Return the case of the library's broadcast and hpccoll's on a symmetric buffer."""
     comm, own = bench.comm, bench.own
     x, a = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 7 if comm.rank == 0 else 0
     ours = partial(own.broadcast, x, algorithm="shared")
     wrong = _wrong(comm, ours, x, 7)
-    chunk = -(-count // comm.size)  # the root stores the first to all, who load the others
+    chunk = -(-count // comm.size)  # the root writes the first chunk to all ranks; these read the other chunks
     each = windows(bench, x)
     pairs = [(other[:chunk], x[:chunk]) for other in each[1:]] if comm.rank == 0 else [(x[chunk:], each[0][chunk:])]
     library = partial(comm.Bcast, [a, MPI.FLOAT])
@@ -212,6 +213,7 @@ def broadcast_case(bench: Bench, count: int) -> Case:
 
 
 def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: Any) -> int:
+    """Call once; return the number of wrong elements of `out` on all ranks together."""
     call()
     return int(comm.allreduce(np.count_nonzero(out != right)))
 
@@ -224,7 +226,7 @@ def _pair(
     wrong: int,
     least: Callable[[], object] | None = None,
 ) -> Case:
-    """Return a case; `least` performs the least memory accesses of a rank, timed as *memory alone*."""
+    """Return the case of a library and hpccoll; `least`, if given, is the side of the fewest memory accesses."""
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
     if least is not None:
         sides.insert(2, Side(FLOOR, least, checked=False))
