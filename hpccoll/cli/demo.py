@@ -1,4 +1,4 @@
-"""`hpccoll demo`: the classic examples, run on MPI ranks and printed rank by rank; writes one `DemoRecord`."""
+"""`hpccoll demo`: runs a classic example on MPI ranks and prints the values of each rank; writes one `DemoRecord`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LINE_WIDTH = 110
 @click.option("--algorithm", metavar="NAME | FILE.py:FUNCTION", help="Algorithm for the example's operation.")
 @click.option("--force", is_flag=True, help="Run send_send_deadlock, although it deadlocks.")
 @click.option(
-    "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Seconds of --force."
+    "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Time limit of --force, s."
 )
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
-def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, target: str | None) -> None:
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
-    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, an algorithm of your own: it is proven and
-    then runs the example of its operation. The exit status is 4 if --force ran into the deadlock.
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm: it is proven, then the
+    example of its operation runs with it. The exit status is 4 if --force ended in the deadlock.
     """
     if name is None:
         _print_examples()
@@ -51,13 +51,13 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
         started = f"this job has {world.size}" if world.size > 1 else "this is one process"
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
         raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
-    if target != STDOUT and is_printing_rank():
+    if json_file != STDOUT and is_printing_rank():
         _print_introduction(example, chosen, draw)
     if force:
         deadlock.force_deadlock(world, example.make_arguments(world.rank)[0], limit)
     with Communicator(world) as comm:
         values = world.gather(run_example(example, comm, chosen))
-    _output_values(world, example, chosen, values, target)
+    _output_values(world, example, chosen, values, json_file)
 
 
 def _print_examples() -> None:
@@ -70,7 +70,10 @@ def _print_examples() -> None:
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
-    """Return the example and the algorithm of its operation, proven if it was given; None without an operation."""
+    """Return the example and the algorithm to run it with, None for an example of several operations.
+
+    An algorithm that the user gave, by --algorithm or as FILE.py:FUNCTION, is loaded and proven.
+    """
     if loader.is_file_reference(name):
         if algorithm is not None:
             raise UsageError(f"{name} is an algorithm itself; leave --algorithm out, or name an example before it")
@@ -96,7 +99,7 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 
 
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
-    """Print the example's description and its plan's cost, before it runs."""
+    """Print the example's description, its plan's proven cost and, if `draw`, the plan; before the example runs."""
     print(f"{example.name}, on {example.ranks} ranks\n")
     print("\n".join(example.description))
     if example.name == "send_send_deadlock":
@@ -121,25 +124,30 @@ def _print_introduction(example: Example, algorithm: Algorithm | None, draw: boo
 
 
 def _output_values(
-    world: Any, example: Example, algorithm: Algorithm | None, values: Sequence[RankValues] | None, target: str | None
+    world: Any,
+    example: Example,
+    algorithm: Algorithm | None,
+    values: Sequence[RankValues] | None,
+    json_file: str | None,
 ) -> None:
-    """Print and record the values of all ranks, which rank 0 has. Collective over `world`."""
+    """Print the values of all ranks and write their record, on rank 0; `values` is None elsewhere. Collective."""
     from hpccoll.cli.run_record import make_run_record
 
-    run = make_run_record(world) if target is not None else None
+    run = make_run_record(world) if json_file is not None else None
     if values is None:
         return
-    with open_json_lines(target) as lines:
+    with open_json_lines(json_file) as lines:
         if run is not None:
             lines.write(run)
             lines.write(_make_record(example, algorithm, values))
-    if target != STDOUT:
+    if json_file != STDOUT:
         _print_values(example, values)
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
+    """Return the fields of the example's `DemoRecord`: per title, the values of all ranks."""
     before, after = (
-        {title: [getattr(each, side)[at] for each in values] for at, title in enumerate(titles)}
+        {title: [getattr(each, side)[index] for each in values] for index, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
     )
     op, name = (algorithm.operation.value, algorithm.name) if algorithm else (None, None)

@@ -1,4 +1,4 @@
-"""`hpccoll draw`: one algorithm as a text grid, picture, animation or trace, as the file's suffix says."""
+"""`hpccoll draw`: draws one algorithm as a text grid, picture, animation or trace, by the suffix of the output file."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ FORMATS = {
 }
 
 
-def _draw(request: DrawingRequest, suffix: str) -> bytes:
-    """Return the content of a file with this suffix."""
+def _render(request: DrawingRequest, suffix: str) -> bytes:
+    """Return the drawing as the content of a file with this suffix; writes nothing."""
     from hpccoll.plan import drawing
 
     if suffix == ".json":
-        return _draw_trace(request)
+        return _render_trace(request)
     history = drawing.record_history(request.plan, request.nodes)
     if suffix == ".txt":
         return drawing.format_text_grid(history).encode()
@@ -66,7 +66,8 @@ def _draw(request: DrawingRequest, suffix: str) -> bytes:
     return raster.render_gif(drawing.lay_out_animation(history))
 
 
-def _draw_trace(request: DrawingRequest) -> bytes:
+def _render_trace(request: DrawingRequest) -> bytes:
+    """Return a JSON trace: simulated on the request's machine, or without one in rounds of equal length."""
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
@@ -121,12 +122,12 @@ def draw(
     drawing_format = _get_format(output, ranks, chunks)
     algorithm = _get_algorithm(name)
     timed_on = _load_machine(output, machine)
-    sizes = _ranks_per_node(nodes, ranks, timed_on)
+    sizes = _find_node_sizes(nodes, ranks, timed_on)
     request = DrawingRequest(_make_plan(algorithm, ranks, root, chunks, sizes), sizes, timed_on, parse_size(size))
     if not is_printing_rank():
         return
     require_writable(output, "-o")
-    drawn = _draw(request, Path(output).suffix.lower())
+    drawn = _render(request, Path(output).suffix.lower())
     _write(output, drawn, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
 
 
@@ -140,7 +141,7 @@ def _write(output: str, drawn: bytes, description: str) -> None:
 
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
-    """Run the algorithm on all ranks of the job (collective); rank 0 writes the trace of the run."""
+    """Run the algorithm on all ranks of the job; rank 0 writes a trace of the run. Collective."""
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.predict.forecast import count_elements
@@ -151,7 +152,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(name)
     if drawing_format is not FORMATS[".json"] or ranks not in (None, size):
         raise UsageError(f"--measured times a .json trace of the {size} ranks of this job; leave --ranks out")
-    _make_plan(algorithm, size, root, 1, ())  # refuses a wrong root and proves a user's own algorithm
+    _make_plan(algorithm, size, root, 1, ())  # raises for a wrong root; proves a user's own algorithm
     if world.rank == 0:
         require_writable(output, "-o")
     timeline = measure_steps(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
@@ -179,7 +180,7 @@ def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
 
 
 def _get_algorithm(name: str) -> Algorithm:
-    """Return the one algorithm that `name` selects; a file is loaded."""
+    """Return the one algorithm that `name` selects, or raise UsageError if it selects several; loads FILE.py."""
     from hpccoll.cli.verify import resolve_algorithms
 
     algorithms = resolve_algorithms([name])
@@ -202,18 +203,18 @@ def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: 
 
 
 def _load_machine(output: str, name: str | None) -> Machine | None:
-    """Return the machine of --machine, or None; raise UsageError if the output is not a trace."""
+    """Return the machine that --machine names, or None; raise UsageError if the output is not a trace."""
     if name is None:
         return None
     if Path(output).suffix.lower() != ".json":
-        raise UsageError(f"--machine {name} times a trace, and -o {output} is none; write to a .json file")
+        raise UsageError(f"--machine {name} is for traces, and -o {output} is not one; write to a .json file")
     from hpccoll.predict.machine_catalogue import load_machine
 
     return load_machine(name)
 
 
-def _ranks_per_node(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
-    """Return the number of ranks on each node; empty without --nodes and --machine."""
+def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
+    """Return the number of ranks on each node, from --nodes, else from the machine; empty if both are None."""
     if nodes is not None:
         return _parse_nodes(nodes, ranks)
     if machine is None:
@@ -224,7 +225,7 @@ def _ranks_per_node(nodes: str | None, ranks: int, machine: Machine | None) -> t
 
 
 def _parse_nodes(nodes: str, ranks: int) -> tuple[int, ...]:
-    """Return the number of ranks on each node from the text of --nodes: a number of nodes, or these numbers."""
+    """Parse --nodes, a number of nodes or the numbers of ranks on each, to the number of ranks on each node."""
     words = [word.strip() for word in nodes.split(",")]
     if all(word.isdecimal() for word in words):
         sizes = tuple(map(int, words))

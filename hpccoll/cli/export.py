@@ -28,7 +28,7 @@ ITEMSIZE = 4
 def export(name: str, output: str, ranks: int | None, root: int, chunks: int | None, size: str) -> None:
     """Write a plan for other tools: .json for any tool, .goal to simulate it with LogGOPSim, .xml for MSCCL on GPUs.
 
-    The plan is proven first. FILE.json, written by this command or by hand, is read back, proven and converted.
+    The plan is proven first. FILE.json is a plan that this command wrote, or one written by hand.
     """
     suffix, nbytes = Path(output).suffix, parse_size(size)
     if suffix not in SUFFIXES:
@@ -54,7 +54,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
 
 
 def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
-    """Return the proven plan of a built-in algorithm or of a user's own, which is loaded from its file."""
+    """Return the plan of a built-in algorithm, or of a user's own loaded from its file, after proving it."""
     from hpccoll.selection import choose_chunk_count
 
     if loader.is_file_reference(name):
@@ -72,7 +72,7 @@ def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int
 
 
 def _read_plan(name: str, ranks: int | None) -> Plan:
-    """Return the plan of the JSON file `name`, which is not yet proven."""
+    """Read the plan in the JSON file `name`, without proving it."""
     from hpccoll.plan.interchange.json_plans import from_json
 
     try:

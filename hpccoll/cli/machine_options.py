@@ -1,4 +1,4 @@
-"""The options that select the machine to simulate, and the machine that they mean."""
+"""The command-line options that select the machine to simulate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine of the options; `nodes` if --nodes was given; `errors` of a fit on fitted and on left-out sizes."""
+    """The selected machine, the value of --nodes, and a fit's median errors on fitted and on left-out sizes."""
 
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
 
     def for_ranks(self, ranks: int) -> Machine:
-        """Return the machine; with --nodes, its nodes have as many ranks as spread `ranks` over that many nodes."""
+        """Return the machine; with --nodes, one whose ranks per node divide `ranks` evenly over that many nodes."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
@@ -66,7 +66,7 @@ def add_machine_options(command: Command) -> Command:
 def resolve_machine(
     counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> ChosenMachine:
-    """Return the machine that the options mean; reads the file of `fit:FILE` or `FILE.toml`, and fits if asked to.
+    """Return the machine that the options select; read `FILE.toml`, or read `fit:FILE` and fit a machine to it.
 
     Args:
         counts: the rank counts to simulate.
@@ -95,7 +95,7 @@ def resolve_machine(
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds of a time such as 3.7us, 1.2ms or 1e-6; a UsageError for others names `option`."""
+    """Parse a time such as 3.7us, 1.2ms or 1e-6 to seconds, or raise a UsageError that names `option`."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*(s|ms|us|ns|)\s*", text.replace("µ", "u"), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6:
         raise UsageError(f"{option} {text!r} is not a time; write seconds or a unit, such as 3.7us, 1e-6 or 0")
@@ -103,10 +103,9 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def parse_seconds_per_byte(text: str, option: str) -> float:
-    """Return the seconds per byte of a time (8e-11) or a bandwidth (12.5GB/s, 1 GB being 1e9 bytes).
+    """Parse a time per byte (8e-11) or a bandwidth (12.5GB/s, 1 GB being 1e9 bytes) to seconds per byte.
 
-    Raises:
-        UsageError: `text` is neither; names `option`.
+    Raises a UsageError that names `option` if `text` is neither.
     """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*GB/s\s*", text, re.IGNORECASE)
     if match is None:
@@ -122,7 +121,10 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Return the machine fitted to a bench record, and its median errors; uses the rows of `names` if it has any."""
+    """Read a bench record and fit a machine to its rows of `names`, or to all if there are none; return its errors too.
+
+    The errors are the median ones on the fitted and on the left-out message sizes.
+    """
     from hpccoll.predict.fit import fit_machine
 
     rows = read_measured_rows(path, "--machine fit:")
@@ -132,10 +134,9 @@ def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, floa
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
-    """Return the rows of a bench record that a machine can be fitted to: of plans, on two ranks or more.
+    """Read the rows of a bench record that a machine can be fitted to: those of hpccoll's plans, on two ranks or more.
 
-    Raises:
-        UsageError: the file cannot be read or is not a bench record; names `option`.
+    Raises a UsageError that names `option` if the file cannot be read or is not a bench record.
     """
     from hpccoll.measure.result_file import read_records
 
@@ -144,7 +145,7 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 
 
 def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
-    """Return the plan that a record measured and its time; None if no algorithm of this version has that plan."""
+    """Return the plan that a record measured and its time, or None if the record is not usable for a fit."""
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm

@@ -1,7 +1,7 @@
 """The command `hpccoll`: runs a subcommand and turns every error into one paragraph and an exit status.
 
-A subcommand's module is imported when it is called, so that `hpccoll --help` and `hpccoll verify` load neither MPI nor
-torch.
+A subcommand's module is imported only when the subcommand is called, so that `hpccoll --help` and `hpccoll verify`
+load neither MPI nor torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from hpccoll import __version__
 from hpccoll.cli.output import get_launched_rank, is_printing_rank
 from hpccoll.errors import HpccollError
 
-INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells count
+INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 GRACE_S = 0.25
-# Names the file that tells a batch script the exit status: srun itself ends with 137 if it had to kill other ranks.
+# The environment variable that names a file for the exit status, for batch scripts: srun's own status is 137 if it had
+# to kill other ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
-# Each command is the function of its name in the module of its name, hpccoll/cli/NAME.py.
+# The command NAME is the function NAME in hpccoll/cli/NAME.py.
 COMMANDS = {
     "bench": "Time collectives over engines and algorithms, validated, side by side.",
     "demo": "Run the classic examples; print each rank's values before and after.",
@@ -42,7 +43,7 @@ COMMANDS = {
     "schema": "Print the JSON Schema of the records.",
     "simulate": "Predict the times of algorithms on a machine that you do not have.",
     "train": "Train a small model over a mesh of data, tensor and pipeline parallelism.",
-    "tune": "Measure every algorithm here, for algorithm='auto' to use the fastest.",
+    "tune": "Measure every algorithm on this machine, so that algorithm='auto' uses the fastest.",
     "verify": "Prove plans correct for every rank count in a range.",
 }
 
@@ -54,6 +55,7 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import the command's module and return the command, None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"hpccoll.cli.{cmd_name}"), cmd_name)
@@ -67,6 +69,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; if the reader has closed the pipe, discard the output and return status 141."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would exit with 1, the status of a wrong result
@@ -95,15 +98,14 @@ def hpccoll() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; print expected errors as one paragraph, without a traceback.
 
-    Args:
-        arguments: without the program's name; default those of this process.
+    `arguments` do not include the program's name; the default is sys.argv[1:]. An error on one rank aborts the MPI job.
     """
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
         sys.stdout.flush()  # raises here, rather than at exit, if the reader has closed the pipe
         return _record_status(status if isinstance(status, int) else 0)
     except click.ClickException as error:
-        if is_printing_rank():  # every rank has the same arguments, and this error
+        if is_printing_rank():  # every rank has the same arguments, and so the same error
             error.show()
         return _record_status(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -119,36 +121,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record_status(status: int) -> int:
-    """Return `status`, having written it to the file that HPCCOLL_STATUS_FILE names, if no other rank has."""
+    """Write `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists already, and return `status`."""
     if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
-        # If the file cannot be written, the batch script has the launcher's status.
+        # Without the file, the batch script uses the launcher's exit status.
         with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
             file.write(f"{status}\n")
     return status
 
 
 def _discard_stdout() -> int:
-    """Point standard output at /dev/null, so that flushing it at exit does not fail; return the exit status."""
+    """Redirect standard output to /dev/null, so that flushing it at exit does not fail; return status 141."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return CLOSED_PIPE
 
 
 def _is_in_job() -> bool:
-    """Whether other ranks may be waiting for this one: a launcher started the process, and it has loaded MPI."""
+    """Whether this process is a rank of an MPI job: a launcher started it, and it has imported MPI."""
     return get_launched_rank() is not None and "mpi4py.MPI" in sys.modules
 
 
 def _fail(status: int, message: str) -> int:
-    """Print `message` on standard error once per job, abort the job's other ranks, and return `status`."""
+    """Print `message` on standard error, once per job, and return `status`; in an MPI job, abort all ranks instead."""
     if not _is_in_job():
         if is_printing_rank():
             print(message, file=sys.stderr)
         return _record_status(status)
-    # All ranks often fail alike. The lowest rank prints, and aborts the job while the others still sleep.
+    # All ranks often fail alike: the lowest one prints and aborts the job while the others still sleep.
     time.sleep(min(get_launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
     _record_status(status)
-    time.sleep(GRACE_S / 2)  # the launcher forwards what it has read, not what is in the pipe when the job dies
+    time.sleep(GRACE_S / 2)  # until the launcher has read the message: it drops unread output of an aborted job
     from hpccoll.runtime import job
 
     job.abort(status)

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON Lines for scripts; under MPI only rank 0 prints."""
+"""Output of commands: tables for people, JSON Lines for scripts; in an MPI job only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.records import SCHEMA
 
 __all__ = ["SCHEMA", "STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
-# Launchers set these to a process's rank. SLURM's comes last: an mpirun inside a SLURM job sets its own as well.
+# The variables in which launchers pass a process its rank. SLURM's comes last: mpirun in a SLURM job sets its own too.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process's rank from its launcher's environment variables; None without a launcher. Loads no MPI."""
+    """Return the rank that the launcher put into the environment, None without a launcher; does not import MPI."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdecimal():
             return int(environ[name])
@@ -26,31 +26,24 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_printing_rank() -> bool:
-    """Whether this process prints: it is rank 0, or was not started by a launcher."""
+    """Whether this process may print: it is rank 0, or was not started by a launcher. Does not import MPI."""
     return not get_launched_rank()
 
 
-def open_json_lines(target: str | None, option: str = "--json") -> RecordWriter:
-    """Return the writer of a command's records; used in a `with` statement, it closes the file.
+def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:
+    """Open a file for a command's records on the printing rank, and return the writer, a context manager.
 
-    Args:
-        target: a path, `-` for standard output, None to write nothing; only the printing rank opens it.
-        option: the option that named it, for error messages.
-
-    Raises:
-        UsageError: the file cannot be written.
+    `json_file` is a path, `-` for standard output, or None to write nothing, as on all other ranks. Raises a UsageError
+    that names `option` if the file cannot be written.
     """
-    return RecordWriter(target if is_printing_rank() else None, option, separators=SPACED)
+    return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
-    """Print a table on the printing rank: with rich on a terminal, as plain aligned text otherwise.
+    """Print a table on the printing rank only: with rich on a terminal, as plain aligned text otherwise.
 
-    Args:
-        title: what the table shows.
-        columns: headings; the last column is left out if the terminal is too narrow for it.
-        rows: cells, as strings.
-        numbers: headings of the columns to align right.
+    `numbers` are the headings of the columns to align right. On a terminal too narrow for all columns, the last one is
+    left out.
     """
     if not is_printing_rank():
         return

@@ -1,4 +1,4 @@
-"""A progress bar on /dev/tty: under mpirun standard output is a pipe, but the terminal can still be opened."""
+"""A progress bar on /dev/tty, because under mpirun standard output is a pipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import IO
 
 
 @contextmanager
-def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar of `total` steps while the body runs; show nothing if there is no terminal.
+def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar of `total` steps on the terminal, if there is one, until the `with` block ends.
 
-    Yields a function to call after each step with a word about it. The bar is erased at the end.
+    Yields a function that advances the bar by one step and shows its argument beside it. `unit` follows the count.
     """
     terminal: IO[str] | None = None
     with suppress(OSError):
@@ -23,7 +23,7 @@ def show_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     with terminal, Progress(*shown, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda word: bar.update(task, advance=1, description=word)
+        yield lambda description: bar.update(task, advance=1, description=description)

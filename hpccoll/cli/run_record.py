@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-# An allow-list: fields of `SlurmJob`, by the variables that SLURM sets.
+# The only SLURM variables that are recorded, by field of `SlurmJob`.
 SLURM_VARIABLES = {
     "job_id": "SLURM_JOB_ID",
     "job_name": "SLURM_JOB_NAME",
@@ -20,7 +20,7 @@ SLURM_VARIABLES = {
 
 
 def read_slurm_job() -> dict[str, str]:
-    """Return the SLURM variables of this process's job by record field; empty outside SLURM."""
+    """Return this job's values of `SLURM_VARIABLES` from the environment, by record field; empty outside SLURM."""
     return {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
 
 
@@ -57,7 +57,7 @@ def make_serial_run_record() -> dict[str, Any]:
 
 
 def _make_record(**facts: Any) -> dict[str, Any]:
-    """Return the record with these fields, and with command, start time and SLURM job added."""
+    """Return the record with these fields and the command line, the current time as start time, and the SLURM job."""
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])

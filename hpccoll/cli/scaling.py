@@ -1,8 +1,4 @@
-"""`hpccoll scaling`: the results of several runs, side by side over the number of nodes.
-
-The record of kind `scaling`, one per series: `op`, `nbytes`, `in_place`, `dtype`, `buffer`, `engine`, `algorithm`, and
-`points`: `nodes`, `ranks`, `p50_us` with its interval, `busbw_GBps`, and `ratio` to the first point's median.
-"""
+"""`hpccoll scaling`: compares the results of runs on different numbers of nodes; writes `ScalingRecord`s."""
 
 from __future__ import annotations
 
@@ -22,33 +18,33 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: hpccoll scaling results/sweep-1234")
 @click.argument("paths", metavar="FILE|FOLDER...", nargs=-1, required=True)
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
-def scaling(paths: tuple[str, ...], target: str | None) -> None:
-    """Compare result files of `hpccoll bench`: each row's time per number of nodes it was measured on.
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
+    """Compare result files of `hpccoll bench`: print the time of each row on each number of nodes.
 
-    A folder stands for all .jsonl files in it and its subfolders, such as those of slurm/sweep.sh.
+    For a folder, all .jsonl files in it and its subfolders are read, such as those of slurm/sweep.sh.
     """
     if not is_printing_rank():
         return
     from hpccoll.measure.scaling import find_result_files, make_scaling_records, read_measurements
 
     files = find_result_files(paths)
-    found = make_scaling_records(read_measurements(files))
-    if not found:
+    records = make_scaling_records(read_measurements(files))
+    if not records:
         raise UsageError(
             f"nothing to compare: no row of {', '.join(map(str, files[:4]))} was measured on two numbers of nodes; "
             "name results of runs on different numbers of nodes"
         )
-    with open_json_lines(target) as lines:
-        for each in found:
-            lines.write(each.as_dict())
-    if target != STDOUT:
-        _print_tables(found)
+    with open_json_lines(json_file) as lines:
+        for record in records:
+            lines.write(record.as_dict())
+    if json_file != STDOUT:
+        _print_tables(records)
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print a table per operation, place, dtype and kind of buffer, with a column per number of nodes."""
-    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=_table_of), key=_table_of):
+    """Print one table per operation, dtype, kind of buffer and in or out of place, with one column per node count."""
+    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=_get_table_key), key=_get_table_key):
         members = list(group)
         places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})
         counts = [
@@ -66,6 +62,6 @@ def _print_tables(records: Sequence[ScalingRecord]) -> None:
         click.echo()
 
 
-def _table_of(record: ScalingRecord) -> tuple[str, bool, str, str]:
-    """Return what the rows of one table have in common."""
+def _get_table_key(record: ScalingRecord) -> tuple[str, bool, str, str]:
+    """Return the fields that all rows of one table share."""
     return record.op, record.in_place, record.dtype, record.buffer

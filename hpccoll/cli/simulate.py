@@ -1,4 +1,4 @@
-"""`hpccoll simulate`: the predicted time, steps, bytes and critical path of algorithms on a machine.
+"""`hpccoll simulate`: predicts the time, steps, bytes and critical path of algorithms on a machine.
 
 It writes one `SimulatedPlanRecord` per algorithm, rank count and size.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 2**17
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
-PRINTED_WAITS = 3  # at each end of a critical path
-RECORDED_WAITS = 32  # at each end of a critical path
+PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4
 COLUMNS = (
     *("algorithm", "ranks", "nodes", "size", "chunks", "steps"),
@@ -63,10 +63,10 @@ def _parse_rank_counts(text: str) -> list[int]:
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
-@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Of operations that have one.")
-@click.option("--full", is_flag=True, help="Simulate every rank, even if a few ranks stand for all.")
-@click.option("--map", "picture", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
+@click.option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
+@click.option("--map", "map_file", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def simulate(
     names: tuple[str, ...],
     ranks: str,
@@ -74,59 +74,44 @@ def simulate(
     chunks: int | None,
     root: int,
     full: bool,
-    picture: str | None,
-    target: str | None,
+    map_file: str | None,
+    json_file: str | None,
     **machine: Any,
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine.
 
-    OP alone selects all algorithms of an operation; FILE.py:FUNCTION is an algorithm of your own. The machine is a
-    built-in one (summit, dgx-h100, h200, workstation, laptop), a TOML file, fit:FILE for a machine fitted to a bench
-    record, or --alpha, --beta and --gamma.
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. The machine is
+    built in (summit, dgx-h100, h200, workstation, laptop), a TOML file, fitted to a bench record (fit:FILE), or
+    described by --alpha, --beta and --gamma.
     """
     algorithms = resolve_algorithms(names or ("all_reduce",))
     counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
-    if picture is not None:
-        _write_map(algorithms, chosen, max(counts), picture)
+    if map_file is not None:
+        _write_map(algorithms, chosen, max(counts), map_file)
         return
-    jobs = _list_jobs(algorithms, names, chosen, counts, sizes)
-    with open_json_lines(target) as lines:
-        if target is not None:
+    # An algorithm that cannot run on a machine is simulated only if its full name was given.
+    combinations = product(counts, sizes, algorithms)
+    selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
             lines.write(make_serial_run_record())
         cases = []
-        for case in _simulate_cases(jobs, chosen, chunks, root, full):
+        for case in _simulate_cases(selected, chosen, chunks, root, full):
             lines.write(_make_record(case, chosen))
             cases.append(case)
-    if target != STDOUT:
+    if json_file != STDOUT:
         _print_cases(cases, chosen)
 
 
-def _list_jobs(
-    algorithms: Sequence[Algorithm],
-    names: Sequence[str],
-    chosen: ChosenMachine,
-    counts: Sequence[int],
-    sizes: Sequence[int],
-) -> list[tuple[Algorithm, int, int]]:
-    """Return (algorithm, rank count, size) to simulate, without what cannot run there and was not asked for by name."""
-    return [
-        (each, n, nbytes)
-        for n in counts
-        for nbytes in sizes
-        for each in algorithms
-        if can_run_on(each, n, chosen.for_ranks(n)) or each.full_name in names
-    ]
-
-
 def _simulate_cases(
-    jobs: Sequence[tuple[Algorithm, int, int]], chosen: ChosenMachine, chunks: int | None, root: int, full: bool
+    selected: Sequence[tuple[int, int, Algorithm]], chosen: ChosenMachine, chunks: int | None, root: int, full: bool
 ) -> Iterator[SimulatedCase]:
-    """Yield the simulation of each (algorithm, rank count, size), and show a progress bar."""
-    with show_progress("simulated", len(jobs)) as advance:
-        for algorithm, n, nbytes in jobs:
+    """Simulate each (rank count, size, algorithm) and yield the cases as they finish; show a progress bar."""
+    with show_progress("simulated", len(selected)) as advance:
+        for n, nbytes, algorithm in selected:
             machine = chosen.for_ranks(n)
             count = chunks or choose_forecast_chunks(algorithm, n, nbytes)
             cost = algorithm.plan(n, 0, count, fill_nodes(n, machine)).cost
@@ -137,6 +122,7 @@ def _simulate_cases(
 
 
 def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
+    """Return the fields of the case's `SimulatedPlanRecord`."""
     simulation = case.simulation
     plan, machine = simulation.plan, simulation.machine
     bound = compute_bounds(plan.operation, plan.ranks, machine, simulation.nbytes)
@@ -169,14 +155,14 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
 
 
 def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
-    """Return the first and last `count` waits of a path; None stands for the waits between them."""
+    """Return the first and last `count` waits of a path, with None between them if any are left out."""
     if len(path.waits) <= 2 * count:
         return list(path.waits)
     return [*path.waits[:count], None, *path.waits[-count:]]
 
 
 def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
-    """Return the part of the record about the critical path, with the waits at its ends."""
+    """Return the record's entry about the critical path, with the waits at both ends of the path."""
     waits = tuple(
         WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.entered_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
@@ -228,12 +214,12 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
-    """Return the critical path in words, one line per wait at its ends."""
+    """Return the critical path in words, one line per wait at both ends of the path."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
     head = f"{plan.name} on {plan.ranks} ranks, {format_size(simulation.nbytes)}: rank {path.rank} is last, "
     head += f"after {len(path.waits)} waits in a row, {sum(wait.far for wait in path.waits)} of them across nodes"
     if simulated < plan.ranks:
-        head += f" ({simulated} ranks stand for all)" if simulated > 1 else " (one rank stands for all)"
+        head += f" ({simulated} ranks represent all)" if simulated > 1 else " (one rank represents all)"
     lines = [
         "  ..."
         if wait is None
@@ -244,15 +230,15 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
     return "\n".join([head, *lines])
 
 
-def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, picture: str) -> None:
-    """Simulate all rank counts up to `max_ranks` and all map sizes, and write the map of the fastest algorithms."""
+def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
+    """Simulate rank counts up to `max_ranks` and all `MAP_SIZES`, and write the picture of the fastest algorithms."""
     from hpccoll.measure.output_file import describe_write_error, require_writable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 
-    if not picture.lower().endswith(SUFFIXES):
-        raise UsageError(f"--map {picture}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
-    require_writable(picture, "--map")
+    if not map_file.lower().endswith(SUFFIXES):
+        raise UsageError(f"--map {map_file}: the suffix is the format; use one of {', '.join(SUFFIXES)}")
+    require_writable(map_file, "--map")
     machine = chosen.for_ranks(max_ranks)
     counts = list_rank_counts(max_ranks, machine)
     if len(counts) < 2 or len({each.operation for each in algorithms}) > 1:
@@ -260,6 +246,6 @@ def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks
     with show_progress("simulated", len(algorithms) * len(counts)) as advance:
         grid = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)
     try:
-        draw_winner_map(grid).savefig(picture, dpi=160)
+        draw_winner_map(grid).savefig(map_file, dpi=160)
     except OSError as error:
-        raise describe_write_error(picture, "--map", error) from error
+        raise describe_write_error(map_file, "--map", error) from error

@@ -50,15 +50,15 @@ class TuneOptions:
 @click.option("-b", "--min-bytes", default="8", show_default=True, help="Smallest message.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of one message size to the one before.")
-@click.option("-d", "--dtype", default="float32", show_default=True, help="Element types, joined by commas.")
-@click.option("--buffer", help="host, symmetric, cuda, joined by commas; default host,symmetric on one node.")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element types, separated by commas.")
+@click.option("--buffer", help="host, symmetric, cuda, separated by commas; default host,symmetric on one node.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 60 s for all rows.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
-@click.option("--output", metavar="FILE", help="The table's file; default the file that auto reads.")
+@click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
 @click.option("--json", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**options: Any) -> int:
-    """Measure every algorithm and the MPI library here, and store their times (default: all operations).
+    """Measure every algorithm and the MPI library's own collectives of each OP, by default all, and store their times.
 
     `algorithm="auto"` reads the table in later jobs with the same MPI library, kind of host and layout of ranks. Sizes
     that are measured again are replaced; the rest of the table is kept.
@@ -73,7 +73,7 @@ def tune(**options: Any) -> int:
 
 
 def _run(options: TuneOptions) -> int:
-    """Measure and store, or show the stored table; return the exit status. Collective over all ranks."""
+    """Measure and store the times, or with --show print the stored table; return the exit status. Collective."""
     from hpccoll.communicator import Communicator
     from hpccoll.measure.tuning import BUSY, OtherProcessLoad, make_tuning_sessions
     from hpccoll.runtime import job
@@ -93,22 +93,22 @@ def _run(options: TuneOptions) -> int:
     sweep = _make_sweep(options, layout.nodes)
     run, wrong = make_run_record(world), 0
     with Communicator(world) as comm, ExitStack() as stack:
-        ready = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
-        outputs = _TuneOutputs(options, stack, path, site, ready, run) if world.rank == 0 else None
+        sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
+        outputs = _TuneOutputs(options, stack, path, site, sessions, run) if world.rank == 0 else None
         other_load = OtherProcessLoad(world)
-        for trial in ready:
-            for record in trial.run_candidates():
+        for session in sessions:
+            for record in session.run_candidates():
                 wrong += record.wrong or 0
                 if outputs is not None:
                     outputs.add(record)
-        others = other_load.measure_busy_cores() if layout.nodes == 1 else 0.0
-    if others > BUSY and world.rank == 0:
-        click.echo(f"# other programs kept {others:.1f} cores busy: tune again when they have ended", err=True)
+        busy_cores = other_load.measure_busy_cores() if layout.nodes == 1 else 0.0
+    if busy_cores > BUSY and world.rank == 0:
+        click.echo(f"# other programs kept {busy_cores:.1f} cores busy: tune again when they have ended", err=True)
     return 1 if wrong else 0
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
-    """Return the operations, sizes, element types and buffers to measure."""
+    """Parse the options: return the operations, sizes, element types and kinds of buffer to measure."""
     from hpccoll.measure.tuning import TuningSweep
     from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
@@ -131,7 +131,7 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the table in `path`, or write it as JSON."""
+    """Print the table in the file `path`; with --json also write it as JSON, or only that if to standard output."""
     from hpccoll.selection.tuning_files import read_table
 
     if not path.exists():
@@ -147,10 +147,9 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
 
 
 class _TuneOutputs:
-    """Writes records as rows finish and the table as points finish, and shows progress; on rank 0 only.
+    """Writes each record when its row finishes and the table after each message size, with a progress bar; rank 0 only.
 
-    Raises:
-        UsageError: the table or the record cannot be written.
+    Raises UsageError if the table or the record cannot be written. `stack` prints the new part of the table at the end.
     """
 
     def __init__(
@@ -177,18 +176,18 @@ class _TuneOutputs:
 
     @property
     def measured(self) -> list[TuningSeries]:
-        """The series measured so far, one point each."""
+        """One series of a single point per message size measured so far."""
         return [series for session in self.sessions for series in session.found]
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write the record of a row, and store the table if the row completed a point."""
+        """Write the record of a row; write the table too if the row was the last one of its message size."""
         self.lines.write(record.as_dict())
         self.progress(f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 
     def _store_table(self) -> TuningTable:
-        """Merge the measured series into the stored table; read it again, as another job may have changed it."""
+        """Read the stored table, which another job may have changed, merge the measured series, and write it."""
         from hpccoll.selection.tuning_files import read_table_to_extend, write_table
         from hpccoll.selection.tuning_table import TuningTable
 
@@ -199,7 +198,7 @@ class _TuneOutputs:
         return table
 
     def finish(self) -> None:
-        """Store the table, and print its new series and the candidates that were left out."""
+        """Write the table; print its new series, and on standard error the candidates that were left out."""
         if not self.measured:
             return
         table = self._store_table()
@@ -212,7 +211,7 @@ class _TuneOutputs:
 
 
 def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]) -> None:
-    """Print a table for each series: the fastest candidate and the next, per size."""
+    """Print, on the printing rank only, one table per series: the fastest candidate and the next fastest per size."""
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")

@@ -27,7 +27,7 @@ from hpccoll.units import parse_range
 
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
-TASKS_PER_PORTION = 16  # tasks that a worker process takes at once
+TASKS_PER_BATCH = 16  # tasks that a worker process takes at once
 MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes cost more time than they save
 
 
@@ -40,7 +40,7 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def list_node_layouts(ranks: int) -> list[Nodes]:
-    """Return the layouts to prove: one node; equal nodes; nodes of 6 and a rest; 1 and the others; 3 interleaved."""
+    """Return the layouts to prove: one node; equal nodes; 6 ranks each and the rest; 1 and n-1; three interleaved."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: list[Nodes] = [None, (size,) * (ranks // size)]
@@ -51,7 +51,7 @@ def list_node_layouts(ranks: int) -> list[Nodes]:
 
 
 def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
-    """Prove all variants of `algorithm` on `ranks` ranks and return the result; failures are in it, not raised."""
+    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised."""
     start, failures, plans = time.perf_counter(), [], 0
     proof: Proof | None = None
     for root, chunks, nodes in list_variants(algorithm, ranks):
@@ -82,7 +82,7 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
 
 
 def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
-    """Return the algorithms that `names` mean, all registered ones for no names; runs the files of FILE.py:FUNCTION.
+    """Return the algorithms that `names` select, all if it is empty; runs the file of each FILE.py:FUNCTION.
 
     Args:
         names: each is OP/ALGORITHM, OP for all algorithms of an operation, or FILE.py:FUNCTION.
@@ -102,7 +102,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 
 
 def _resolve_registered(name: str) -> list[Algorithm]:
-    """Return the registered algorithm OP/ALGORITHM, or all of OP."""
+    """Return the registered algorithm OP/ALGORITHM, or all algorithms of OP."""
     op, slash, algorithm = name.partition("/")
     valid = sorted(each.value for each in Operation)
     if op not in valid:
@@ -113,15 +113,15 @@ def _resolve_registered(name: str) -> list[Algorithm]:
     return [each for each in list_algorithms() if each.operation is operation]
 
 
-def _prove_portion(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
-    """Prove tasks in a worker process; algorithms are passed by name because their functions may not be picklable."""
+def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
+    """Prove (full name, rank count) tasks in a worker process; algorithms themselves may not be picklable."""
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
-    """Prove every algorithm on every rank count, in worker processes on all cores; call `done` with each result.
+    """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result.
 
-    Few tasks, and algorithms from files, are proven in this process.
+    Few tasks, and algorithms from files, are proven in this process instead. Returns when all are proven.
     """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
@@ -130,13 +130,13 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
         for algorithm, n in tasks:
             done(prove_variants(algorithm, n))
         return
-    # Tasks are sorted by size and dealt out in turn, so that all portions take about the same time.
-    count = max(cores, len(tasks) // TASKS_PER_PORTION)
-    portions = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
-    # Spawned, not forked: the progress bar has a thread, and a forked child could inherit a lock that it holds.
+    # Tasks are sorted by size and distributed round-robin, so that all batches take about the same time.
+    count = max(cores, len(tasks) // TASKS_PER_BATCH)
+    batches = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
+    # Spawned, not forked: a forked child could inherit a lock that the progress bar's thread holds.
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(_prove_portion, portion) for portion in portions]):
+            for future in as_completed([pool.submit(_prove_batch, batch) for batch in batches]):
                 for result in future.result():
                     done(result)
         except BaseException:
@@ -145,7 +145,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
 
 
 def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlanRecord]) -> None:
-    """Print one row per algorithm; steps and bytes are those of its largest rank count."""
+    """Print one row per algorithm, with the steps and bytes of the largest rank count."""
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for algorithm in algorithms:
@@ -166,29 +166,29 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
-@click.option("--json", "target", metavar="FILE", help="Write one JSON record per line; - for standard output.")
-def verify(names: tuple[str, ...], ranks: str, target: str | None) -> None:
-    """Prove plans: every contribution arrives exactly once, in one order, and nothing can deadlock.
+@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
+    """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
-    Without a name all plans are proven; OP alone selects all algorithms of an operation; FILE.py:FUNCTION is one of
-    your own. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8
-    chunks, and for uneven layouts of ranks on nodes.
+    Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
+    is your own algorithm. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
+    3 and 8 chunks, and for uneven layouts of ranks on nodes.
     """
     algorithms, counts = resolve_algorithms(names), parse_range(ranks)
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []
-    with open_json_lines(target) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
-        if target is not None:
+    with open_json_lines(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
+        if json_file is not None:
             lines.write(make_serial_run_record())
 
-        def done(result: ProvenPlanRecord) -> None:
+        def add_result(result: ProvenPlanRecord) -> None:
             results.append(result)
             lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")
 
-        prove_all(algorithms, counts, done)
-    if target != STDOUT:
+        prove_all(algorithms, counts, add_result)
+    if json_file != STDOUT:
         _print_results(algorithms, results)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
     if failures:

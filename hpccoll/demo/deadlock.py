@@ -1,4 +1,4 @@
-"""The example in which two ranks send first: the proof of the deadlock, and a run that ends after a time limit."""
+"""The example in which two ranks both send first: the proof that it deadlocks, and a run with a time limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
 def make_program() -> list[list[Action]]:
-    """Return the example as a free program: both ranks send x (chunk 0), then receive y (chunk 1)."""
+    """Return the actions of both ranks, for the checker: each sends x (chunk 0), then receives y (chunk 1)."""
     return [[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]
 
 
 def explain_deadlock() -> str:
-    """Return the checker's message about the program; nothing is sent."""
+    """Run the checker on the program and return its message about the deadlock; nothing is sent."""
     try:
         check_program(make_program())
     except DeadlockError as error:
@@ -32,12 +32,12 @@ def explain_deadlock() -> str:
 
 
 def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
-    """Run the program with synchronous sends, and give up after `limit_s` seconds. Collective over `world`.
+    """Run the program with synchronous sends of `x`, waiting at most `limit_s` seconds per step. Collective; blocks.
 
     Raises:
         CommunicationError: the ranks are deadlocked; names each rank and its step.
     """
-    progress = world.Dup()  # a second communicator, since messages on the first one are stuck
+    progress = world.Dup()  # a second communicator, since the first one has pending messages
     peer, y = 1 - world.rank, np.empty_like(x)
     step = 0
     for start in (world.Issend, world.Irecv):
@@ -48,7 +48,7 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
     _wait(progress.Iallgather(own_step, steps), limit_s)  # with a limit: the other rank may have ended
     if (steps == len(STEPS)).all():
         return
-    states = "; ".join(_format_state(rank, int(at)) for rank, at in enumerate(steps))
+    states = "; ".join(_format_state(rank, int(reached)) for rank, reached in enumerate(steps))
     raise CommunicationError(
         f"nothing has moved for {limit_s:g} s: {states}. Each waits for the other to receive; "
         "let one of them receive first, or use isend and irecv"
@@ -56,14 +56,14 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
 
 
 def _format_state(rank: int, step: int) -> str:
-    """Return a rank's progress in words; step -1 means that it did not answer."""
+    """Return in words which step a rank has reached; step -1 means that it did not answer."""
     if 0 <= step < len(STEPS):
         return f"rank {rank} is still at step {step} ({STEPS[step].format(1 - rank)})"
     return f"rank {rank} has ended" if step == len(STEPS) else f"rank {rank} does not answer"
 
 
 def _wait(request: Any, limit_s: float) -> bool:
-    """Wait until `request` completes, for at most `limit_s` seconds; return whether it did."""
+    """Poll `request` until it completes, for at most `limit_s` seconds; return whether it completed."""
     end = time.monotonic() + limit_s
     while not request.Test():
         if time.monotonic() > end:

@@ -1,7 +1,7 @@
 """The examples of `hpccoll demo`: rank counts, each rank's arguments, and a description in two lines.
 
-Values are small enough to follow by eye. In `ring_all_reduce_5` chunk c of rank r is (c + 1) 10**r, so the digits of a
-sum show the chunk and the ranks that were added.
+In `ring_all_reduce_5` chunk c of rank r is (c + 1) 10**r, so the digits of a sum show the chunk and the ranks that were
+added.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ _STEPS = ([1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6])
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example.
+    """An example of `hpccoll demo`: functions to call on MPI ranks, their arguments, and texts to print.
 
-    Args:
-        name: its name on the command line.
-        ranks: number of ranks that it takes.
-        calls: the functions of the in_*.py files that it runs, each on arguments of its own.
-        inputs: for each argument of a call, every rank's value; numbers and None are passed as they are.
+    Attributes:
+        calls: the functions of the in_*.py files that it runs, each on new copies of the arguments.
+        inputs: per argument of a call, the values of all ranks: lists become arrays, numbers and None stay unchanged.
         titles: table headings of the arguments and of all results.
-        description: two lines about it.
-        operation: the collective that `algorithm` is for; None for several calls without one.
-        algorithm: the algorithm that runs the operation and is drawn.
-        accepts_algorithm: whether `--algorithm` may name another.
+        description: two lines of text.
+        operation: the collective that `algorithm` runs; None if the example is not about one collective.
+        algorithm: the name of the algorithm that runs the operation and is drawn.
+        accepts_algorithm: whether `--algorithm` may name another one.
     """
 
     name: str
@@ -55,14 +53,14 @@ class Example:
 
 
 def _make_argument(value: Values) -> Array | float | None:
-    """Return a new float32 array for a list; None and numbers as they are."""
+    """Return a new float32 array for a list; return None and numbers unchanged."""
     return value if value is None or isinstance(value, float) else np.array(value, np.float32)
 
 
 def _make_vector_example(
     name: str, operation: Operation, algorithm: str, inputs: Sequence[Values], description: tuple[str, str]
 ) -> Example:
-    """Return an example with one call, one argument and one result, named like its operation's method."""
+    """Return an example with one argument and one result that calls the function named like `operation`."""
     titles = (("before",), ("after",))
     return Example(name, len(inputs), (operation.value,), (inputs,), titles, description, operation, algorithm)
 
@@ -171,7 +169,7 @@ EXAMPLES = (
         (("x before", "y before"), ("x after", "y after")),
         (
             "x is broadcast from rank 0 and y, of another length, from rank 1.",
-            "Both start before either is waited for; all ranks start them in the same order.",
+            "Both start before the wait for either; all ranks start them in the same order.",
         ),
         Operation.BROADCAST,
         "tree",
@@ -233,7 +231,7 @@ EXAMPLES = (
         (("x", "y before"), ("y after",)),
         (
             "Both ranks send first and receive second; a synchronous send ends when its receive starts.",
-            "So neither send ends. With small messages it goes unnoticed, because MPI buffers them.",
+            "So neither send ends. Small messages hide the mistake, because MPI buffers them.",
         ),
     ),
     Example(
@@ -254,7 +252,7 @@ EXAMPLES = (
 
 
 def get_example(name: str) -> Example:
-    """Return the example of that name; raise UnknownNameError, which lists the valid names, if there is none."""
+    """Return the example called `name`, or raise UnknownNameError, which lists the valid names."""
     for example in EXAMPLES:
         if example.name == name:
             return example
@@ -262,5 +260,5 @@ def get_example(name: str) -> Example:
 
 
 def find_example(operation: Operation) -> Example | None:
-    """Return the first example of an operation that can run with any algorithm of it, None if there is none."""
+    """Return the first example of `operation` that accepts any of its algorithms, None if there is none."""
     return next((each for each in EXAMPLES if each.operation is operation and each.accepts_algorithm), None)

@@ -15,50 +15,50 @@ from hpccoll import premul_sum
 
 
 def broadcast(comm: Any, x: Any) -> Any:
-    """Every rank gets rank 0's x."""
+    """Overwrite x on every rank with rank 0's x."""
     comm.broadcast(x, root=0)
     return x
 
 
 def reduce(comm: Any, x: Any) -> Any:
-    """Rank 0 gets the sum."""
+    """Overwrite x on rank 0 with the sum of every rank's x."""
     comm.reduce(x, root=0, op="sum")
     return x
 
 
 def all_reduce(comm: Any, x: Any) -> Any:
-    """Every rank gets the sum."""
+    """Overwrite x on every rank with the sum of every rank's x."""
     comm.all_reduce(x, op="sum")
     return x
 
 
 def gather(comm: Any, x: Any) -> Any:
-    """Rank 0 gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on rank 0; None on the others."""
     rows = comm.gather(x, root=0)
     return rows
 
 
 def all_gather(comm: Any, x: Any) -> Any:
-    """Every rank gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on every rank."""
     rows = comm.all_gather(x)
     return rows
 
 
 def scatter(comm: Any, x: Any) -> Any:
-    """Rank r gets row r of rank 0's x."""
+    """Return row r of rank 0's x on rank r."""
     row = np.empty(5, np.float32)
     comm.scatter(x, root=0, out=row)
     return row
 
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
-    """Rank r gets the sum of every rank's row r."""
+    """Return the sum of every rank's row r on rank r."""
     row = comm.reduce_scatter(x, op="sum")
     return row
 
 
 def send_recv_chain(comm: Any, x: Any) -> Any:
-    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
+    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
     if comm.rank == 0:
         comm.send(x, dest=1)
     elif comm.rank == 1:
@@ -71,7 +71,7 @@ def send_recv_chain(comm: Any, x: Any) -> Any:
 
 
 def send_recv_chain_async(comm: Any, x: Any) -> Any:
-    """The same chain without blocking: each rank computes between start and wait."""
+    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
     sent = [comm.isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.irecv(x, source=comm.rank - 1)
@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
+    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")
@@ -99,7 +99,7 @@ def new_group(comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
     first = comm.broadcast(x, root=0, async_op=True)
     second = comm.broadcast(y, root=1, async_op=True)
     first.wait()
@@ -108,13 +108,13 @@ def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(comm: Any, x: Any, weights: Any) -> Any:
-    """Every rank gets the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum, element j scaled by weight j."""
     comm.all_reduce(x, op=premul_sum(weights))
     return x
 
 
 def distributed_softmax(comm: Any, x: Any) -> Any:
-    """Return the softmax over the ranks, element by element."""
+    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
     top = x.copy()
     comm.all_reduce(top, op="max")
     share = np.exp(x - top)
@@ -125,7 +125,7 @@ def distributed_softmax(comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(comm: Any, x: Any) -> Any:
-    """Divide each element by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by its 2-norm over the ranks."""
     squares = x * x
     comm.all_reduce(squares, op="sum")
     x /= np.sqrt(squares)
@@ -133,14 +133,14 @@ def l2_normalise(comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(comm: Any, seconds: float) -> Any:
-    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
     time.sleep(seconds)
     comm.barrier()
     return seconds
 
 
 def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
-    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
     if comm.rank == 0:
         comm.send(x, dest=1)
         comm.recv(y, source=1)
@@ -151,7 +151,7 @@ def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
 
 
 def ring_all_reduce_5(comm: Any, x: Any) -> Any:
-    """Both phases in two calls, then in one call."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
     part = comm.reduce_scatter(x, op="sum", algorithm="ring")
     rows = comm.all_gather(part, algorithm="ring")
     comm.all_reduce(x, op="sum", algorithm="ring")

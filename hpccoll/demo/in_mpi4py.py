@@ -13,13 +13,13 @@ import numpy as np
 
 
 def broadcast(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes the module
-    """Every rank gets rank 0's x."""
+    """Overwrite x on every rank with rank 0's x."""
     comm.Bcast(x, root=0)
     return x
 
 
 def reduce(MPI: Any, comm: Any, x: Any) -> Any:
-    """Rank 0 gets the sum."""
+    """Overwrite x on rank 0 with the sum of every rank's x."""
     if comm.rank == 0:
         comm.Reduce(MPI.IN_PLACE, x, op=MPI.SUM, root=0)
     else:
@@ -28,41 +28,41 @@ def reduce(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def all_reduce(MPI: Any, comm: Any, x: Any) -> Any:
-    """Every rank gets the sum."""
+    """Overwrite x on every rank with the sum of every rank's x."""
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on rank 0; None on the others."""
     rows = np.empty((comm.size, *x.shape), x.dtype) if comm.rank == 0 else None
     comm.Gather(x, rows, root=0)
     return rows
 
 
 def all_gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Every rank gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on every rank."""
     rows = np.empty((comm.size, *x.shape), x.dtype)
     comm.Allgather(x, rows)
     return rows
 
 
 def scatter(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank r gets row r of rank 0's x."""
+    """Return row r of rank 0's x on rank r."""
     row = np.empty(5, np.float32)
     comm.Scatter(x, row, root=0)
     return row
 
 
 def reduce_scatter(MPI: Any, comm: Any, x: Any) -> Any:
-    """Rank r gets the sum of every rank's row r."""
+    """Return the sum of every rank's row r on rank r."""
     row = np.empty(x.shape[1:], x.dtype)
     comm.Reduce_scatter_block(x, row, op=MPI.SUM)
     return row
 
 
 def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
+    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
     if comm.rank == 0:
         comm.Send(x, dest=1)
     elif comm.rank == 1:
@@ -75,7 +75,7 @@ def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
-    """The same chain without blocking: each rank computes between start and wait."""
+    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
     sent = [comm.Isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.Irecv(x, source=comm.rank - 1)
@@ -90,7 +90,7 @@ def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
+    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)
@@ -101,7 +101,7 @@ def new_group(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
     first = comm.Ibcast(x, root=0)
     second = comm.Ibcast(y, root=1)
     MPI.Request.Waitall([first, second])
@@ -109,14 +109,14 @@ def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(MPI: Any, comm: Any, x: Any, weights: Any) -> Any:
-    """Every rank gets the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum, element j scaled by weight j."""
     x *= weights
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
-    """Return the softmax over the ranks, element by element."""
+    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
     top = x.copy()
     comm.Allreduce(MPI.IN_PLACE, top, op=MPI.MAX)
     share = np.exp(x - top)
@@ -127,7 +127,7 @@ def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
-    """Divide each element by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by its 2-norm over the ranks."""
     squares = x * x
     comm.Allreduce(MPI.IN_PLACE, squares, op=MPI.SUM)
     x /= np.sqrt(squares)
@@ -135,14 +135,14 @@ def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(MPI: Any, comm: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
     time.sleep(seconds)
     comm.Barrier()
     return seconds
 
 
 def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
     if comm.rank == 0:
         comm.Ssend(x, dest=1)
         comm.Recv(y, source=1)
@@ -153,7 +153,7 @@ def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG
 
 
 def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
-    """Both phases in two calls, then in one call; the library selects the algorithm."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
     part = np.empty(1, np.float32)
     comm.Reduce_scatter_block(x, part, op=MPI.SUM)
     whole = np.empty(5, np.float32)

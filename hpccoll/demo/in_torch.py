@@ -11,53 +11,53 @@ from typing import Any
 
 
 def broadcast(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes both modules
-    """Every rank gets rank 0's x."""
+    """Overwrite x on every rank with rank 0's x."""
     dist.broadcast(x, src=0)
     return x
 
 
 def reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 gets the sum; x of the other ranks is undefined afterwards: Gloo leaves partial sums there."""
+    """Overwrite x on rank 0 with the sum; on the others x is undefined afterwards: Gloo leaves partial sums."""
     dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)
     return x
 
 
 def all_reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Every rank gets the sum."""
+    """Overwrite x on every rank with the sum of every rank's x."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Rank 0 gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on rank 0; None on the others."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(x, rows, dst=0)
     return rows
 
 
 def all_gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Every rank gets every rank's x, in rank order."""
+    """Return every rank's x, in rank order, on every rank."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, x)
     return rows
 
 
 def scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """Rank r gets row r of rank 0's x."""
+    """Return row r of rank 0's x on rank r."""
     row = torch.empty(5)
     dist.scatter(row, list(x) if dist.get_rank() == 0 else None, src=0)
     return row
 
 
 def reduce_scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """Rank r gets the sum of every rank's row r."""
+    """Return the sum of every rank's row r on rank r."""
     row = torch.empty_like(x[0])
     dist.reduce_scatter(row, list(x), op=dist.ReduceOp.SUM)
     return row
 
 
 def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 sends to rank 1, which doubles the vector and sends it to rank 2."""
+    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
     rank = dist.get_rank()
     if rank == 0:
         dist.send(x, dst=1)
@@ -71,7 +71,7 @@ def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """The same chain without blocking: each rank computes between start and wait."""
+    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
     rank = dist.get_rank()
     sent = [dist.isend(x, dst=1)] if rank == 0 else []
     if rank > 0:
@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Each pair of ranks sums; then a maximum over all ranks gives both sums to every rank."""
+    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])
@@ -99,7 +99,7 @@ def new_group(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Broadcast x from rank 0 and y from rank 1, both in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
     first = dist.broadcast(x, src=0, async_op=True)
     second = dist.broadcast(y, src=1, async_op=True)
     first.wait()
@@ -108,14 +108,14 @@ def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG00
 
 
 def weighted_sum(torch: Any, dist: Any, x: Any, weights: Any) -> Any:  # noqa: ARG001
-    """Every rank gets the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum, element j scaled by weight j."""
     x *= weights
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
-    """Return the softmax over the ranks, element by element."""
+    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
     top = x.clone()
     dist.all_reduce(top, op=dist.ReduceOp.MAX)
     share = torch.exp(x - top)
@@ -126,7 +126,7 @@ def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
-    """Divide each element by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by its 2-norm over the ranks."""
     squares = x * x
     dist.all_reduce(squares, op=dist.ReduceOp.SUM)
     x /= torch.sqrt(squares)
@@ -134,14 +134,14 @@ def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def barrier_staggered(torch: Any, dist: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Enter the barrier `seconds` late; all ranks leave after the last has entered."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
     time.sleep(seconds)
     dist.barrier()
     return seconds
 
 
 def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Exchange x without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
     if dist.get_rank() == 0:
         dist.send(x, dst=1)
         dist.recv(y, src=1)
@@ -152,7 +152,7 @@ def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: A
 
 
 def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
-    """Both phases in two calls, then in one call; the backend selects the algorithm."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
     part, whole = torch.empty(1), torch.empty(5)
     dist.reduce_scatter(part, list(x.split(1)), op=dist.ReduceOp.SUM)
     dist.all_gather(list(whole.split(1)), part)

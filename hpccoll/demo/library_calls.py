@@ -21,7 +21,7 @@ LIBRARIES: dict[str, ModuleType] = {
 
 
 def format_library_calls(example: Example) -> dict[str, str]:
-    """Return, by library, the source lines that make the calls of `example`."""
+    """Return the source code of the example's calls, by name of the library."""
     return {
         library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()
@@ -29,7 +29,7 @@ def format_library_calls(example: Example) -> dict[str, str]:
 
 
 def get_function_body(function: Callable[..., Any]) -> str:
-    """Return the source of a function's body, without its docstring and its last return."""
+    """Return the source code of a function's body, without the docstring and the last statement."""
     source = textwrap.dedent(inspect.getsource(function))
     definition = ast.parse(source).body[0]
     if not isinstance(definition, ast.FunctionDef):

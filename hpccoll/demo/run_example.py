@@ -20,19 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankValues:
-    """One rank's values before and after, in the order of the example's titles: nested lists, numbers or None."""
+    """One rank's arguments and results, in the order of the example's titles: nested lists, numbers or None."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
 
 
 def run_example(example: Example, comm: Communicator, algorithm: Algorithm | None) -> RankValues:
-    """Run every call of the example, each on new arguments, and return this rank's values. Collective over `comm`.
+    """Run every call of the example, each on new arguments, and return this rank's values. Collective; blocks.
 
-    Args:
-        example: the example; `comm` must have as many ranks as it takes.
-        comm: the ranks to run on.
-        algorithm: the algorithm of the example's operation; None leaves the choice to `comm`.
+    `comm` must have `example.ranks` ranks. `algorithm` runs the example's operation; None leaves the choice to `comm`.
     """
     before = tuple(_as_list(value) for value in example.make_arguments(comm.rank))
     chosen_comm = comm if algorithm is None else _CommunicatorWithAlgorithm(comm, algorithm)
@@ -68,7 +65,7 @@ def _as_list(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a string: `[1, 2.5000]` for a list, `-` for None."""
+    """Return a value as text to print: `[1, 2.5000]` for a list, `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, list):

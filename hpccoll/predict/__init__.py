@@ -1,4 +1,4 @@
-"""Forecasts of plans on machines that are described rather than present, and machines fitted to measured times.
+"""Predicts the times of algorithms on described machines, and fits the parameters of a machine to measured times.
 
 Start with `forecast.py`: the simulation of an algorithm for a rank count, a machine and a message size. The machines
 are in `machine_catalogue.py`; `fit.py` fits one to measurements.

@@ -1,16 +1,17 @@
 """Fits a machine to measured times: the alpha, beta and gamma whose simulated times are closest to them.
 
-Every other message size is fitted; the sizes in between are only predicted, so the errors on them are errors of
+Every second message size is fitted; the sizes in between are only predicted, so the errors on them are errors of
 prediction. The fit minimises the sum over rows of |log(simulated / measured)|, smoothed near zero: rows of microseconds
 count as much as rows of milliseconds, and outliers have little influence.
 
 Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
-ones are sent in pieces, and messages larger than the caches are slower. Each link therefore has bands of message size
-with a beta each, and a call has a cost before its first message. (Idea: Kielmann, Bal and Verstoep, Fast measurement of
+ones are sent in pieces, and messages larger than the caches are slower. Each link therefore has one beta per band of
+message sizes, and a call has a cost before its first message. (Idea: Kielmann, Bal and Verstoep, Fast measurement of
 LogP parameters, 2000.)
 
-A simulated time is the longest of many paths, each linear in the parameters. The fit computes its slopes by simulation,
-solves the linearised model, and repeats both until the parameters converge. Cost: about thirty simulations per row.
+A simulated time is the longest of many paths, each linear in the parameters. The fit computes the derivatives of the
+times by simulation, solves the linearised model, and repeats both until the parameters converge. Cost: about thirty
+simulations per row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.units import KiB, MiB
 
 Floats: TypeAlias = NDArray[np.float64]
-BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes between bands
+BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
 _MIN_SIZES = 4
 _MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1
 _MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
@@ -38,7 +39,7 @@ _MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured plan: `count` elements of `itemsize` bytes per rank, S in bytes, and the median time."""
+    """A measured plan: `count` elements of `itemsize` bytes per rank, message size `nbytes`, and the median time."""
 
     algorithm: Algorithm
     plan: Plan
@@ -59,7 +60,7 @@ class PredictedRow:
 
     @property
     def error(self) -> float:
-        """The error of the prediction, as a fraction of the measured time."""
+        """The absolute error of the prediction, as a fraction of the measured time."""
         return abs(self.seconds / self.row.seconds - 1)
 
 
@@ -71,16 +72,16 @@ class MachineFit:
     rows: tuple[PredictedRow, ...]
 
     def compute_median_error(self, *, fitted: bool) -> float:
-        """Return the median error of the fitted rows, or of the rows that were left out."""
+        """Return the median error of the rows that were fitted, or of the rows that were only predicted."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
 def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
-    """Fit a machine to every other size of `rows`, and predict all rows with it.
+    """Fit a machine to every second size of `rows`, and predict all rows with it; runs simulations, sends nothing.
 
     Args:
         rows: measurements of one job, with the same ranks on the same nodes.
-        source: the rows' origin for messages and the machine's name, such as the file.
+        source: the name of the rows, such as their file; for error messages and the machine's name.
 
     Raises:
         UsageError: rows of several jobs, or of too few sizes.
@@ -103,9 +104,9 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
 
 
 class _ParameterLayout:
-    """The parameters to fit, K in all: call, gamma, fence, then alpha and one beta per band of each link.
+    """The order of the K parameters to fit: call, gamma, fence, then per link alpha and one beta per band.
 
-    Parameters that no row depends on are left out: the fence, and the links inside or between nodes.
+    The fence and the link inside or between nodes are left out if no row depends on them.
     """
 
     def __init__(self, ranks: int, nodes: int, largest: int, has_fences: bool) -> None:
@@ -122,10 +123,11 @@ class _ParameterLayout:
         call, gamma, *rest = values.tolist()
         fence = rest.pop(0) if self.has_fences else None
         link_values = (rest[: self.within_count], rest[self.within_count :])
-        links = [self._make_link(each) for each in link_values if each]
+        links = [self._make_link(one_link) for one_link in link_values if one_link]
         return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call, fence)
 
     def _make_link(self, values: list[float]) -> Link:
+        """Return the link with these values: alpha, then one beta per band."""
         bands = tuple(zip(self.borders, values[2:], strict=True))
         return replace(Link.one_port(*values[:2]), bands=bands)
 
@@ -135,32 +137,32 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
     measured = np.array([row.seconds for row in rows])
     values = parameters.start
     for _ in range(_MAX_ITERATIONS):
-        slopes = np.array([_compute_slopes(parameters, row, values) for row in rows])  # (rows, K)
+        derivatives = np.array([_compute_derivatives(parameters, row, values) for row in rows])  # (rows, K)
 
-        def log_errors(logs: Floats, slopes: Floats = slopes) -> Floats:
-            return np.asarray(np.log(slopes @ np.exp(logs) / measured))
+        def compute_log_errors(log_values: Floats, derivatives: Floats = derivatives) -> Floats:
+            return np.asarray(np.log(derivatives @ np.exp(log_values) / measured))
 
         limits = (np.log(_MIN_PARAMETER), np.log(_MAX_PARAMETER))
-        solution = least_squares(log_errors, np.log(values), loss="soft_l1", f_scale=_SMOOTHING, bounds=limits)
+        solution = least_squares(compute_log_errors, np.log(values), loss="soft_l1", f_scale=_SMOOTHING, bounds=limits)
         previous, values = values, np.exp(solution.x)
         if np.allclose(previous, values, rtol=10 * _RELATIVE_STEP):
             break
     return values
 
 
-def _compute_slopes(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
-    """Return the slope of a row's simulated time in each parameter, shape (K,).
+def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
+    """Return the derivatives of a row's simulated time by each parameter, shape (K,), from K + 1 simulations.
 
-    The time is homogeneous in the parameters: it equals the dot product of slopes and parameters.
+    The time is homogeneous in the parameters: it equals the dot product of derivatives and parameters.
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
-    slopes = np.empty_like(values)
-    for at, value in enumerate(values):
+    derivatives = np.empty_like(values)
+    for k, value in enumerate(values):
         changed = values.copy()
-        changed[at] = value * (1 + _RELATIVE_STEP)
+        changed[k] = value * (1 + _RELATIVE_STEP)
         changed_seconds = _simulate_seconds(row, parameters.make_machine(changed, ""))
-        slopes[at] = (changed_seconds - seconds) / (value * _RELATIVE_STEP)
-    return np.maximum(slopes, 0.0)
+        derivatives[k] = (changed_seconds - seconds) / (value * _RELATIVE_STEP)
+    return np.maximum(derivatives, 0.0)
 
 
 def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:

@@ -1,4 +1,4 @@
-"""Forecasts: the simulation of an algorithm for a rank count, a machine and a message size."""
+"""Forecasts: simulations of an algorithm for a rank count, a machine and a message size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
 def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE) -> int:
-    """Return the element count per rank of a message of `nbytes` (nccl-tests' S) on n ranks.
+    """Return the number of elements per rank of a message of `nbytes` (nccl-tests' S) on n ranks.
 
-    It is rounded down to whole elements; a message above zero bytes has at least one, as in `hpccoll bench`.
+    The count is rounded down, but not to 0 if `nbytes` > 0, as in `hpccoll bench`. A barrier has 0 elements.
     """
     if operation is Operation.BARRIER:
         return 0
@@ -27,12 +27,12 @@ def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
 
 
 def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
-    """Whether n ranks of `machine` can run `algorithm`: shared memory needs one node, or a plan made for nodes."""
+    """Whether n ranks of `machine` can run `algorithm`: not if a pure shared-memory algorithm spans several nodes."""
     return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
 
 def choose_forecast_chunks(algorithm: Algorithm, n: int, nbytes: int) -> int:
-    """Return the number of chunks that a call of `nbytes` on n ranks is cut into when it runs."""
+    """Return the number of chunks that a run on n ranks would cut a message of `nbytes` into."""
     return choose_chunk_count(algorithm, n, nbytes, count_elements(algorithm.operation, nbytes, n))
 
 
@@ -54,10 +54,10 @@ def forecast(
         n: number of ranks; they fill the nodes of `machine` in order.
         machine: the topology and its costs.
         nbytes: message size; rounded down to whole float32 elements.
-        chunks: number of chunks; None for the number that a run takes.
-        root: of operations that have one.
-        full: simulate every rank, even if a few ranks stand for all.
-        trace: find the critical path.
+        chunks: number of chunks; None for the number that a run would use.
+        root: the root rank; ignored by operations without one.
+        full: simulate every rank, even if symmetry makes a few ranks enough.
+        trace: find the critical path; a hybrid plan is then simulated as one segment, without pipelining.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)

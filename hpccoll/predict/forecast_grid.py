@@ -22,7 +22,7 @@ TIE = 1e-9  # relative difference up to which times are equal; the first such al
 
 @dataclass(frozen=True, slots=True)
 class ForecastGrid:
-    """Predicted seconds of each algorithm, shape (A, R, S)."""
+    """Predicted seconds of each algorithm at each rank count and size, shape (A, R, S); inf where it cannot run."""
 
     machine: Machine
     algorithms: tuple[Algorithm, ...]
@@ -31,7 +31,7 @@ class ForecastGrid:
     seconds: Floats
 
     def find_winner(self, ranks: int, nbytes: int) -> Algorithm:
-        """Return the fastest algorithm at a point of the grid."""
+        """Return the fastest algorithm at a rank count and message size of the grid."""
         seconds = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
         return self.algorithms[int(np.argmax(seconds <= seconds.min() * (1 + TIE)))]
 
@@ -43,14 +43,9 @@ def forecast_grid(
     sizes: Sequence[int],
     done: Callable[[str], object] = lambda _: None,
 ) -> ForecastGrid:
-    """Simulate every algorithm at every rank count and size; return infinity where it cannot run.
+    """Simulate every algorithm at every rank count and message size in bytes.
 
-    Args:
-        algorithms: shape (A,).
-        machine: the machine.
-        ranks: rank counts, shape (R,).
-        sizes: message sizes in bytes, shape (S,).
-        done: called with a description after each algorithm and rank count.
+    `done` is called with a description after each algorithm and rank count.
     """
     seconds = np.full((len(algorithms), len(ranks), len(sizes)), np.inf)
     for a, algorithm in enumerate(algorithms):
@@ -62,7 +57,7 @@ def forecast_grid(
 
 
 def list_rank_counts(max_ranks: int, machine: Machine) -> list[int]:
-    """Return rank counts from 2 to `max_ranks`: powers of two inside a node, then full nodes, doubling."""
+    """Return rank counts from 2 to `max_ranks`: powers of two within a node, then 1, 2, 4, ... full nodes."""
     q = machine.ranks_per_node
     inside = [1 << k for k in range(1, max_ranks.bit_length()) if 1 << k < min(q, max_ranks + 1)]
     nodes = [q << k for k in range(max_ranks.bit_length()) if 2 <= q << k <= max_ranks]

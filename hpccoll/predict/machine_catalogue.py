@@ -1,4 +1,4 @@
-"""The built-in machines, described from data sheets with their sources, and machines in a user's TOML file."""
+"""Machines to simulate: the built-in ones, in machines/*.toml with their sources, and those in a user's TOML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_machines() -> list[str]:
 
 
 def load_machine(name: str) -> Machine:
-    """Return the built-in machine of that name, or the machine that a TOML file describes; reads the file.
+    """Read the description of a machine from a TOML file: that of a built-in machine `name`, or the path `name`.
 
     Raises:
         UnknownNameError: `name` is neither a built-in machine nor a path ending in .toml.
@@ -49,9 +49,7 @@ def load_machine(name: str) -> Machine:
 def parse_machine(text: str, source: str) -> Machine:
     """Return the machine that a TOML string describes.
 
-    Args:
-        text: the TOML; see `build_machine` for its keys.
-        source: names the machine and its source in messages.
+    `source` is the file or machine that error messages name. See `build_machine` for the keys.
 
     Raises:
         MachineError: `text` is not TOML, or does not describe a machine.

@@ -1,7 +1,7 @@
-"""Simulation of hierarchical plans the way they run: in segments, with work inside nodes hidden behind messages.
+"""Simulation of hybrid plans cut into segments, as they run: work inside nodes overlaps with messages between nodes.
 
-The first segment takes the simulated time of the plan. Every further segment adds the time that the busiest node's link
-takes to carry it: messages of several segments are in flight at once, and all other work overlaps with them.
+The first segment takes the simulated time of the plan. Every further segment adds the time for which it occupies the
+busiest node's link: messages of several segments are in flight at once, and all other work overlaps with them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from hpccoll.plan import Machine, Plan, Simulation, simulate
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Simulate a hierarchical plan on `machine`, cut into the segments of a run; into one segment on a single node.
+    """Simulate a hybrid plan on `machine`, cut into the segments of a run; into one segment on a single node.
 
-    Args:
-        plan: loads and stores inside nodes, and messages between nodes.
-        machine: the topology and its costs.
-        count: elements per rank, of its vector or of one block.
-        itemsize: bytes per element.
-        full: simulate every rank, even if a few ranks stand for all.
+    `count` is the number of elements per rank, of its vector or of one block. With `full`, every rank is simulated even
+    if symmetry makes a few ranks enough.
     """
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
     segments = choose_segment_count(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1

@@ -1,4 +1,4 @@
-"""The winner map: a picture of the fastest algorithm by rank count (across) and message size (up).
+"""The winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
 
 Logarithms of times are interpolated linearly between the simulated points, which are marked. Two algorithms take
 equally long on the lines between their regions. Each region is labelled with its algorithm's name, so that neither
@@ -32,18 +32,15 @@ _OTHER_COLOURS = ("#BFE3F7", "#D9CBA8", "#F3ED9E", "#B9A7D3", "#D7E8B0", "#EFC7B
 _INK = "#222222"
 SUFFIXES = (".png", ".svg", ".pdf")
 _RESOLUTION = 360  # interpolated points along each axis
-# Shares of the map: smaller regions are not labelled, larger ones get a bold label.
-_MIN_LABELLED, _MIN_BOLD = 0.0035, 0.03
+_MIN_LABELLED, _MIN_BOLD = 0.0035, 0.03  # fractions of the map's area from which a region has a label, a bold label
 
 
 def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
-    """Return the winner map as a matplotlib figure; nothing is written.
+    """Return the winner map of `grid` (at least two rank counts and two sizes) as a matplotlib figure; write no file.
 
-    Args:
-        grid: forecasts with at least two rank counts and two sizes.
-        marks: rank counts at which to draw a dotted line (to compare a rule of thumb with the map).
+    `marks` are rank counts at which to draw a dotted line, to compare a rule of thumb with the map.
     """
-    # Without pyplot, which would select a backend and keep figures for the whole process.
+    # Not pyplot, which would select a backend and keep figures for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,11 +70,12 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
 
 
 def _get_colour(name: str, number: int) -> str:
+    """Return the fixed colour of the algorithm `name`, or the `number`-th of the other colours if it has none."""
     return _COLOURS.get(name, _OTHER_COLOURS[number % len(_OTHER_COLOURS)])
 
 
 def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Colour each fine point by its fastest algorithm, given in `best` as indices."""
+    """Draw each fine point in the colour of its fastest algorithm, given in `best` as indices."""
     from matplotlib.colors import ListedColormap
 
     present = np.unique(best)
@@ -99,7 +97,7 @@ def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Float
 
 
 def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Label each region at its widest place, upright if the label does not fit across."""
+    """Draw each region's label at its widest place, vertically if it does not fit horizontally."""
     from matplotlib.patheffects import withStroke
     from scipy.ndimage import label
 
@@ -129,7 +127,7 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
 
 
 def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int, bool]:
-    """Return the row and column for a label of `width` points in a region, and whether it must stand upright."""
+    """Return the row and column of the centre of a label of `width` points, and whether to write it vertically."""
     row, (first, last) = _find_roomiest_row(inside)
     if last - first > width:
         return row, (first + last) // 2, False
@@ -138,21 +136,16 @@ def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int
 
 
 def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]:
-    """Return the row with the most room for a label, and the first and last point of the run to write it in."""
+    """Return the row with the most room for a label, and the first and last point of its run inside the region."""
     from scipy.ndimage import distance_transform_edt
 
     # A label is about ten times as wide as high, so distance along the row counts less.
     room = distance_transform_edt(np.pad(inside, 1), sampling=(1.0, 0.12))[1:-1, 1:-1]
-    row, column = (int(at) for at in np.unravel_index(int(np.argmax(room)), room.shape))
-    return row, _find_run(inside[row], column)
-
-
-def _find_run(inside: NDArray[np.bool_], at: int) -> tuple[int, int]:
-    """Return the first and last point of the run of inside points that contains `at`."""
-    outside = np.nonzero(~inside)[0]
-    first = int(outside[outside < at].max(initial=-1)) + 1
-    last = int(outside[outside > at].min(initial=len(inside))) - 1
-    return first, last
+    row, column = (int(index) for index in np.unravel_index(int(np.argmax(room)), room.shape))
+    outside = np.nonzero(~inside[row])[0]
+    first = int(outside[outside < column].max(initial=-1)) + 1
+    last = int(outside[outside > column].min(initial=inside.shape[1])) - 1
+    return row, (first, last)
 
 
 def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:

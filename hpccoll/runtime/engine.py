@@ -37,7 +37,7 @@ from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
-from hpccoll.selection.selector import open_selection_log
+from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import load_tuning_table
 
 FIRST_ASYNC_TAG: Final = 2
@@ -71,7 +71,7 @@ class Engine:
             whole_job=comm.size == MPI.COMM_WORLD.size,
         )
         self._selector = Selector(comm.size, where.nodes, table)
-        self._log = open_selection_log(comm.rank, comm.size)
+        self._log = make_selection_log(comm.rank, comm.size)
         self._asynchronous_calls = 0
 
     def run(self, call: CollectiveCall) -> Executable | None:

@@ -1,4 +1,4 @@
-"""Selects the algorithm that `algorithm="auto"` runs, and the number of chunks a message is cut into.
+"""Selects the algorithm that `algorithm="auto"` runs, and the number of chunks that a message is cut into.
 
 Start with `selector.py`. A `Selector` looks in the tuning table that `hpccoll tune` measured (`tuning_table.py`, read
 and written by `tuning_files.py`), then in fixed rules (`rules.py`), then asks the cost model (`cost_model.py`).

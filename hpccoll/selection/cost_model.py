@@ -1,4 +1,4 @@
-"""The cost model: predicted times from the step and byte counts that algorithms state, and the chunk counts they give.
+"""The cost model: predicts times, and the fastest chunk counts, from the steps and bytes that algorithms state.
 
 An algorithm of `steps` steps in which the busiest rank sends m times the message size S takes about
 steps * alpha + max(m S, steps * S / C) * beta seconds: every step costs a latency alpha, a rank sends no faster than
@@ -17,7 +17,7 @@ from hpccoll.algorithms.registry import Algorithm, get_algorithm
 from hpccoll.plan import Operation
 from hpccoll.units import KiB
 
-MAX_CHUNKS = 16  # measured with as many ranks as cores: more chunks add more waiting than they hide
+MAX_CHUNKS = 16  # measured with as many ranks as cores: with more chunks, the extra waiting exceeds the overlap
 MIN_CHUNK_BYTES = 128 * KiB
 
 # The algorithms that the model chooses between. Each sends contiguous messages and was measured on one host.
@@ -36,14 +36,14 @@ MODELLED_ALGORITHMS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """The cost of a step and of a byte; the defaults were measured between ranks of one host."""
+    """The cost of a step (alpha) and of a byte (beta); the defaults were measured between ranks of one host."""
 
     alpha_s: float = 8e-6
     beta_s_per_byte: float = 1 / 4e9
 
 
 def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, link: LinkCost) -> float:
-    """Return the modelled seconds for a message of `nbytes` (nccl-tests' S); infinity if no cost is stated."""
+    """Return the predicted seconds for a message of `nbytes` (nccl-tests' S); infinity if no cost is stated."""
     cost = algorithm.plan(ranks, 0, chunks).cost
     if cost is None:
         return float("inf")
@@ -56,21 +56,15 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
 
 
 def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
-    """Return the number of chunks that the plan divides a message into."""
+    """Return the number of chunks that the algorithm's plan for `ranks` ranks, unpipelined, cuts a message into."""
     return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
 
 
 def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int | None = None) -> int:
-    """Return the number of chunks that `algorithm` cuts a message into, both when it runs and in forecasts.
+    """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, both in runs and in forecasts.
 
     The result is 1 unless the algorithm is pipelined. Otherwise it is the power of two up to `MAX_CHUNKS` that the
-    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`.
-
-    Args:
-        algorithm: any algorithm.
-        ranks: number of ranks.
-        nbytes: message size, nccl-tests' S.
-        count: elements of the message; the result is no larger.
+    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`; at most `count`, the number of elements.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))
@@ -90,7 +84,8 @@ def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> 
 def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
     """Return the algorithm of `MODELLED_ALGORITHMS` that the model predicts to be fastest for `nbytes`.
 
-    Predictions that agree to two digits are a tie. The algorithm with the most chunks wins it: it reduces least.
+    Predictions that agree to two digits are a tie, which the algorithm whose plan has the most chunks wins, because
+    each rank then reduces the fewest bytes.
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:

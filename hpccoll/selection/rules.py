@@ -11,17 +11,20 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidates for messages smaller than `below_bytes`, best first; none leaves the choice to the cost model."""
+    """The candidates for messages smaller than `below_bytes`, best first; if empty, the cost model selects."""
 
     below_bytes: float
     candidates: tuple[str, ...]
 
 
 ANY_SIZE = float("inf")
-# Measured with two ranks on two cores, MPICH 5.0.2, every message written anew before it is reduced. Microseconds for
-# the MPI library / the best plan of messages / shared_two_shot on host memory, on symmetric memory: 4 KiB 13 / 12 / 16,
-# 9; 32 KiB 31 / 18 / 10, 10; 256 KiB 57 / 47 / 49, 20; 2 MiB 508 / 349 / 423, 138. Larger sizes and rank counts are
-# guesses.
+# Measured microseconds of all_reduce, two ranks on two cores, MPICH 5.0.2, every message rewritten before a call:
+#                                    4 KiB  32 KiB  256 KiB  2 MiB
+#   MPI library                         13      31       57    508
+#   best plan of messages               12      18       47    349
+#   shared_two_shot, host               16      10       49    423
+#   shared_two_shot, symmetric           9      10       20    138
+# The rules for larger sizes and more ranks are guesses.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
         SizeRule(8 * KiB, (MPI_LIBRARY, "shared_one_shot")),
@@ -76,7 +79,7 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 
 
 def find_rule_candidates(operation: Operation, buffer: BufferKind, nbytes: int, nodes: int) -> tuple[str, ...]:
-    """Return the candidates of the rule that covers a message, best first; several nodes always end with `mpi`."""
+    """Return the candidates for a message, best first, maybe none; on several nodes the last one is always `mpi`."""
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     candidates = next((rule.candidates for rule in rules if nbytes < rule.below_bytes), ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

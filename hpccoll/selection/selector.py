@@ -20,7 +20,7 @@ LEADING_BITS = 3  # sizes that agree in their leading three bits share one selec
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected algorithm (None for the MPI library's own collective), its chunk count, and the reason in words."""
+    """The selected algorithm (None: the MPI library's own collective), its chunk count, and the reason in words."""
 
     algorithm: Algorithm | None
     chunks: int
@@ -33,15 +33,11 @@ class Selection:
 
 
 class Selector:
-    """Selects algorithms for one communicator: from measurements, else by fixed rules, else by the cost model.
+    """Selects algorithms for `ranks` ranks on `nodes` nodes: by measured times, else by rules, else by the cost model.
 
-    Args:
-        ranks: number of ranks.
-        nodes: number of nodes that they run on.
-        table: measured times, or None; every rank must pass the same table to select the same algorithm.
-
-    Cost: 0.5 us for a call like an earlier one. Sizes whose leading three bits agree share one selection, made for the
-    smallest of them.
+    `table` holds the measured times, or is None; all ranks must pass the same table, so that they select alike.
+    Sizes whose leading three bits agree share one selection, made for the smallest of them. A repeated selection takes
+    0.5 us.
     """
 
     def __init__(self, ranks: int, nodes: int, table: TuningTable | None = None) -> None:
@@ -51,7 +47,7 @@ class Selector:
     def select(
         self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, *, library: bool, shared: bool
     ) -> Selection:
-        """Return the algorithm and chunk count for a call, and remember them for later calls like it.
+        """Return the algorithm and chunk count for a message, and cache them for later calls; communicates nothing.
 
         Args:
             operation: the collective.
@@ -73,6 +69,7 @@ class Selector:
     def _select_new(
         self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, library: bool, shared: bool
     ) -> Selection:
+        """Return a selection from the table, the rules or the cost model, without the cache."""
         allowed = self._list_allowed(operation, library=library, shared=shared)
         if self._table is not None:
             winner = self._table.find_winner(operation, itemsize, buffer, nbytes, allowed)
@@ -86,14 +83,13 @@ class Selector:
         return self._make_selection(operation, name, nbytes, "cost model")
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of the candidates that can run here."""
-        algorithms = [get_algorithm(operation, name) for name in list_algorithm_names(operation)]
-        allowed = {each.name for each in algorithms if not each.uses_shared_memory}
-        if shared:
-            allowed |= {
-                each.name for each in algorithms if each.uses_shared_memory and (each.is_hybrid or self._nodes == 1)
-            }
-        return allowed | {MPI_LIBRARY} if library else allowed
+        """Return the names of the candidates that can run on these nodes, `mpi` only if `library` is true."""
+        allowed = {MPI_LIBRARY} if library else set()
+        for name in list_algorithm_names(operation):
+            candidate = get_algorithm(operation, name)
+            if not candidate.uses_shared_memory or (shared and (candidate.is_hybrid or self._nodes == 1)):
+                allowed.add(name)
+        return allowed
 
     def _make_selection(self, operation: Operation, name: str, nbytes: int, why: str) -> Selection:
         """Return the selection of the candidate `name`, with its chunk count."""
@@ -106,9 +102,9 @@ class Selector:
 def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
     """Return a reason such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
     fastest, runner_up, point = winner.fastest, winner.runner_up, winner.point
-    at = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
-    against = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
-    return f"measured {point.measured}{at} ({_format_us(fastest.us)}{against})"
+    measured_size = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
+    second = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
+    return f"measured {point.measured}{measured_size} ({_format_us(fastest.us)}{second})"
 
 
 def _format_us(microseconds: float) -> str:
@@ -116,11 +112,7 @@ def _format_us(microseconds: float) -> str:
 
 
 class SelectionLog:
-    """Prints selections on standard error, each distinct line once.
-
-    Args:
-        ranks: number of ranks, for the lines.
-    """
+    """Prints selections on `ranks` ranks to standard error, each distinct line once."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -140,7 +132,7 @@ class SelectionLog:
             sys.stderr.write(line + "\n")
 
 
-def open_selection_log(rank: int, ranks: int, environ: Mapping[str, str] = os.environ) -> SelectionLog | None:
-    """Return a log on rank 0 if the environment sets `HPCCOLL_LOG` to anything but 0, else None."""
+def make_selection_log(rank: int, ranks: int, environ: Mapping[str, str] = os.environ) -> SelectionLog | None:
+    """Return a log to standard error on rank 0 if `HPCCOLL_LOG` is set to anything but 0, else None."""
     wanted = environ.get(LOG_VARIABLE, "0") not in ("", "0")
     return SelectionLog(ranks) if wanted and rank == 0 else None

@@ -31,7 +31,7 @@ _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}=
 
 
 def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
-    """Return the site of these ranks; the host part describes the host that this process runs on.
+    """Return the site of a job; the host part describes the host that this process runs on, from /proc and /sys.
 
     Args:
         mpi_library: name and version of the MPI library.
@@ -47,12 +47,13 @@ def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscr
 
 @cache
 def describe_host() -> str:
-    """Return processor, cores and NUMA nodes of this host in words; hosts of one kind give the same string."""
+    """Return processor, cores and NUMA nodes of this host in words, the same for equal hosts; reads /proc and /sys."""
     cores, numa = os.cpu_count() or 1, sum(1 for _ in _NUMA_NODES.glob("node[0-9]*")) or 1
     return f"{_read_processor_name()}, {cores} cores, {numa} NUMA node{'s' * (numa > 1)}"
 
 
 def _read_processor_name() -> str:
+    """Return the model name in /proc/cpuinfo, or Python's name of the processor if there is none."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -62,7 +63,7 @@ def _read_processor_name() -> str:
 
 
 def default_table_path(site: TuningSite) -> Path:
-    """Return the path of the table of `site` in the user's data directory."""
+    """Return the path in the user's data directory for the table of `site`; the file need not exist."""
     from platformdirs import user_data_path
 
     digest = hashlib.blake2b(f"{site.mpi}\n{site.host}\n{site.layout}".encode(), digest_size=4).hexdigest()
@@ -71,7 +72,7 @@ def default_table_path(site: TuningSite) -> Path:
 
 
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path that `auto` reads its table from, None if `HPCCOLL_TUNING` is `off`."""
+    """Return the path that `auto` reads its table from, or None if `HPCCOLL_TUNING` is `off`; it need not exist."""
     named = environ.get(TUNING_VARIABLE, "")
     if named.lower() == OFF:
         return None
@@ -79,7 +80,7 @@ def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -
 
 
 def read_table(path: Path) -> TuningTable:
-    """Return the table in a file.
+    """Read the table in the file `path`.
 
     Raises:
         UsageError: the file does not exist, cannot be read, or does not hold a table.
@@ -93,10 +94,10 @@ def read_table(path: Path) -> TuningTable:
 
 
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
-    """Return the table in `path` for merging; an empty table if there is no file or one of an unreadable version.
+    """Read the table in the file `path`; without a file, or for one of another version, return an empty table.
 
     Raises:
-        UsageError: the file is not a tuning table, or is that of another site, and must not be overwritten.
+        UsageError: the file is not a tuning table, or is for another site: it must not be overwritten.
     """
     try:
         if not path.exists():
@@ -117,7 +118,7 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
 
 
 def write_table(path: Path, table: TuningTable) -> None:
-    """Write `table` to a file; the file is replaced in one step, so no reader sees half a table.
+    """Write `table` to the file `path`, creating its folder; the file is replaced atomically.
 
     Raises:
         UsageError: the file cannot be written.
@@ -132,6 +133,7 @@ def write_table(path: Path, table: TuningTable) -> None:
 
 
 def _make_write_error(path: Path, error: OSError) -> UsageError:
+    """Return the error for a table that cannot be written to `path`, to be raised by the caller."""
     reason = error.strerror or str(error)
     return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
 
@@ -139,16 +141,10 @@ def _make_write_error(path: Path, error: OSError) -> UsageError:
 def load_tuning_table(
     comm: MPI.Intracomm, mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool, whole_job: bool
 ) -> TuningTable | None:
-    """Return the stored table for these ranks, the same on every rank; None if there is none. Collective over `comm`.
+    """Read the stored table on rank 0 and broadcast it; None if there is none. Collective over `comm`; blocks.
 
-    Rank 0 warns on standard error about a table that cannot be used.
-
-    Args:
-        comm: the ranks.
-        mpi_library: see `describe_site`, like the next two.
-        ranks_per_node: number of ranks on each node, shape (nodes,).
-        oversubscribed: whether a node has more ranks than cores.
-        whole_job: whether `comm` has all ranks of the job; if not, a table for another layout causes no warning.
+    Rank 0 warns on standard error about a table that cannot be used; unless `whole_job` (`comm` has all ranks of the
+    job), a table for another layout causes no warning. The other arguments are those of `describe_site`.
     """
     table: TuningTable | None = None
     if comm.rank == 0:
@@ -159,7 +155,7 @@ def load_tuning_table(
 
 
 def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
-    """Return the table of `site`; print a warning and return None if its file cannot be used."""
+    """Read the table of `site`; None without a file, or, after a warning, if the file cannot be used."""
     path = find_table_path(site)
     if path is None:
         return None
@@ -173,14 +169,14 @@ def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
     for name in ("mpi", "host", "layout"):
         stored, current = getattr(table.site, name), getattr(site, name)
         if stored != current:
-            # Communicators of some ranks have other layouts; HPCCOLL_TUNING names the table of the whole job.
+            # A communicator of some ranks has another layout than the job, whose table HPCCOLL_TUNING names.
             if name != "layout" or whole_job:
                 _warn(f"{path}: the tuning table is for {stored}, this is {current}; it is not used: {_REMEDY}")
             return None
     return table
 
 
-@cache  # once per message: every new communicator looks for the table
+@cache  # every new communicator reads the table
 def _warn(message: str) -> None:
-    """Print a warning on standard error."""
+    """Print a warning on standard error, each message once per process."""
     sys.stderr.write(f"hpccoll: warning: {message}\n")

@@ -1,6 +1,6 @@
 """The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
 
-A message size that was not measured takes the nearest measured size by ratio, at most `MAX_SIZE_RATIO` away. Two
+For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
 candidates tie if their intervals overlap and their medians differ by less than 5 %. A tie goes to the winner of the
 next smaller size if it is among the tied, else to the candidate with the lowest lower bound.
 
@@ -22,7 +22,7 @@ SCHEMA_FAMILY = "hpccoll-tuning/"
 SCHEMA = SCHEMA_FAMILY + "1"
 MPI_LIBRARY = "mpi"  # the candidate name of the MPI library's own collective
 MAX_SIZE_RATIO = 4
-MIN_BYTES = 8  # shorter messages take as long
+MIN_BYTES = 8  # shorter messages are treated as 8 bytes, because they take as long
 TIE_RATIO = 1.05
 
 
@@ -36,7 +36,7 @@ class BufferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TuningSite:
-    """The setting that a table holds for: MPI library and version, kind of host, and layout of ranks on nodes."""
+    """What a table's times depend on: MPI library and version, kind of host, and layout of ranks on nodes."""
 
     mpi: str
     host: str
@@ -87,7 +87,7 @@ class TuningSeries:
 
     @property
     def key(self) -> tuple[Operation, int, BufferKind]:
-        """What identifies the series in a table."""
+        """Operation, element size and kind of buffer, which identify the series in a table."""
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
@@ -101,21 +101,21 @@ class TuningSeries:
 
     def find_winner(self, nbytes: int, allowed: Collection[str]) -> MeasuredWinner | None:
         """Return the fastest of the `allowed` candidates, None if none of them was measured near `nbytes`."""
-        target, previous = self.find_nearest_point(nbytes), ""
-        if target is None:
+        nearest, previous = self.find_nearest_point(nbytes), ""
+        if nearest is None:
             return None
         for point in self.points:
             timings = sorted((each for each in point.timings if each.name in allowed), key=lambda each: each.us)
             if timings:
                 fastest = _break_tie(timings, previous)
                 previous = fastest.name
-                if point is target:
+                if point is nearest:
                     runner_up = next((each for each in timings if each is not fastest), None)
                     return MeasuredWinner(fastest, runner_up, point)
         return None
 
     def merge(self, newer: TuningSeries) -> TuningSeries:
-        """Return a series with the points of both; in the range of sizes that `newer` covers, only its own."""
+        """Return a new series: the points of `newer`, and those of this one outside the range of sizes of `newer`."""
         if not newer.points:
             return self
         first, last = newer.points[0].nbytes, newer.points[-1].nbytes
@@ -140,21 +140,16 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest candidate for a message, None if nothing near it was measured.
+        """Return the fastest of the candidates in `allowed` for a message, None if nothing near it was measured.
 
-        Args:
-            operation: the collective.
-            itemsize: bytes per element; the nearest measured element size is used.
-            buffer: kind of memory; must have been measured itself.
-            nbytes: message size, nccl-tests' S.
-            allowed: names of the candidates to consider.
+        `operation` and `buffer` must have been measured; for `itemsize` and `nbytes` the nearest measured one is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
         return matching[0].find_winner(nbytes, allowed) if matching else None
 
     def merge(self, newer: Iterable[TuningSeries]) -> TuningTable:
-        """Return a table with `newer` merged in; points outside its sizes are kept."""
+        """Return a new table in which the points of `newer` replace all points in their range of sizes."""
         by_key = {each.key: each for each in self.series}
         for each in newer:
             by_key[each.key] = by_key[each.key].merge(each) if each.key in by_key else each
@@ -179,7 +174,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table that `as_json` converted.
+        """Return the table of the values that `as_json` returned.
 
         Raises:
             UsageError: `data` is not a table, has another schema, or is damaged.
@@ -201,6 +196,7 @@ def _point_as_json(point: TuningPoint) -> dict[str, Any]:
 
 
 def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
+    """Return the series of a table's JSON values; raise KeyError, TypeError or ValueError if they are damaged."""
     points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
     itemsize = int(data["itemsize"])
     if itemsize < 1:
@@ -209,6 +205,7 @@ def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
 
 
 def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
+    """Return the point of a series' JSON values; raise KeyError, TypeError or ValueError if they are damaged."""
     timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
     for each in timings:
         if not 0 <= each.low <= each.us <= each.high < math.inf:

@@ -66,7 +66,7 @@ def test_a_gif_of_five_ranks_by_default(tmp_path):
         (["-o", "ring.svg", "--nodes", "6"], "--nodes 6 does not divide 5 ranks"),
         (["-o", "ring.svg", "--nodes", "2,2"], "--nodes 2,2 does not divide 5 ranks"),
         (["-o", "ring.svg", "--nodes", "two"], "--nodes two does not divide 5 ranks"),
-        (["-o", "ring.svg", "--machine", "summit"], "--machine summit times a trace, and -o ring.svg is none"),
+        (["-o", "ring.svg", "--machine", "summit"], "--machine summit is for traces, and -o ring.svg is not one"),
         (["-o", "ring.json", "--machine", "sumit"], "unknown machine 'sumit'"),
         (["-o", "ring.json", "--machine", "summit", "--size", "big"], "'big' is not a size"),
     ],

@@ -35,7 +35,7 @@ def test_a_ring_and_its_critical_path_are_told():
     assert result.exit_code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith("all_reduce/ring "))
     assert row.split()[1:] == ["5", "5", "20", "B", "-", "8", "32", "B", "32", "B", "100.0%", "8", "us", "2.67x", "-"]
-    assert "after 8 waits in a row, 8 of them across nodes (one rank stands for all)" in result.stdout
+    assert "after 8 waits in a row, 8 of them across nodes (one rank represents all)" in result.stdout
     assert "round 2: rank 2 waits for 4 B from rank 1 across nodes, which began the round at 1 us" in result.stdout
 
 
@@ -152,7 +152,7 @@ def test_a_map_is_drawn(tmp_path):
         (["--beta", "0GB/s"], "--beta '0GB/s' is not a bandwidth above 0"),
         (["broadcast/tree", "--root", "16"], "root=16"),
         (["--chunks", "0"], "Invalid value for '--chunks'"),
-        (["--map", "map.jpg"], "--map map.jpg: the suffix gives the format; use one of .png"),
+        (["--map", "map.jpg"], "--map map.jpg: the suffix is the format; use one of .png"),
         (["--map", "/nowhere/map.png"], "--map /nowhere/map.png: cannot write this file"),
         (["all_reduce/ring", "broadcast", "--map", "map.png"], "--map compares algorithms of one OP"),
         (["--machine", "fit:/nowhere"], "--machine fit: /nowhere: cannot read it"),

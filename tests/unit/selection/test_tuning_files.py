@@ -15,7 +15,7 @@ from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.plan import Operation
 from hpccoll.records import StopReason
 from hpccoll.selection import tuning_files
-from hpccoll.selection.selector import LOG_VARIABLE, Selector, open_selection_log
+from hpccoll.selection.selector import LOG_VARIABLE, Selector, make_selection_log
 from hpccoll.selection.tuning_files import (
     TUNING_VARIABLE,
     default_table_path,
@@ -157,7 +157,7 @@ def test_a_place_that_cannot_be_written_is_named(here, tmp_path):
 
 
 def test_the_log_tells_each_decision_once(capsys):
-    log = open_selection_log(0, 4, {LOG_VARIABLE: "1"})
+    log = make_selection_log(0, 4, {LOG_VARIABLE: "1"})
     assert log is not None
     known = TuningTable(site(4), (series("ring", MiB),))
     host = BufferKind.HOST
@@ -172,7 +172,7 @@ def test_the_log_tells_each_decision_once(capsys):
 
 @pytest.mark.parametrize(("rank", "environ"), [(0, {}), (0, {"HPCCOLL_LOG": "0"}), (1, {"HPCCOLL_LOG": "1"})])
 def test_nothing_is_logged_unless_asked_and_on_one_rank_only(rank, environ):
-    assert open_selection_log(rank, 2, environ) is None
+    assert make_selection_log(rank, 2, environ) is None
 
 
 def test_a_candidate_far_behind_has_no_more_time_and_others_have():
