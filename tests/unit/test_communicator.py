@@ -27,6 +27,7 @@ NEW = {  # the shape of a new result on one rank, for an input of shape (4, 3)
     "all_to_all": (4, 3),
 }
 EVERY = (*IN_PLACE, *NEW)
+REDUCES = [each.name for each in list_algorithms() if each.operation is Operation.REDUCE]
 ALGORITHMS = [each.full_name for each in list_algorithms() if each.operation is not Operation.BARRIER]
 
 
@@ -133,6 +134,41 @@ def test_a_call_on_a_known_array_runs_its_executable_without_checks(fresh, monke
     assert fresh.all_reduce(x, out=out) is out
     with pytest.raises(TypeError):  # another array is checked
         fresh.all_reduce(matrix())
+
+
+def test_a_call_with_other_arguments_is_checked(fresh, monkeypatch):
+    x, out, other = matrix(), matrix(), matrix()
+    for _ in range(3):
+        fresh.all_reduce(x)
+        fresh.reduce(x, op="max", algorithm=REDUCES[0], out=out)
+    monkeypatch.setattr(fresh, "_check", None)
+    reduce = partial(fresh.reduce, x)
+    differing = [
+        lambda: fresh.all_reduce(x, "max"),
+        lambda: fresh.all_reduce(x, algorithm="ring"),
+        lambda: fresh.all_reduce(x, out=out),
+        lambda: fresh.all_reduce(x, async_op=True),
+        lambda: fresh.broadcast(x),
+        lambda: reduce(op="max", algorithm=REDUCES[0]),
+        lambda: reduce(op="max", algorithm=REDUCES[0], out=other),
+        lambda: reduce(op="max", algorithm=REDUCES[0], out=out, root=1),
+        lambda: reduce(op="min", algorithm=REDUCES[0], out=out),
+        lambda: reduce(op="max", algorithm=REDUCES[1], out=out),
+    ]
+    assert reduce(op="max", algorithm=REDUCES[0], out=out) is out
+    for call in differing:
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_an_array_that_changed_its_dtype_is_checked(fresh, monkeypatch):
+    x = np.zeros(4, np.int32)
+    for _ in range(3):
+        fresh.all_reduce(x)
+    monkeypatch.setattr(fresh, "_check", None)
+    x.dtype = np.float32  # type: ignore[misc, assignment]
+    with pytest.raises(TypeError):
+        fresh.all_reduce(x)
 
 
 def test_while_an_operation_is_in_flight_no_call_takes_the_short_way(fresh, monkeypatch):
@@ -270,6 +306,7 @@ def test_a_freed_symmetric_buffer_is_refused(fresh):
     run = fresh.all_reduce_init(x, algorithm="shared_two_shot")
     for _ in range(3):
         fresh.all_reduce(x, algorithm="shared_two_shot")
+        fresh.all_reduce(x)
     fresh.free(x)
     uses = [lambda: fresh.all_reduce(x, algorithm="shared_two_shot"), lambda: fresh.all_reduce(x)]
     for use in (*uses, lambda: fresh.free(x)):

@@ -59,7 +59,8 @@ def test_the_cache_does_not_keep_arrays_alive(cache):
 @pytest.mark.parametrize("changed", ["x", "out"])
 def test_an_array_that_changed_its_dtype_is_not_found(cache, changed):
     arrays: dict[str, Any] = {"x": np.zeros(4, np.float32), "out": np.zeros(4, np.float32)}
-    cache.add_by_array("key", FakeExecutable(), arrays["x"], arrays["out"])
+    bound = tuple(arrays.values())  # kept alive, otherwise the entry would end with them
+    cache.add_by_array("key", FakeExecutable(), *bound)
     arrays[changed] = Retyped(arrays[changed])
     assert cache.find_by_array("key", arrays["x"], arrays["out"]) is None
 
