@@ -205,7 +205,7 @@ has_srun_plugin() {
     done
 }
 
-# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks and wait, unless a warning signal has arrived; STATUS becomes the
+# step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks and wait, unless a warning signal has come; STATUS becomes the
 # highest exit status so far. It runs in the background, because bash handles signals only between foreground commands.
 step() {
     local status=130 found

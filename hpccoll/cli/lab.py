@@ -194,7 +194,7 @@ def power(node: str, state: str, state_dir: Path | None) -> int:
 @_dir_option
 @click.option("--percent", type=float, required=True, help="Percentage of CPU time to take away; 0 ends it.")
 def slow(node: str, state_dir: Path | None, percent: float) -> int:
-    """Slow NODE down: take a percentage of CPU time from its processes."""
+    """Take a percentage of CPU time from the processes of NODE."""
     _attach(state_dir).throttle(node, percent)
     return 0
 

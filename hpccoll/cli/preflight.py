@@ -67,7 +67,7 @@ def preflight(
 ) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
-    The first rank of each node measures. Several pairs are measured at a time, each node in one pair. The last line of
+    The first rank of each node measures. Several pairs are measured at a time, with no node in two. The last line of
     the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4 something is broken.
     """
     if reach:

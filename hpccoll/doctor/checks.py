@@ -44,19 +44,12 @@ _AREA_ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The findings on one host.
+    """The findings on one host."""
 
-    Args:
-        name: host name.
-        findings: findings that concern this host alone.
-        quota: CPU quota of this host's ranks in cores; None if unlimited.
-        library: the MPI library's name and version; empty if MPI does not start.
-    """
-
-    name: str
-    findings: tuple[Finding, ...]
-    quota: float | None
-    library: str
+    name: str  # host name
+    findings: tuple[Finding, ...]  # findings that concern this host alone
+    quota: float | None  # CPU quota of this host's ranks in cores; None if unlimited
+    library: str  # the MPI library's name and version; empty if MPI does not start
 
 
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:

@@ -29,21 +29,13 @@ _NETWORK_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class HarmfulSetting:
-    """Values of an environment variable that cause a known problem.
-
-    Args:
-        name: the variable.
-        is_harmful: whether a value causes the problem.
-        severity: the severity of the finding.
-        effect: the problem.
-        remedy: the fix; `{name}` stands for the variable.
-    """
+    """Values of an environment variable that cause a known problem."""
 
     name: str
-    is_harmful: Callable[[str], bool]
+    is_harmful: Callable[[str], bool]  # whether a value causes the problem
     severity: Severity
-    effect: str
-    remedy: str = "unset {name}"
+    effect: str  # the problem, in words
+    remedy: str = "unset {name}"  # the fix; `{name}` stands for the variable
 
 
 def _is_on(value: str) -> bool:
@@ -131,7 +123,6 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
     """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables; one OK finding if none.
 
     Args:
-        environ: environment variables.
         ranks: number of ranks of this job on this host.
         cores: number of cores that these ranks have together.
         default_threads: threads that torch starts in a rank if OMP_NUM_THREADS is unset; 1 without torch.

@@ -22,25 +22,15 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Args:
-        area: the subject, such as `mpi` or `shared memory`.
-        severity: how severe it is.
-        found: the observation, in one sentence.
-        evidence: the source of the observation: a value, a file, or a command and how it ended.
-        remedy: commands and settings that fix it; empty if there is nothing to fix.
-        provides: capabilities that `--require` may name and that this finding proves.
-        hosts: hosts with this finding; empty for this host, or for the job as a whole.
-    """
-
-    area: str
-    severity: Severity
-    found: str
-    evidence: str
-    remedy: str = ""
-    provides: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    area: str  # the subject, such as `mpi` or `shared memory`
+    severity: Severity  # how severe it is
+    found: str  # the observation, in one sentence
+    evidence: str  # the source of the observation: a value, a file, or a command and how it ended
+    remedy: str = ""  # commands and settings that fix it; empty if there is nothing to fix
+    provides: tuple[str, ...] = ()  # capabilities that `--require` may name and that this finding proves
+    hosts: tuple[str, ...] = ()  # hosts with this finding; empty for this host, or for the job as a whole
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record of kind `finding`, which --json writes."""

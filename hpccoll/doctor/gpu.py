@@ -51,9 +51,7 @@ def check_gpus(limit_s: float) -> list[Finding]:
 def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
     """Try every MPI operation on device memory, each in a job of its own, and return one finding per operation.
 
-    Args:
-        mpirun: mpirun of the MPI library that this Python loads; None makes each job one rank.
-        limit_s: seconds for each job; at least a minute.
+    Without `mpirun`, of the MPI library that this Python loads, each job has one rank. Each may run at least a minute.
     """
     limit_s = max(limit_s, LIMIT_S)
     return judge_operations([(name, probe_operation(name, "device", mpirun, limit_s)) for name in OPERATIONS])

@@ -35,17 +35,11 @@ if not select.select([0], [], [], limit)[0] and os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class MpiJob:
-    """The ranks of this job.
+    """The ranks of this job."""
 
-    Args:
-        world: MPI.COMM_WORLD; None if this process did not start MPI.
-        ranks: one entry per rank.
-        findings: findings on the launcher.
-    """
-
-    world: MPI.Intracomm | None
-    ranks: tuple[RankInfo, ...]
-    findings: tuple[Finding, ...]
+    world: MPI.Intracomm | None  # MPI.COMM_WORLD; None if this process did not start MPI
+    ranks: tuple[RankInfo, ...]  # one entry per rank
+    findings: tuple[Finding, ...]  # findings on the launcher
 
 
 @contextmanager

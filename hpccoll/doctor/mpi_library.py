@@ -26,12 +26,7 @@ def run_mpi_probe(limit_s: float) -> CommandResult:
 
 
 def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
-    """Return findings on the MPI library. Runs mpirun and, for Open MPI, ompi_info.
-
-    Args:
-        result: the result of `run_mpi_probe`.
-        limit_s: seconds for each tool.
-    """
+    """Run mpirun and, for Open MPI, ompi_info; return findings on the MPI library from the result of `run_mpi_probe`."""
     info = result.parse_json()
     if info is None:
         remedy = f"for the full error: python -m hpccoll.doctor.probe_mpi; {_INSTALL}"
@@ -46,8 +41,7 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 def report_library(info: dict[str, Any]) -> Finding:
     """Return a finding with the library's name, version, MPI standard, thread level and file.
 
-    Args:
-        info: the description that `probe_mpi` prints, here and below.
+    Here and below, `info` is the description that `probe_mpi` prints.
     """
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"

@@ -89,10 +89,7 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
 def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
     """Return a finding on whether srun has a plugin that can start ranks of this MPI library.
 
-    Args:
-        result: the result of `srun --mpi=list`.
-        variables: values of those VARIABLES that are set.
-        library: the MPI library's name and version; empty if MPI does not start.
+    `result` is that of `srun --mpi=list`; the other arguments are as in `check_slurm`.
     """
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
     plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))

@@ -41,25 +41,15 @@ _MAX_NAMED = 1000  # so that the `rm` command stays well below the length limit 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFile:
-    """A file in /dev/shm whose name is that of a library's shared memory.
+    """A file in /dev/shm whose name is that of a library's shared memory."""
 
-    Args:
-        path: path of the file.
-        library: the library that uses such names.
-        owner: user name of the owner.
-        is_inspectable: whether this process may see which files the owner's processes use.
-        nbytes: size of the file.
-        age_s: seconds since the last modification.
-        in_use: whether a visible process has the file mapped or open.
-    """
-
-    path: Path
-    library: str
-    owner: str
-    is_inspectable: bool
-    nbytes: int
-    age_s: float
-    in_use: bool
+    path: Path  # path of the file
+    library: str  # the library that uses such names
+    owner: str  # user name of the owner
+    is_inspectable: bool  # whether this process may see which files the owner's processes use
+    nbytes: int  # size of the file
+    age_s: float  # seconds since the last modification
+    in_use: bool  # whether a visible process has the file mapped or open
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:

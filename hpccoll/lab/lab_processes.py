@@ -195,7 +195,7 @@ class LabProcesses:
             self.throttle_node(name, 0.0)
 
     def resume_nodes(self) -> None:
-        """Make SLURM use nodes that it has drained or marked as down."""
+        """Run sinfo and scontrol to resume nodes that SLURM has drained or marked as down."""
         command = ["sinfo", "-h", "-N", "-t", "down,drain,fail", "-o", "%N"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         for name in sorted({*done.stdout.split()} & {*self.nodes}):

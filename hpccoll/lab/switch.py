@@ -41,12 +41,7 @@ def open_link(device: str) -> socket.socket:
 
 
 class DelaySwitch:
-    """A learning switch that delays every frame by the same time.
-
-    Args:
-        devices: the control node's ends of the links.
-        delay_s: the delay of each frame.
-    """
+    """A learning switch between `devices`, the control node's ends of the links; delays every frame by `delay_s`."""
 
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s

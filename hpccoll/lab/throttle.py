@@ -81,10 +81,7 @@ class CpuThrottle:
     running thread, or an equal share of the cores if more threads run than there are cores, but at most the mean CPU
     share of the other nodes' running threads.
 
-    Args:
-        percent: the percentage of CPU time to take away.
-        root: the init process of the node.
-        other_roots: the init processes of the other nodes.
+    `percent` of the CPU time is taken away. `root` and `other_roots` are the init processes of this and other nodes.
     """
 
     def __init__(self, percent: float, root: int, other_roots: Iterable[int]) -> None:

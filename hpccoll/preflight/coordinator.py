@@ -35,28 +35,18 @@ _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take l
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """The options of the measurements.
+    """The options of the measurements."""
 
-    Args:
-        sweeps: number of measurements of each link and node.
-        nbytes: size of the long message; None chooses a size by the speed of the links.
-        limit_s: seconds after which a message counts as lost.
-        ranks_as_nodes: whether every rank counts as a node, to try preflight on one machine.
-    """
-
-    sweeps: int
-    nbytes: int | None
-    limit_s: float
-    ranks_as_nodes: bool = False
+    sweeps: int  # number of measurements of each link and node
+    nbytes: int | None  # size of the long message; None chooses a size by the speed of the links
+    limit_s: float  # seconds after which a message counts as lost
+    ranks_as_nodes: bool = False  # whether every rank counts as a node, to try preflight on one machine
 
 
 def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
     """Execute the coordinator's commands until it sends `end`; every rank except the coordinator calls this.
 
-    Args:
-        comm: all ranks.
-        options: the same on all ranks.
-        failure: the exception that MPI raises if a connection fails.
+    `options` are the same on all ranks of `comm`; `failure` is the exception that MPI raises if a connection fails.
     """
     channel = ControlChannel(comm)
     channel.send_reply(_describe_node(comm.rank, options.ranks_as_nodes))
@@ -87,9 +77,6 @@ def _execute_command(
 
 class Coordinator:
     """Rank 0, which commands all measurements. The constructor blocks until every rank has sent the name of its node.
-
-    Args:
-        comm, options, failure: as for `run_worker`.
 
     Attributes:
         results: the results so far.

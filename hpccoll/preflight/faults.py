@@ -26,23 +26,14 @@ FaultKind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_no
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault; its fields are those of an element of `faults` in the record of kind `preflight_summary`.
+    """One fault; its fields are those of an element of `faults` in the record of kind `preflight_summary`."""
 
-    Args:
-        kind: the kind of fault.
-        nodes: the name of the node, or of the two ends of the link.
-        found: what was observed, in a sentence with the values.
-        ratio: the value divided by the median of the others; None for a lost node or broken link.
-        remedy: what the user can check.
-        exclude: the node to leave out of a job.
-    """
-
-    kind: FaultKind
-    nodes: tuple[str, ...]
-    found: str
-    ratio: float | None
-    remedy: str
-    exclude: str
+    kind: FaultKind  # the kind of fault
+    nodes: tuple[str, ...]  # the name of the node, or of the two ends of the link
+    found: str  # what was observed, in a sentence with the values
+    ratio: float | None  # the value divided by the median of the others; None for a lost node or broken link
+    remedy: str  # what the user can check
+    exclude: str  # the node to leave out of a job
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
@@ -105,7 +96,7 @@ def _make_lost_node_fault(name: str, reason: str) -> Fault:
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
-    """Return a fault for each node that copies memory or computes slowly, by its index."""
+    """Return, by node index, a fault for each node that copies memory or computes slowly."""
     faults: dict[int, Fault] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
@@ -137,7 +128,7 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
 
 
 def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
-    """Return a fault for each node whose best rate or latency over all its links is slow, by its index."""
+    """Return, by node index, a fault for each node whose best rate or latency over all its links is slow."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
         rate, latency = link.bytes_per_s, link.latency_seconds

@@ -37,8 +37,7 @@ class NodeSpeed:
 def measure_node(*, shares_machine: bool) -> NodeSpeed:
     """Run threads on all cores of this process for two time slices, block until done, and return the speed.
 
-    Args:
-        shares_machine: whether this node is one of several emulated nodes on one machine.
+    `shares_machine` states whether this node is one of several emulated nodes on one machine.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
@@ -73,6 +72,7 @@ def _prepare_copy() -> Callable[[], float]:
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
+        """Copy one array to the other; return the number of bytes."""
         np.copyto(target, source)
         return COPY_NBYTES
 
@@ -85,6 +85,7 @@ def _prepare_compute() -> Callable[[], float]:
     y = np.empty_like(x)
 
     def compute() -> float:
+        """Compute sines PASSES times; return their number."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

@@ -27,9 +27,7 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
     """Split groups of nodes into lists that can be measured at the same time: no machine occurs twice in a list.
 
-    Args:
-        groups: groups of nodes, each node in at most one.
-        boot_ids: the boot ID of each node's machine. On real nodes all differ, so one list holds all groups.
+    `boot_ids` has the boot ID of each node's machine. On real nodes all differ, so one list holds all groups.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

@@ -21,23 +21,14 @@ SCHEMA = "hpccoll/1"
 
 @dataclass(frozen=True, slots=True)
 class DirectedLink:
-    """The samples of one direction of a link, measured by the sender.
+    """The samples of one direction of a link, measured by the sender."""
 
-    Args:
-        source: index of the sending node.
-        destination: index of the receiving node.
-        latency_seconds: half the shortest round trip; None if every sample failed.
-        transfers: times of the long message in seconds, one per sample.
-        nbytes: size of the long message.
-        broken: the reason why a sample failed; None if none failed.
-    """
-
-    source: int
-    destination: int
-    latency_seconds: float | None
-    transfers: tuple[float, ...]
-    nbytes: int
-    broken: str | None = None
+    source: int  # index of the sending node
+    destination: int  # index of the receiving node
+    latency_seconds: float | None  # half the shortest round trip; None if every sample failed
+    transfers: tuple[float, ...]  # times of the long message in seconds, one per sample
+    nbytes: int  # size of the long message
+    broken: str | None = None  # the reason why a sample failed; None if none failed
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -145,10 +145,7 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return results with the broken links and lost nodes that the reports imply.
 
-    Args:
-        hosts: names of all nodes.
-        reports: as in `ReachabilityServer.reports`, with an entry for node 0.
-        limit_s: seconds that node 0 waited for reports.
+    `reports`, as in `ReachabilityServer`, has an entry for node 0, which waited `limit_s` seconds for the others.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

@@ -19,25 +19,15 @@ def describe_mesh(mesh: Mesh) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One rank's measurements of a step; numbers only, so that one all_gather collects them.
+    """One rank's measurements of a step; numbers only, so that one all_gather collects them."""
 
-    Args:
-        loss: its addend of the batch's mean loss; zero except on the last stage.
-        square_norm: sum of squares of its gradients, without replicas of a lower rank's gradients.
-        step_s: seconds of the whole step.
-        comm_s: seconds inside communicator calls on all axes.
-        pipeline_s: seconds inside communicator calls on the pipeline's axis.
-        peak_bytes: peak memory since the start.
-        stop: whether the stop file exists; always false except on rank 0.
-    """
-
-    loss: float
-    square_norm: float
-    step_s: float
-    comm_s: float
-    pipeline_s: float
-    peak_bytes: int
-    stop: bool
+    loss: float  # its addend of the batch's mean loss; zero except on the last stage
+    square_norm: float  # sum of squares of its gradients, without replicas of a lower rank's gradients
+    step_s: float  # seconds of the whole step
+    comm_s: float  # seconds inside communicator calls on all axes
+    pipeline_s: float  # seconds inside communicator calls on the pipeline's axis
+    peak_bytes: int  # peak memory since the start
+    stop: bool  # whether the stop file exists; always false except on rank 0
 
     def to_numbers(self) -> list[float]:
         """Return the fields as floats, in the order of their definition."""
