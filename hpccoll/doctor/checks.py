@@ -44,7 +44,7 @@ _AREA_ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The findings on one host."""
+    """The findings on one host, its CPU quota and its MPI library."""
 
     name: str  # host name
     findings: tuple[Finding, ...]  # findings that concern this host alone

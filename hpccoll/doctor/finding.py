@@ -22,7 +22,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
+    """One result of a check: the observation with its severity, evidence and remedy."""
 
     area: str  # the subject, such as `mpi` or `shared memory`
     severity: Severity  # how severe it is

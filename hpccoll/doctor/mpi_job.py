@@ -35,7 +35,7 @@ if not select.select([0], [], [], limit)[0] and os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class MpiJob:
-    """The ranks of this job."""
+    """The ranks of this job, the communicator of all of them, and findings on their launcher."""
 
     world: MPI.Intracomm | None  # MPI.COMM_WORLD; None if this process did not start MPI
     ranks: tuple[RankInfo, ...]  # one entry per rank

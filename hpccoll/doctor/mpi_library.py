@@ -26,7 +26,7 @@ def run_mpi_probe(limit_s: float) -> CommandResult:
 
 
 def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
-    """Run mpirun and, for Open MPI, ompi_info; return findings on the MPI library from the result of `run_mpi_probe`."""
+    """Return findings on the MPI library from `run_mpi_probe`'s result; runs mpirun and, for Open MPI, ompi_info."""
     info = result.parse_json()
     if info is None:
         remedy = f"for the full error: python -m hpccoll.doctor.probe_mpi; {_INSTALL}"

@@ -21,8 +21,8 @@ def describe_mesh(mesh: Mesh) -> dict[str, Any]:
 class RankStep:
     """One rank's measurements of a step; numbers only, so that one all_gather collects them."""
 
-    loss: float  # its addend of the batch's mean loss; zero except on the last stage
-    square_norm: float  # sum of squares of its gradients, without replicas of a lower rank's gradients
+    loss: float  # the rank's addend of the batch's mean loss; zero except on the last stage
+    square_norm: float  # sum of squares of the rank's gradients, without replicas of a lower rank's gradients
     step_s: float  # seconds of the whole step
     comm_s: float  # seconds inside communicator calls on all axes
     pipeline_s: float  # seconds inside communicator calls on the pipeline's axis
