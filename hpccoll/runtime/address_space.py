@@ -100,7 +100,7 @@ class AddressSpace:
         self._segment, self._plan, self._count, self._rank = segment, program.plan, call.count, rank
         self._offsets: dict[tuple[MemoryKind, int], SegmentOffsets] = {}
 
-    def map_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
+    def add_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
         """Map the input or output of another rank: as an array, or by its address in that rank's process only."""
         self._peers[kind, rank] = array, address
 
@@ -108,7 +108,7 @@ class AddressSpace:
         """Return the elements of a range as an array; None where another process alone can address them."""
         if place.owner == OWN:
             array = self._own[place.memory]
-        elif place.memory is MemoryKind.ARENA:
+        elif place.memory is MemoryKind.SLOT:
             array = self._slots[place.owner]
         else:
             array = self._peers[place.memory, place.owner][0]

@@ -27,7 +27,7 @@ from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.shared_memory.executable import can_access_in_place, local_instructions, map_peers
+from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, local_instructions
 from hpccoll.selection import Selection
 
 BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as are resident at once
@@ -107,7 +107,7 @@ class DeviceExecutable(PlanExecutable):
         count = program.work + program.landing
         self._kept_scratch = self._take_scratch(count)  # kept alive: kernels know only addresses
         space = AddressSpace(call, program, self._kept_scratch)
-        map_peers(space, self._context.node, call, locations)
+        add_peer_buffers(space, self._context.node, call, locations)
         scratch = AddressRange(call.module.get_address(self._kept_scratch), count * space.itemsize)
         phases = plan_launches(
             local_instructions(program),

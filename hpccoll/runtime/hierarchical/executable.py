@@ -21,7 +21,7 @@ from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.shared_memory.executable import can_access_in_place, map_peers, slot_memory
+from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, slot_memory
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 
@@ -156,7 +156,7 @@ class TwoLevelExecutable(PlanExecutable):
             slots = slot_memory(slot, node, call)
             space = AddressSpace(call, program, scratch, slots=slots, segment=self._segments[number], rank=node.rank)
             if self._locations:
-                map_peers(space, node, call, self._locations)
+                add_peer_buffers(space, node, call, self._locations)
             bounce = scratch[program.work + program.landing :][: bounce_count(space.itemsize)]
             binder = LocalBinder(space, node.barrier.fence, node.remote, bounce if self._locations else None)
             tag = FIRST_TAG + slot.number

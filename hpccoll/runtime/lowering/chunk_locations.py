@@ -23,7 +23,7 @@ class ChunkLocations:
         sizes: elements of each chunk, shape (C,).
         used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
-        arena: whether the chunk lives in the node's shared memory, packed there, shape (C,).
+        in_slot: whether the chunk lives in this rank's slot of the node's shared memory, packed there, shape (C,).
         separate: whether neighbouring chunks must not be merged, because the user's memory has gaps between them.
     """
 
@@ -34,21 +34,21 @@ class ChunkLocations:
         sizes: IntArray,
         used: NDArray[np.bool_],
         in_place: bool,
-        arena: NDArray[np.bool_] | None = None,
+        in_slot: NDArray[np.bool_] | None = None,
         separate: bool = False,
     ) -> None:
         arguments = (np.array([rank]), plan.ranks, len(sizes), plan.root)
         self.is_input = plan.operation.input_mask(*arguments)[0]
         self.is_output = plan.operation.output_mask(*arguments)[0]
         none = np.zeros_like(self.is_input)
-        arena = none if arena is None else arena
-        scratch = used & ~self.is_output & ~arena
+        in_slot = none if in_slot is None else in_slot
+        scratch = used & ~self.is_output & ~in_slot
         self.sizes, self.separate = sizes, separate
-        self.work, self.arena = int(sizes[scratch].sum()), int(sizes[arena].sum())
+        self.work, self.slot = int(sizes[scratch].sum()), int(sizes[in_slot].sum())
         self.landing = self._landing_used = 0  # elements of LANDING needed in all, and in use
-        masks = (self.is_input, self.is_output, scratch, none, arena)  # in the order of MemoryKind
+        masks = (self.is_input, self.is_output, scratch, none, in_slot)  # in the order of MemoryKind
         self._start = np.stack([self._pack(mask) for mask in masks])
-        self._home = np.where(arena, MemoryKind.ARENA, np.where(self.is_output, MemoryKind.RESULT, MemoryKind.WORK))
+        self._home = np.where(in_slot, MemoryKind.SLOT, np.where(self.is_output, MemoryKind.RESULT, MemoryKind.WORK))
         resident = self.is_input & self.is_output if in_place else none
         self._current = np.where(resident, MemoryKind.RESULT, MemoryKind.SOURCE)
 
@@ -97,7 +97,7 @@ class ChunkLocations:
 
     def find_missing_outputs(self) -> IntArray:
         """Return the output chunks that are still in the user's input or in shared memory."""
-        elsewhere = (self.is_input & (self._current == MemoryKind.SOURCE)) | (self._current == MemoryKind.ARENA)
+        elsewhere = (self.is_input & (self._current == MemoryKind.SOURCE)) | (self._current == MemoryKind.SLOT)
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:

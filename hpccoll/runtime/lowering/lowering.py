@@ -33,7 +33,7 @@ def lower_plan(
         itemsize: bytes per element.
         in_place: whether input and output share memory for the chunks that are in both.
         on_device: whether the memory is a device's, which no other rank's core caches.
-        staged: whether loads and stores use the node's arena instead of the user's own memory.
+        staged: whether loads and stores use the slots of the node's ranks instead of the user's own memory.
         sizes: elements of each chunk, if only a part of each chunk is run; ranges of chunks are then never merged.
     """
     column, separate = plan.column(rank), sizes is not None
@@ -42,13 +42,13 @@ def lower_plan(
     instructions: list[Instruction] = []
     has_only_moves = all(isinstance(step, Move) for steps in rounds for step in steps)
     node = None if has_only_moves else SharedMemoryLowering(plan, rank, sizes, staged, in_place, instructions)
-    used, arena = _find_used_chunks(rounds, len(sizes)), node.find_arena_chunks(rank) if node else None
-    locations = ChunkLocations(plan, rank, sizes, used, in_place, arena, separate)
+    used, in_slot = _find_used_chunks(rounds, len(sizes)), node.find_slot_chunks(rank) if node else None
+    locations = ChunkLocations(plan, rank, sizes, used, in_place, in_slot, separate)
     signals = plan.operation is Operation.BARRIER
     messages = MessageLowering(rank, itemsize, on_device, signals, locations, instructions)
     _lower_rounds(rounds, messages, node, locations)
     accessed = node.find_accessed_memories() if node else frozenset()
-    return Program(tuple(instructions), locations.work, locations.landing, plan, locations.arena, accessed)
+    return Program(tuple(instructions), locations.work, locations.landing, plan, locations.slot, accessed)
 
 
 def _lower_rounds(

@@ -22,7 +22,7 @@ class MemoryKind(IntEnum):
     RESULT = 1  # the user's output
     WORK = 2  # scratch: chunks that this rank passes on but that are not in its result
     LANDING = 3  # scratch: messages before they are reduced, and packed messages
-    ARENA = 4  # the node's shared memory: chunks that other ranks access but not in the user's memory
+    SLOT = 4  # shared memory of the node: chunks that other ranks access, but not in the user's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class Program:
     work: int
     landing: int
     plan: Plan
-    arena: int = 0
+    slot: int = 0
     accessed: frozenset[MemoryKind] = frozenset()  # the user's memories that other ranks of the node access
 
     @property
-    def uses_arena(self) -> bool:
-        """Whether an instruction accesses ARENA."""
+    def uses_slots(self) -> bool:
+        """Whether an instruction accesses SLOT."""
         local = (step for step in self.instructions if isinstance(step, LocalInstruction))
-        return any(part.memory is MemoryKind.ARENA for step in local for part in step.ranges)
+        return any(part.memory is MemoryKind.SLOT for step in local for part in step.ranges)

@@ -1,8 +1,8 @@
 """Lowering rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
 There are two ways to access another rank's chunks. *Direct*: in the user's own memory. *Staged*: every chunk that other
-ranks access has a place in the arena, memory that the node's ranks share; it is copied there before the first fence,
-and from there to the output after the last.
+ranks access lies in its rank's slot, memory that the node's ranks share; it is copied there before the first fence, and
+from there to the output after the last.
 
 What a rank loads must not become visible to others before the next fence. If others still load from the same memory,
 the result goes to scratch and is copied after the fence; if no rank accesses the chunk any more, it goes to the output
@@ -31,7 +31,7 @@ class SharedMemoryLowering:
 
     Args:
         sizes: elements of each chunk, shape (C,).
-        staged: whether other ranks' chunks are accessed in the arena.
+        staged: whether other ranks' chunks are accessed in the slots.
         in_place: whether this rank's input and output share memory.
     """
 
@@ -48,8 +48,8 @@ class SharedMemoryLowering:
         """Whether scratch holds results that are copied after the next fence."""
         return bool(self._deferred)
 
-    def find_arena_chunks(self, rank: int) -> NDArray[np.bool_]:
-        """Return which chunks of a rank live in the arena, shape (C,)."""
+    def find_slot_chunks(self, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks of a rank live in its slot, shape (C,)."""
         accessed = self._accesses.accessed[rank]
         return np.asarray(accessed if self._staged else accessed & ~self._output_mask(rank))
 
@@ -67,11 +67,11 @@ class SharedMemoryLowering:
         return np.asarray(masks[0])
 
     def begin(self, locations: ChunkLocations) -> None:
-        """Set the locations of this rank's chunks; copy to the arena what others load before this rank writes it."""
+        """Set the locations of this rank's chunks; copy to its slot what others load before this rank writes it."""
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
-            self._copy(locations.current_ranges(chunks), locations.ranges_in(MemoryKind.ARENA, chunks))
+            self._copy(locations.current_ranges(chunks), locations.ranges_in(MemoryKind.SLOT, chunks))
             locations.mark_at_home(chunks)
 
     def lower_round(self, t: int, steps: Sequence[Step]) -> None:
@@ -102,7 +102,7 @@ class SharedMemoryLowering:
     def _lower_fence(self, t: int) -> None:
         """Append a fence, then copy the deferred results to their homes.
 
-        A last fence that would only wait for readers of the arena is left out: the arena has two halves, used in turn.
+        A last fence that would only wait for readers of the slots is left out: each rank has two slots, used in turn.
         """
         if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
             return
@@ -120,7 +120,7 @@ class SharedMemoryLowering:
             return self._locations.current_ranges(chunks)
         other = self._get_locations(rank)
         written = self._accesses.written[rank, chunks]
-        unwritten_memory = MemoryKind.ARENA if self._staged else MemoryKind.SOURCE
+        unwritten_memory = MemoryKind.SLOT if self._staged else MemoryKind.SOURCE
         memory = np.where(written, other.get_home_memories(chunks), unwritten_memory)
         return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
@@ -133,9 +133,9 @@ class SharedMemoryLowering:
     def _get_locations(self, rank: int) -> ChunkLocations:
         """Return the locations of another rank's chunks at the start of the plan."""
         if rank not in self._others:
-            unused, arena = np.zeros(len(self._sizes), np.bool_), self.find_arena_chunks(rank)
+            unused, separate = np.zeros(len(self._sizes), np.bool_), self._locations.separate
             self._others[rank] = ChunkLocations(
-                self._plan, rank, self._sizes, unused, in_place=False, arena=arena, separate=self._locations.separate
+                self._plan, rank, self._sizes, unused, False, self.find_slot_chunks(rank), separate
             )
         return self._others[rank]
 
@@ -175,7 +175,7 @@ class SharedMemoryLowering:
     def _find_loaded_by_others(self, chunks: IntArray) -> list[MemoryRange]:
         """Return where other ranks load these chunks of this rank from, now."""
         if self._staged:
-            return self._locations.ranges_in(MemoryKind.ARENA, chunks)
+            return self._locations.ranges_in(MemoryKind.SLOT, chunks)
         written = self._accesses.written[self._rank, chunks]
         unwritten_memory = MemoryKind.RESULT if self._in_place else MemoryKind.SOURCE
         return [

@@ -115,7 +115,7 @@ class SharedMemoryExecutable(PlanExecutable):
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
         space = AddressSpace(self._call, program, scratch)
-        map_peers(space, node, self._call, locations)
+        add_peer_buffers(space, node, self._call, locations)
         before, after = split_at_first_fence(local_instructions(program))
         binder = LocalBinder(space, node.barrier.fence, node.remote, scratch[used:])
         return [*binder.bind(before), *binder.bind(after)]
@@ -171,25 +171,25 @@ def peer_locations(node: NodeMemory, locations: Sequence[int]) -> Iterator[tuple
     return zip(node.others, zip(locations[::2], locations[1::2], strict=True), strict=True)
 
 
-def map_peers(space: AddressSpace, node: NodeMemory, call: CollectiveCall, locations: Sequence[int]) -> None:
+def add_peer_buffers(space: AddressSpace, node: NodeMemory, call: CollectiveCall, locations: Sequence[int]) -> None:
     """Map the inputs and outputs of the other ranks of the node, given their `locations`, two per rank."""
     itemsize = call.dtype.itemsize
     for rank, pair in peer_locations(node, locations):
         for kind, location in zip(USER_MEMORY, pair, strict=True):
             if not is_token(location):
-                space.map_peer(kind, rank, None, location)
+                space.add_peer(kind, rank, None, location)
                 continue
             memory, offset = node.symmetric.resolve(rank, location)
             if call.module.on_device:
-                space.map_peer(kind, rank, None, memory.address + offset)
+                space.add_peer(kind, rank, None, memory.address + offset)
                 continue
             array = memory[offset:]
-            space.map_peer(kind, rank, array[: len(array) // itemsize * itemsize].view(call.dtype.numpy), 0)
+            space.add_peer(kind, rank, array[: len(array) // itemsize * itemsize].view(call.dtype.numpy), 0)
 
 
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
     """Whether the other ranks can access in place what the program lets them access of this rank's buffers."""
-    if program.uses_arena:  # these chunks are in no user's memory
+    if program.uses_slots:  # these chunks are in no user's memory
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
         if kind not in program.accessed or buffer is None or not buffer.nbytes:

@@ -1,7 +1,7 @@
 """All ranks' loads, stores and fences run at once in one process, by a scheduler that means ill.
 
 Ranks are ordered by their meetings and by nothing else: between two meetings each runs on in its own time, a piece of
-an instruction at a time. A rank's memories hold junk before it comes and after it has gone, and scratch and arena hold
+an instruction at a time. A rank's memories hold junk before it comes and after it has gone, and scratch and slots hold
 junk when a collective begins, so what is read too soon or too late shows.
 """
 
@@ -80,21 +80,21 @@ def shares(plan: Plan, rank: int, chunks: int, in_place: bool) -> bool:
 class Leg:
     """One collective, or one part of every chunk of it, on all ranks; `outputs` is filled in as ranks end.
 
-    `half` is the half of the arena that it goes through, None where buffers are touched where they are.
+    `slot` is the number of the slot that it uses, None where buffers are touched where they are.
     """
 
     plan: Plan
     sizes: Array
     inputs: list[Array]
     in_place: bool
-    half: int | None
+    slot: int | None
     programs: list[Program]
     memories: list[tuple[Array, Array]]
     outputs: list[Array]
 
 
 def leg(
-    plan: Plan, count: int, inputs: list[Array], in_place: bool, half: int | None, sizes: Array | None = None
+    plan: Plan, count: int, inputs: list[Array], in_place: bool, slot: int | None, sizes: Array | None = None
 ) -> Leg:
     """Return a collective lowered for all ranks, with the memories of its users.
 
@@ -103,40 +103,40 @@ def leg(
         count: elements of the vector, or of one block.
         inputs: what each rank brings; of a part, that part.
         in_place: whether input and output share memory where they can.
-        half: see `Leg`.
+        slot: see `Leg`.
         sizes: the elements of each chunk, where only part of each is run.
     """
     chunks = plan.column(0).chunks
     whole = plan.operation.chunk_sizes(count, plan.ranks, chunks) if sizes is None else sizes
     ranks = range(plan.ranks)
     programs = [
-        lower_plan(plan, r, count, ITEMSIZE, shares(plan, r, chunks, in_place), staged=half is not None, sizes=sizes)
+        lower_plan(plan, r, count, ITEMSIZE, shares(plan, r, chunks, in_place), staged=slot is not None, sizes=sizes)
         for r in ranks
     ]
     memories = [users(plan, rank, whole, in_place) for rank in ranks]
-    return Leg(plan, whole, inputs, in_place, half, programs, memories, [np.empty(0, np.int64)] * plan.ranks)
+    return Leg(plan, whole, inputs, in_place, slot, programs, memories, [np.empty(0, np.int64)] * plan.ranks)
 
 
 def simulate(legs: list[Leg], combine: Combine, seed: int) -> None:
     """Run collectives one after the other on all ranks, which do not wait for each other in between."""
     n = legs[0].plan.ranks
-    arena = {half: [np.full(_most(legs), JUNK) for _ in range(n)] for half in (0, 1)}
+    slots = {slot: [np.full(_most(legs), JUNK) for _ in range(n)] for slot in (0, 1)}
     chance = random.Random(seed + 1)
-    take_turns([_rank(rank, legs, arena, combine, chance) for rank in range(n)], seed)
+    take_turns([_rank(rank, legs, slots, combine, chance) for rank in range(n)], seed)
 
 
 def _most(legs: list[Leg]) -> int:
-    return max(program.arena for each in legs for program in each.programs)
+    return max(program.slot for each in legs for program in each.programs)
 
 
 def _rank(
-    rank: int, legs: list[Leg], arena: dict[int, list[Array]], combine: Combine, chance: random.Random
+    rank: int, legs: list[Leg], slots: dict[int, list[Array]], combine: Combine, chance: random.Random
 ) -> Iterator[bool]:
     for each in legs:
         program, (source, result) = each.programs[rank], each.memories[rank]
         private = {MemoryKind.WORK: np.full(program.work, JUNK), MemoryKind.LANDING: np.full(program.landing, JUNK)}
-        if each.half is not None:
-            arena[each.half][rank][:] = JUNK  # a rank that begins may fill its half
+        if each.slot is not None:
+            slots[each.slot][rank][:] = JUNK  # a rank that begins may fill its slot
         result[:] = JUNK
         source[:] = each.inputs[rank]
         yield False
@@ -146,7 +146,7 @@ def _rank(
                 continue
             assert isinstance(step, Reduce | Copy)
             for begin, end in _cuts(step.out.count, chance):
-                parts = [_view(rank, place.part(begin, end), each, arena, private) for place in _places(step)]
+                parts = [_view(rank, place.part(begin, end), each, slots, private) for place in _places(step)]
                 parts[-1][:] = combine(parts[0], parts[1]) if isinstance(step, Reduce) else parts[0]
                 yield False
         each.outputs[rank] = result.copy()
@@ -168,17 +168,17 @@ def _cuts(count: int, chance: random.Random) -> Iterator[tuple[int, int]]:
 
 
 def _view(
-    rank: int, place: MemoryRange, each: Leg, arena: dict[int, list[Array]], private: dict[MemoryKind, Array]
+    rank: int, place: MemoryRange, each: Leg, slots: dict[int, list[Array]], private: dict[MemoryKind, Array]
 ) -> Array:
     owner = rank if place.owner == OWN else place.owner
     if place.memory in private:
         assert owner == rank, f"rank {rank} touches private memory of rank {owner}"
         memory = private[place.memory]
-    elif place.memory is MemoryKind.ARENA:
-        assert each.half is not None, f"rank {rank} uses the arena where every buffer is touched where it is"
-        memory = arena[each.half][owner]
+    elif place.memory is MemoryKind.SLOT:
+        assert each.slot is not None, f"rank {rank} uses a slot where every buffer is touched where it is"
+        memory = slots[each.slot][owner]
     else:
-        assert each.half is None or owner == rank, f"rank {rank} touches the user's memory of rank {owner}"
+        assert each.slot is None or owner == rank, f"rank {rank} touches the user's memory of rank {owner}"
         memory = each.memories[owner][place.memory]
     assert 0 <= place.start <= place.stop <= len(memory), f"{place} reaches beyond {len(memory)} elements"
     return memory[place.start : place.stop]

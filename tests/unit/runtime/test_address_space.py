@@ -13,7 +13,7 @@ from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, SegmentOff
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 
-SOURCE, RESULT, WORK, LANDING, ARENA = MemoryKind
+SOURCE, RESULT, WORK, LANDING, SLOT = MemoryKind
 N, RANK, COUNT = 3, 1, 10
 
 
@@ -61,21 +61,21 @@ def test_work_and_landing_end_where_the_program_says(memory):
 
 def test_slots_are_found_by_rank(memory):
     space = memory.space(slots=memory.slots)
-    assert space.own_view(MemoryRange(ARENA, 1, 3)).tolist() == [301 + 100 * OWN, 302 + 100 * OWN]
-    assert space.own_view(MemoryRange(ARENA, 1, 3, 0)).tolist() == [301, 302]
-    assert space.address(MemoryRange(ARENA, 1, 3)) == address_of(memory.slots[OWN]) + 4
+    assert space.own_view(MemoryRange(SLOT, 1, 3)).tolist() == [301 + 100 * OWN, 302 + 100 * OWN]
+    assert space.own_view(MemoryRange(SLOT, 1, 3, 0)).tolist() == [301, 302]
+    assert space.address(MemoryRange(SLOT, 1, 3)) == address_of(memory.slots[OWN]) + 4
 
 
 def test_without_buffers_and_slots_ranges_are_empty(memory):
     memory.call = check_call(Operation.BARRIER, None, None, RANK, N)
     space = memory.space()
-    for kind in (SOURCE, RESULT, ARENA):
+    for kind in (SOURCE, RESULT, SLOT):
         assert space.own_view(MemoryRange(kind, 0, 5)).tolist() == []
 
 
 def test_a_peer_mapped_by_array_is_viewed(memory):
     space, other = memory.space(), np.arange(50, 60, dtype=np.float32)
-    space.map_peer(SOURCE, 2, other, address_of(other))
+    space.add_peer(SOURCE, 2, other, address_of(other))
     place = MemoryRange(SOURCE, 3, 5, 2)
     assert space.own_view(place).tolist() == [53, 54]
     assert space.address(place) == address_of(other) + 12
@@ -83,7 +83,7 @@ def test_a_peer_mapped_by_array_is_viewed(memory):
 
 def test_a_peer_mapped_by_address_has_an_address_only(memory):
     space = memory.space()
-    space.map_peer(RESULT, 0, None, 4096)
+    space.add_peer(RESULT, 0, None, 4096)
     place = MemoryRange(RESULT, 5, 8, 0)
     assert space.view(place) is None
     assert space.address(place) == 4096 + 5 * 4
@@ -93,7 +93,7 @@ def test_a_peer_mapped_by_address_has_an_address_only(memory):
 
 def test_a_peers_input_and_output_are_mapped_apart(memory):
     space = memory.space()
-    space.map_peer(SOURCE, 0, None, 4096)
+    space.add_peer(SOURCE, 0, None, 4096)
     with pytest.raises(KeyError):
         space.address(MemoryRange(RESULT, 0, 1, 0))
 
@@ -118,7 +118,7 @@ def test_a_segment_of_a_peers_input_is_located_by_that_peers_chunks(memory):
     sizes = chunk_sizes(memory.plan, COUNT)
     last = cut_chunks(sizes, 2)[1]
     space, other = memory.space(segment=last, rank=RANK), np.arange(50, 60, dtype=np.float32)
-    space.map_peer(SOURCE, 2, other, address_of(other))
+    space.add_peer(SOURCE, 2, other, address_of(other))
     assert space.own_view(MemoryRange(SOURCE, 0, 5, 2)).tolist() == [55, 56, 57, 58, 59]
     assert space.address(MemoryRange(SOURCE, 1, 2, 2)) == address_of(other) + 6 * 4
 
@@ -127,7 +127,7 @@ def test_scratch_and_slots_hold_segments_packed(memory):
     last = cut_chunks(chunk_sizes(memory.plan, COUNT), 2)[1]
     space = memory.space(segment=last, rank=RANK, slots=memory.slots)
     assert space.own_view(MemoryRange(WORK, 1, 3)).tolist() == [201, 202]
-    assert space.own_view(MemoryRange(ARENA, 1, 3, 0)).tolist() == [301, 302]
+    assert space.own_view(MemoryRange(SLOT, 1, 3, 0)).tolist() == [301, 302]
 
 
 def test_an_empty_range_of_a_segment_is_empty(memory):

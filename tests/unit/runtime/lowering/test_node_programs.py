@@ -202,7 +202,7 @@ def test_plans_with_many_fences_end_as_in_replay(push):
             if plan is None or plan.operation is Operation.BARRIER:
                 continue
             programs = [lower_plan(plan, rank, 7, ITEMSIZE, in_place=False) for rank in range(n)]
-            direct = not any(program.arena for program in programs)
+            direct = not any(program.slot for program in programs)
             for seed in range(2):
                 for half in (None, 1) if direct else (1,):
                     hold(plan, 7, seed % 2 == 0, half, seed)
@@ -242,13 +242,13 @@ def test_what_others_touch_is_what_the_program_says(n):
         seen = touched_by_others(plan, 2 * n + 1)
         for rank in range(n):
             program = lower_plan(plan, rank, 2 * n + 1, ITEMSIZE, in_place=False)
-            assert seen[rank] - {MemoryKind.ARENA} == program.accessed, f"{plan.name}, rank {rank}"
+            assert seen[rank] - {MemoryKind.SLOT} == program.accessed, f"{plan.name}, rank {rank}"
 
 
 def test_no_registered_plan_needs_shared_memory_of_its_own_where_buffers_are_touched_where_they_are():
     for algorithm in SHARED:
         for n in (2, 3, 5):
-            assert not any(MemoryKind.ARENA in seen for seen in touched_by_others(drawn(algorithm, n, 1), 11))
+            assert not any(MemoryKind.SLOT in seen for seen in touched_by_others(drawn(algorithm, n, 1), 11))
 
 
 def places_of(step: Any) -> tuple[Any, ...]:

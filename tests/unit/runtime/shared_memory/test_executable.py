@@ -1,4 +1,4 @@
-"""What is bound to memory, in tiles and in blocks through the arena, against replay: all ranks at once."""
+"""What is bound to memory, in tiles and in blocks through the slots, against replay: all ranks at once."""
 
 from __future__ import annotations
 
