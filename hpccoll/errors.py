@@ -1,13 +1,10 @@
-"""The exceptions that hpccoll raises, with the exit status of the command line for each.
-
-A message states the failure, the values involved, the rank and round if there are any, and the remedy.
-"""
+"""The exceptions that hpccoll raises; `exit_status` is that of a command that ends with the exception."""
 
 from __future__ import annotations
 
 
 class HpccollError(Exception):
-    """Base class of all exceptions of hpccoll; the command line exits with `exit_status`."""
+    """Base class of all exceptions of hpccoll."""
 
     exit_status = 1
 
@@ -50,15 +47,15 @@ class MismatchError(CommunicationError):
 
 
 class LauncherError(CommunicationError):
-    """The launcher belongs to another MPI library, so that it started N jobs of one rank each."""
+    """The launcher (such as mpirun) belongs to another MPI library, so that it started N jobs of one rank each."""
 
 
 class PlanError(HpccollError):
-    """A plan that is not correct; the message names round, rank and chunk."""
+    """A plan is wrong; the message names round, rank and chunk."""
 
 
 class DeadlockError(PlanError):
-    """A free program that deadlocks; `stuck` maps each blocked rank to the action that it waits at."""
+    """A free program (lists of sends and receives) deadlocks; `stuck` maps blocked ranks to their current actions."""
 
     def __init__(self, message: str, stuck: dict[int, str]) -> None:
         super().__init__(message)

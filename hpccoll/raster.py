@@ -29,6 +29,7 @@ from hpccoll.plan.drawing.palette import (
 )
 from hpccoll.plan.drawing.scene import (
     XY,
+    Box,
     Disc,
     FilledBoxes,
     FilledPolygons,
@@ -47,10 +48,9 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def render_png(scene: Scene, scale: float = 2.0) -> bytes:
-    """Return `scene` as the bytes of a PNG with `scale` pixels per unit, or fewer if it would be too large.
+    """Return the bytes of a PNG of `scene` with `scale` pixels per unit, or fewer if it would exceed MOST_PIXELS.
 
-    Raises:
-        UsageError: the picture is too large even at one pixel per unit.
+    Raises UsageError if the picture is too large even at one pixel per unit.
     """
     fits = (MOST_PIXELS / (scene.width * scene.height)) ** 0.5
     if fits < 1:
@@ -64,16 +64,12 @@ def render_png(scene: Scene, scale: float = 2.0) -> bytes:
 
 
 def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
-    """Return `scenes`, all of one size, as the bytes of an animated GIF that repeats forever.
-
-    Raises:
-        UsageError: a frame is too large.
-    """
+    """Return the bytes of an animated GIF of `scenes`, all of one size; raise UsageError if a frame is too large."""
     first = scenes[0]
     if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
     images = [render_image(scene, scale) for scene in scenes]
-    palette = _palette()
+    palette = _make_palette()
     frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in images]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     stream = io.BytesIO()
@@ -92,8 +88,8 @@ def render_image(scene: Scene, scale: float) -> Image.Image:
     return canvas.resize(size, Image.Resampling.BOX)
 
 
-def _palette() -> Image.Image:
-    """Return one palette for all frames: each colour, its shades towards white, and the shades of text on it."""
+def _make_palette() -> Image.Image:
+    """Return an image with the palette of all frames: colours, their shades to white, and shades of text on them."""
     ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
     lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
     # Pure colours come first, with none close to EMPTY: Pillow confuses colours that differ by less than four.
@@ -108,62 +104,58 @@ def _palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """Return the mix of `over` with a share of `under`, as red, green, blue."""
+    """Return red, green and blue of the mix of two colours: `share` of `under`, the rest of `over`."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
 
 
 @cache
-def _font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans at `size` pixels, loaded once."""
+def _load_font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
+    """Return the font DejaVu Sans at `size` pixels, read from its file on the first call."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)
 
 
 class _Pen:
-    """Draws shapes on a canvas, `scale` times as large as in the scene."""
+    """Draws shapes on an image, `scale` times as large as in the scene."""
 
     def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
         self._canvas, self._scale = canvas, scale
 
     def draw(self, shape: SceneShape) -> None:
-        """Draw one shape over the earlier ones."""
+        """Draw `shape` on top of what is already drawn."""
         match shape:
             case FilledBoxes(fill, boxes):
                 for box in boxes:
                     self._canvas.rectangle(self._corners(box), fill)
             case FilledPolygons(fill, polygons):
                 for points in polygons:
-                    self._canvas.polygon([self._point(point) for point in points], fill)
+                    self._canvas.polygon([self._scale_point(point) for point in points], fill)
             case OutlinedBox(box, fill, stroke, width, radius):
-                rim = self._width(width) if stroke else 0
-                grown = self._grown(box, width / 2 if stroke else 0)
+                # Pillow draws outlines inside the box and SVG centres them on its edge, so the box grows.
+                (x, y, w, h), by = box, width / 2 if stroke else 0
+                grown, rim = (x - by, y - by, w + 2 * by, h + 2 * by), self._scale_width(width) if stroke else 0
                 self._canvas.rounded_rectangle(self._corners(grown), radius * self._scale, fill, stroke, rim)
             case LineSegment(start, end, stroke, width):
-                self._canvas.line([self._point(start), self._point(end)], stroke, self._width(width))
+                self._canvas.line([self._scale_point(start), self._scale_point(end)], stroke, self._scale_width(width))
             case Disc((x, y), radius, fill, stroke, width):
                 wide = radius + (width / 2 if stroke else 0)
                 box = self._corners((x - wide, y - wide, 2 * wide, 2 * wide))
-                self._canvas.ellipse(box, fill, stroke, self._width(width) if stroke else 0)
+                self._canvas.ellipse(box, fill, stroke, self._scale_width(width) if stroke else 0)
             case TextLabel(at, words, size, fill, anchor, bold):
-                font = _font(size * self._scale, bold=bold)
-                self._canvas.text(self._point(at), words, fill, font, _ANCHORS[anchor])
+                font = _load_font(size * self._scale, bold=bold)
+                self._canvas.text(self._scale_point(at), words, fill, font, _ANCHORS[anchor])
 
-    def _point(self, point: XY) -> XY:
+    def _scale_point(self, point: XY) -> XY:
         return point[0] * self._scale, point[1] * self._scale
 
-    def _width(self, width: float) -> int:
+    def _scale_width(self, width: float) -> int:
+        """Return the width of a line in whole pixels, at least one."""
         return max(round(width * self._scale), 1)
 
-    def _corners(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-        """Return the first and the last pixel of a box, both inclusive."""
+    def _corners(self, box: Box) -> Box:
+        """Return left, top, right and bottom pixel of a box given as x, y, width and height; all four are inside it."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)
-
-    @staticmethod
-    def _grown(box: tuple[float, float, float, float], by: float) -> tuple[float, float, float, float]:
-        """Return the box grown on all sides, since Pillow draws outlines inside and SVG centres them on the edge."""
-        x, y, w, h = box
-        return x - by, y - by, w + 2 * by, h + 2 * by

@@ -14,11 +14,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes that `text` states: `8`, `64K`, `1.5M` or `2GiB` (binary multiples).
-
-    Raises:
-        UsageError: `text` is not a size.
-    """
+    """Return the bytes of a size such as `8`, `64K`, `1.5M` or `2GiB` (binary multiples); UsageError for other text."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a size; write bytes with an optional suffix, such as 8, 64K, 1.5M or 2G")
@@ -34,11 +30,7 @@ def format_size(nbytes: int) -> str:
 
 
 def parse_range(text: str) -> range:
-    """Return the range of rank counts that `text` states: `8`, or `1:128` with both ends included.
-
-    Raises:
-        UsageError: `text` is not a range of positive whole numbers.
-    """
+    """Return the rank counts of `text`: `8`, or `1:128` with both ends included; raise UsageError for other text."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a range of ranks; write one number or FIRST:LAST, such as 2:128")
@@ -49,11 +41,7 @@ def parse_range(text: str) -> range:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return the sizes smallest, smallest * factor, ... that do not exceed `largest`, in bytes.
-
-    Raises:
-        UsageError: `smallest` exceeds `largest` or is negative, or `factor` is below 2.
-    """
+    """Return the sizes smallest, smallest * factor, ... up to `largest`; UsageError if none or `factor` < 2."""
     if smallest > largest or smallest < 0 or factor < 2:
         raise UsageError(
             f"sizes from {smallest} to {largest} bytes by factor {factor} are empty: "

@@ -22,21 +22,19 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Group g has `sizes[g]` ranks; `members` lists all ranks group by group (None: ranks 0, 1, 2, ... in order)."""
+    """A division of the ranks: group g has `sizes[g]` ranks, and `members` lists all ranks group by group.
+
+    `members` is None where the groups hold the ranks 0, 1, 2, ... in order.
+    """
 
     sizes: tuple[int, ...]
     members: tuple[int, ...] | None = None
 
     @classmethod
     def from_nodes(cls, ranks: int, nodes: Nodes) -> Groups:
-        """Return one group per node.
+        """Return one group per node; raise UsageError unless every node has ranks and each rank is on one node.
 
-        Args:
-            ranks: number of ranks.
-            nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
-
-        Raises:
-            UsageError: a node is empty, or the nodes do not hold each rank exactly once.
+        `nodes` is the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
         """
         if nodes is None:
             return cls((ranks,))
@@ -64,7 +62,7 @@ class Groups:
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
     def locate(self, rank: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the group and the slot of each rank."""
+        """Return two arrays: the group and the slot of each rank."""
         position = rank if self.members is None else np.argsort(np.array(self.members, np.int64))[rank]
         group = np.searchsorted(self.starts, position, side="right") - 1
         return np.asarray(group, np.int64), position - self.starts[group]

@@ -1,7 +1,7 @@
-"""A plan as lists of messages, one record each: what drawings show and what exported files contain.
+"""The rounds of a plan as lists of messages with one record per message, for drawings and exported files.
 
-Plans are arrays over ranks and functions of the round; here each round becomes a list. Loads and stores appear as
-messages, too. Messages of a round that reach the same rank, or connect the same pair of ranks, keep their order.
+Loads and stores appear as messages, too. Messages of a round that reach the same rank, or connect the same pair of
+ranks, keep their order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Op, Step
 class PlanMessage:
     """Chunks `send` of rank `source` become chunks `recv` of rank `dest`; `source == dest` is a local copy.
 
-    Empty chunk lists are a signal without data, as in barriers. `via` says which end carries the transfer out: both
+    Empty chunk lists are a signal without data, as in barriers. `via` states which end transfers the data: both
     (a message), `dest` alone (a load) or `source` alone (a store).
     """
 
@@ -55,17 +55,14 @@ def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
 
 
 def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
-    """Yield the messages of each round, sorted by receiver; those of one receiver in the order in which they land.
-
-    Cost: O(ranks + chunks moved) time and memory per round.
-    """
+    """Yield the messages of each round, sorted by receiver; those of one receiver in the order in which they land."""
     for steps in plan.rounds():
         listed = [message for step in steps for message in list_step_messages(step, plan.ranks)]
         yield sorted(listed, key=lambda message: message.dest)
 
 
 def list_fence_groups(fence: Fence) -> list[list[int]]:
-    """Return the groups of ranks that wait for each other at `fence` (over all ranks), each in ascending order."""
+    """Return the groups of ranks that wait for each other at `fence`, a fence of all ranks; each group is sorted."""
     leaders = np.unique(fence.leader[fence.leader != NO_PEER])
     return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
 

@@ -1,4 +1,4 @@
-"""Loads and stores expressed as moves, for code that follows data and not who transfers it.
+"""Loads and stores expressed as moves, for code that follows the data, whichever rank transfers it.
 
 Shapes: n ranks; all functions are over all n.
 
@@ -68,9 +68,9 @@ def to_moves(step: Step, n: int) -> list[Move]:
 
 
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
-    """Return which ranks each rank has heard from after the fences among `steps`, shape (n, n).
+    """Return which ranks each rank has heard from after the fences of a round, shape (n, n).
 
-    At a fence, every rank of the group learns what any rank of the group has heard. `heard` is not changed.
+    At a fence, every member hears from all ranks from which any member has heard. `heard` is not changed.
     """
     after = heard.copy()
     for fence in steps:
@@ -82,7 +82,7 @@ def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[
 
 
 def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Split a mapping of ranks to peers into partial permutations; yield each with its inverse."""
+    """Yield partial permutations of the ranks, each with its inverse, that together map every rank to its peer."""
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
     order = np.argsort(named, kind="stable")
@@ -96,7 +96,7 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
 
 
 def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
-    """Return the region whose entry for each rank is that of its peer: the peers' view of the actors' region."""
+    """Return a region that gives each rank the chunks that `region` gives to the peer of the rank."""
     at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])

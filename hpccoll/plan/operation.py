@@ -2,9 +2,10 @@
 
 Shapes: P ranks of a column, n ranks in all, C chunks per rank, K weights per contribution.
 
-The input of a rank is its chunks of `input_mask` in order, its output its chunks of `output_mask` in order; check,
-replay and the runtime read the same two masks. A contribution is an input chunk of a rank. `expected_weights` is linear
-in the weights of contributions: random weights prove which contributions a sum holds, one-hot weights count them.
+`input_mask` selects the chunks that form the input of a rank, in order, and `output_mask` those of its output; check,
+replay and the runtime read the same two masks. A contribution is an input chunk of a rank. Every contribution has a
+weight, and sums of weights identify contributions: random weights prove which ones a sum holds, one-hot weights count
+them.
 """
 
 from __future__ import annotations
@@ -60,17 +61,11 @@ class Operation(Enum):
         return self in (*blocked, Operation.ALL_TO_ALL)
 
     def message_chunks(self, n: int, chunks: int) -> int:
-        """Return the number of chunks that make up the message of S bytes; the others are outputs and work space."""
+        """Return how many of the chunks make up the message of S bytes; the others are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
     def message_bytes(self, count: int, itemsize: int, n: int) -> int:
-        """Return the message size S in bytes, as nccl-tests defines it.
-
-        Args:
-            count: elements per rank: of its vector, or of one block where the operation has blocks.
-            itemsize: bytes per element.
-            n: number of ranks.
-        """
+        """Return the message size S in bytes, as nccl-tests defines it, for `count` elements per vector or block."""
         return 0 if self is Operation.BARRIER else count * itemsize * (n if self.has_blocks else 1)
 
     def validate_chunks(self, n: int, chunks: int) -> None:
@@ -95,7 +90,7 @@ class Operation(Enum):
         return np.tile(np.diff(edges), n if self.has_blocks else 1)
 
     def layout_classes(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
-        """Return a class number per chunk, shape (C,); chunks of one class have equal sizes for all `counts`."""
+        """Return a class number for each chunk, shape (C,); chunks of a class have equal sizes for each of `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
@@ -109,10 +104,10 @@ class Operation(Enum):
         return _chunk_mask(_INPUT_AND_OUTPUT[self][1], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
-        """Return the sum of weights that every chunk should hold in the end, shape (n, C, K); valid for output chunks.
+        """Return the sum of weights that each output chunk should hold in the end, shape (n, C, K).
 
-        Args:
-            weights: the weights of each contribution, shape (n, C, K); zero where a rank has no input.
+        Entries of other chunks are meaningless. `weights` holds those of each contribution, shape (n, C, K), and zero
+        where a rank has no input.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)

@@ -11,7 +11,7 @@ import numpy as np
 from hpccoll.plan.moves import MoveRounds, to_move_rounds
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.step import IntArray
+from hpccoll.plan.step import Fence, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An algorithm on `ranks` ranks: `make` returns the rounds of any column of ranks.
+    """An algorithm on `ranks` ranks: `make(ranks of a column)` returns the rounds of these ranks.
 
-    `cost` is the cost that the algorithm states, `check` compares it with the plan. A `period` p states that rank r + p
+    `cost` is the cost that the algorithm states; `check` compares it with the plan. A `period` p states that rank r + p
     does the same as rank r, with all peers (and chunks numbered by rank) increased by p.
     """
 
@@ -49,12 +49,16 @@ class Plan:
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:
-        """Return the rounds of one rank, which the runtime lowers."""
+        """Return the rounds of one rank, which the runtime lowers to instructions."""
         return self.make(np.array([rank], np.int64))
 
     def rounds(self) -> Rounds:
         """Return the rounds of all ranks at once, which check and simulate read."""
         return self.make(np.arange(self.ranks, dtype=np.int64))
+
+    def has_fences(self) -> bool:
+        """Whether any round contains a fence; computes all rounds."""
+        return any(isinstance(step, Fence) for steps in self.rounds() for step in steps)
 
     def moves(self) -> MoveRounds:
         """Return the rounds of all ranks with loads and stores as moves and without fences, as replay reads them."""

@@ -40,7 +40,7 @@ class Rounds:
         return Rounds(count + after.count, self.chunks, lambda t: first(t) if t < count else second(t - count))
 
     def map_steps(self, change: Callable[[Step], Step]) -> Rounds:
-        """Return the rounds with `change` applied to every step."""
+        """Return the rounds with `change` applied to every step, each time that a round is read."""
         return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
@@ -86,7 +86,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
-    """Return `change` with its results cached by argument identity; rounds reuse the same few arrays."""
+    """Return `change` with its last results cached by the identity of the array, since rounds reuse few arrays."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:
@@ -115,15 +115,8 @@ def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
     """Return an allreduce of n ranks that runs `make(rank, core)` among the ranks below `core`.
 
-    Before, rank r >= core sends its data to rank r mod core, which reduces it; afterwards it receives the result.
-    This costs two more rounds per `core` further ranks, and the core ranks send up to one more message `whole` each.
-
-    Args:
-        make: returns the rounds of a number of ranks.
-        rank: the column, shape (P,).
-        n: number of ranks.
-        core: number of ranks that `make` serves.
-        whole: the region of all data.
+    Before, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces it; afterwards
+    rank r receives the result. This costs two more rounds per `core` further ranks.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)
@@ -131,9 +124,9 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 
 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
-    """Return rounds in which every rank r >= core sends `whole` to rank r mod core, which reduces it after its own.
+    """Return rounds in which every rank r >= core sends `whole` to rank r mod core, which reduces it by OWN_FIRST.
 
-    Each round serves `core` ranks.
+    In each round, `core` ranks send.
     """
     layer, core_rank = rank // core, rank % core
 

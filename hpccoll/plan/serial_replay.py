@@ -16,18 +16,16 @@ Combine = Callable[[Array, Array], Array]
 
 
 def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
-    """Return the output of every rank after `plan` runs on `inputs`, bit-equal to the runtime's.
+    """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
         plan: the plan to execute.
         count: elements of the vector, or of one block.
-        inputs: per rank its input chunks, 1-D, or None if it has no input; they are not changed.
-        combine: left (+) right on equal 1-D arrays; required where the operation reduces.
+        inputs: one 1-D array of input chunks per rank, or None for a rank without input; not changed.
+        combine: returns left (+) right of two 1-D arrays; required where the operation reduces.
 
     Returns:
-        Per rank its output chunks, 1-D (empty where it has no output).
-
-    Cost: O(ranks * chunks * count) memory, serial time.
+        One 1-D array of output chunks per rank (empty where the rank has no output).
     """
     n, rounds, operation = plan.ranks, plan.moves(), plan.operation
     ranks = np.arange(n)
@@ -61,6 +59,7 @@ def _element_indices(ids: IntArray, edges: IntArray) -> IntArray:
 
 
 def _apply_op(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
+    """Return `own` after `incoming` is copied over it or reduced into it."""
     if op == Op.COPY or combine is None:
         return incoming
     return combine(own, incoming) if op == Op.OWN_FIRST else combine(incoming, own)

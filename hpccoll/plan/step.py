@@ -32,6 +32,7 @@ class Op(IntEnum):
 
 
 def _as_column(value: Ints) -> IntArray:
+    """Return `value` as an array of shape (P, 1), or (1, 1) for one value for all ranks."""
     return np.asarray(value, np.int64).reshape(-1, 1)
 
 
@@ -77,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Any other set of `count` chunks; `table()` returns their numbers, shape (P, count), and is called lazily."""
+    """An ordered list of any `count` chunks; `table()` returns their numbers, shape (P, count), is called lazily."""
 
     count: int
     table: Callable[[], IntArray]
@@ -150,8 +151,8 @@ class Move(_StepBase):
 class Load(_StepBase):
     """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, through shared memory.
 
-    The source takes no action. The load reads the contents that `remote` had at the last fence; other ranks may read
-    `local` after the next fence. `op` may differ by rank.
+    The source takes no action. The load reads the contents that `remote` had at the last fence, and copies or reduces
+    them by `op`, which may differ by rank; other ranks may read `local` after the next fence.
     """
 
     source: IntArray

@@ -1,9 +1,9 @@
 """A plan as a GOAL schedule, the text that LogGOPSim's txt2bin reads, so that another simulator can time it.
 
-As in the runtime, a rank's operations of a round wait for its operations of the last round that it took part in. Empty
-messages are left out, except for the signals of a barrier, which count as one byte (LogGOPSim charges size - 1). Local
-copies and the arithmetic of reductions take no time in the schedule. Loads and stores become messages; since both ends
-of a message wait, their fences are left out. A barrier that consists of fences is refused.
+As in the runtime, the operations of a rank in a round wait for its operations in its previous round. Empty messages are
+left out, except for the signals of a barrier, which count as one byte (LogGOPSim charges size - 1). Local copies and
+the arithmetic of reductions take no time in the schedule. Loads and stores become messages; since both ends of a
+message wait, their fences are left out. A barrier that consists of fences is refused.
 
 Format: `num_ranks N`, then for each rank in order `rank R { ... }` with lines `l1: send 8b to 1 tag 0`,
 `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider
@@ -16,31 +16,21 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.messages import PlanMessage, list_messages_by_round
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import Fence
 
 SIGNAL_BYTES = 1
 
 
 def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
-    """Return `plan` as the text of a GOAL schedule.
+    """Return the text of a GOAL schedule for `plan`, which `check` must accept.
 
-    Args:
-        plan: a plan that `check` accepts.
-        count: elements of the vector, or of one block.
-        itemsize: bytes per element.
-
-    Raises:
-        UsageError: a negative count, an itemsize below 1, or a barrier with fences.
-
-    Cost: O(messages) time and memory.
+    Raises UsageError for a negative `count` (elements of the vector or of one block), an `itemsize` (bytes per element)
+    below 1, or a barrier with fences.
     """
     if count < 0 or itemsize < 1:
         raise UsageError(
             f"cannot export a schedule of {count} elements of {itemsize} bytes; need count >= 0 and itemsize >= 1"
         )
-    if plan.operation is Operation.BARRIER and any(
-        isinstance(step, Fence) for steps in plan.rounds() for step in steps
-    ):
+    if plan.operation is Operation.BARRIER and plan.has_fences():
         raise UsageError(f"{plan.name} contains fences, which GOAL cannot express; write it as .json")
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.moves().chunks).tolist()
     programs = [_GoalProgram() for _ in range(plan.ranks)]
@@ -62,14 +52,14 @@ def _message_bytes(plan: Plan, message: PlanMessage, sizes: list[int], itemsize:
 
 
 class _GoalProgram:
-    """The lines of one rank."""
+    """The lines of one rank's program, with the labels that the next lines wait for."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.labels = 0
         self.round = -1
         self.current: list[int] = []  # labels of the round that is being written
-        self.previous: list[int] = []  # labels of the last round before it in which this rank took part
+        self.previous: list[int] = []  # labels of the rank's previous round
 
     def add(self, t: int, operation: str) -> None:
         """Append an operation of round t, and its dependencies."""

@@ -1,15 +1,15 @@
-"""A plan to and from JSON: every message of every round of all ranks, so that any tool can write or read one.
+"""Plans as JSON files, which any tool can write or read: every message of every round of all ranks.
 
     {"format": "hpccoll-plan/1", "operation": "all_reduce", "algorithm": "ring", "ranks": 2, "root": 0, "chunks": 2,
      "cost": {"steps": 2, "mean": "1", "most": "1"},
      "rounds": [[{"from": 1, "to": 0, "send": [0], "recv": [0], "op": "own_first"}, ...], ...]}
 
 `send` lists chunks of the sender, `recv` as many chunks of the receiver; `op` is copy, own_first or incoming_first (the
-operand order of a reduction). The messages of a round read the state at its start; those that reach the same rank land
-in the order listed. A message with `"via": "load"` is carried out by `to` alone, one with `"via": "store"` by `from`
-alone, and each rank carries out its own in the order listed. `{"fence": [[0, 1], [2, 3]]}` lists groups of ranks that
+operand order of a reduction). The messages of a round read the state at its start; a rank receives its messages in the
+order listed. A message with `"via": "load"` is performed by `to` alone, one with `"via": "store"` by `from` alone; a
+rank performs its loads and stores in the order listed. `{"fence": [[0, 1], [2, 3]]}` lists groups of ranks that
 wait for each other. A round holds messages, or loads and stores, or fences. `cost` (in multiples of the message S) may
-be null. A file is for one number of ranks. `check` proves or refutes a plan that was read like any other plan.
+be null. A file holds the plan for one number of ranks.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ StepBuilder: TypeAlias = Callable[[IntArray, int], Step]  # (column of ranks, nu
 
 
 def to_json(plan: Plan) -> str:
-    """Return `plan` as JSON text, one line per round.
-
-    Cost: O(messages) time and memory.
-    """
+    """Return `plan` as JSON text, one line per round."""
     cost = plan.cost
     head = {
         "format": FORMAT,
@@ -74,23 +71,19 @@ def _message_record(message: PlanMessage) -> dict[str, Any]:
 
 
 def _one_sided_records(steps: Sequence[Step], n: int) -> list[dict[str, Any]]:
-    """Return the loads and stores of a round, sorted by the rank that carries them out, and its fences."""
+    """Return the loads and stores of a round, sorted by the rank that performs them, and its fences."""
     listed = [m for step in steps if not isinstance(step, Move) for m in list_step_messages(step, n)]
     fences = [{"fence": list_fence_groups(step)} for step in steps if isinstance(step, Fence)]
     return [_message_record(message) for message in sorted(listed, key=_acting_rank)] + fences
 
 
 def _acting_rank(message: PlanMessage) -> int:
-    """Return the rank that carries out a load or store."""
+    """Return the rank that performs a load or store."""
     return message.dest if message.via is TransferKind.LOAD else message.source
 
 
 def from_json(text: str, name: str = "the plan") -> Plan:
-    """Return the plan that `text` describes, which is not yet proven.
-
-    Args:
-        text: JSON written by `to_json` or another tool.
-        name: the file's name for error messages.
+    """Return the plan that the JSON in `text` describes, without proving it; error messages call the file `name`.
 
     Raises:
         UsageError: not JSON, or a value is missing, unknown, of another type or out of range; the message names it.
@@ -121,12 +114,12 @@ def from_json(text: str, name: str = "the plan") -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _JsonReader:
-    """Checks and converts parsed JSON values; raises errors that name the place of a wrong value."""
+    """Checks and converts parsed JSON values; methods raise UsageError, which names the place of a wrong value."""
 
     name: str
 
     def wrong(self, where: str, value: Any, needed: str) -> UsageError:
-        """Return the error for a value that is not what is needed."""
+        """Return (not raise) the error for a value that is not what is needed."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UsageError(f"{self.name}: {where} is {shown}; need {needed}")
@@ -172,9 +165,8 @@ class _JsonReader:
             return None
         steps, *shares = self.fields(value, ("steps", "mean", "most"), "cost")
         form = r"\d{1,15}(/0{0,14}[1-9]\d{0,14})?"
-        mean, most = (
-            Fraction(self.string(each, f"cost.{key}", form)) for each, key in zip(shares, ("mean", "most"), strict=True)
-        )
+        keys = "cost.mean", "cost.most"
+        mean, most = (Fraction(self.string(share, key, form)) for share, key in zip(shares, keys, strict=True))
         return Cost(self.integer(steps, "cost.steps", 0, 2**53), mean, most)
 
     def round(self, value: Any, t: int, n: int, chunks: int) -> tuple[list[PlanMessage], list[FenceGroups]]:
@@ -249,15 +241,14 @@ def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups
 
 
 def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move | Load | Store:
-    """Return the step of the ranks `rank` that carries out `messages`, which are of one kind and length."""
+    """Return the step of the ranks `rank` that performs `messages`, which are of one kind and length."""
     via, size = messages[0].via, len(messages[0].send)
     dest, source = np.full((2, n), NO_PEER, np.int64)
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        sender = (
-            message.dest if via is TransferKind.LOAD else message.source
-        )  # the rank whose row holds the sent chunks
+        # Rows are those of the rank that performs the transfer: a load names both regions, and so does a store.
+        sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source
         send[sender], recv[receiver], ops[message.dest] = message.send, message.recv, message.op

@@ -1,15 +1,15 @@
 """A plan as an MSCCL algorithm file, the XML that the MSCCL runtime for NCCL and RCCL loads.
 
 Every rank becomes a `gpu` with one threadblock per peer and direction, and one for local steps. Steps of one
-threadblock run in order; `depid`/`deps` order steps of different threadblocks. So each step waits for the last steps
-that wrote the chunks it reads, or that read or wrote the chunks it writes. If a message would overwrite chunks that the
-same round still sends, it is received into scratch and copied or reduced from there after that send. Both ends of an
-exchange can then send at once, even if the connection buffers little.
+threadblock run in order; `depid`/`deps` order steps of different threadblocks: each step waits for the last steps that
+wrote the chunks it reads, or that read or wrote the chunks it writes. If a message would overwrite chunks that the same
+round still sends, it is received into scratch and copied or reduced from there after that send. So both ends of an
+exchange can send at once, even if the connection buffers little.
 
 Buffers: input `i` and output `o` are one memory (inplace="1"), except for all_to_all, which keeps blocks in transit in
 scratch `s`. In a reduce, all ranks but the root work in scratch, so their input is unchanged. The format cannot state
-the operand order of reductions; MSCCL chooses it. Loads and stores become messages; since both ends of a message wait,
-their fences are left out.
+the operand order of reductions; MSCCL chooses it. Loads and stores become messages; fences are left out, since both
+ends of a message wait for each other.
 
 Source: the reader of microsoft/msccl (its attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).
@@ -43,10 +43,7 @@ BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 def to_msccl(plan: Plan) -> str:
     """Return `plan` as the text of an MSCCL XML file.
 
-    Raises:
-        UsageError: MSCCL has no such collective, or the plan exceeds a limit of its runtime (the message names it).
-
-    Cost: O(chunks moved) time and memory.
+    Raises UsageError if MSCCL has no such collective, or the plan exceeds a limit of its runtime.
     """
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
@@ -69,7 +66,7 @@ def to_msccl(plan: Plan) -> str:
 
 
 def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
-    """Append a round's steps to `gpus`: all sends, then all receives, then the copies from scratch."""
+    """Append the steps of a round to each of `gpus`: all sends, then all receives, then the copies from scratch."""
     for gpu in gpus:
         gpu.in_use.clear()
     pieces = [(message, piece) for message in messages for piece in _pieces(gpus, message)]
@@ -141,7 +138,7 @@ class _Threadblock:
     send: int
     recv: int
     steps: list[_MscclStep] = field(default_factory=list)
-    waited_for: dict[int, int] = field(default_factory=dict)  # the last step of other threadblocks it has waited for
+    waited_for: dict[int, int] = field(default_factory=dict)  # other threadblocks: their last step waited for
 
 
 class _MscclGpu:
@@ -177,7 +174,10 @@ class _MscclGpu:
         return ("i" if self.plan.operation is Operation.REDUCE_SCATTER else "o"), chunk
 
     def reserve_scratch(self, count: int) -> BufferIndex:
-        """Reserve scratch for `count` chunks until the end of the round and return its start."""
+        """Reserve `count` scratch chunks until the end of the round; return the first as a buffer index.
+
+        Grows the scratch buffer if needed.
+        """
         cell = "s", self.base + self.staged
         self.staged += count
         self.scratch = max(self.scratch, self.base + self.staged)
@@ -192,7 +192,11 @@ class _MscclGpu:
         return self.blocks[key]
 
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
-        """Append a step that waits for the last steps that wrote what it reads, or read or wrote what it writes."""
+        """Append a step to its threadblock and return it; it waits for earlier steps that use the same chunks.
+
+        These are the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes. Adds a
+        `nop` step for every wait but one.
+        """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
         reads += _indices(target, count) if target is not None and kind == "re" else []
@@ -218,7 +222,7 @@ class _MscclGpu:
         return step
 
     def element(self) -> ET.Element:
-        """Return the `gpu` element of this rank; raise UsageError if it exceeds MSCCL's limits."""
+        """Return the XML element `gpu` of this rank; raise UsageError if it exceeds a limit of MSCCL."""
         n, operation = self.plan.ranks, self.plan.operation
         message = operation.message_chunks(n, self.chunks)
         sizes = {"i_chunks": message // (n if operation is Operation.ALL_GATHER else 1)}
@@ -240,9 +244,7 @@ class _MscclGpu:
         remedy = "export fewer ranks or --chunks, or write .json or .goal"
         if longest > MOST_STEPS:
             raise UsageError(f"{where} has a threadblock of {longest} steps; MSCCL takes {MOST_STEPS}: {remedy}")
-        peers = max(
-            sum(block.send >= 0 for block in self.threadblocks), sum(block.recv >= 0 for block in self.threadblocks)
-        )
+        peers = max(sum(peer >= 0 for peer in side) for side in zip(*self.blocks, strict=True)) if self.blocks else 0
         if peers > MOST_PEERS:
             raise UsageError(f"{where} has {peers} peers in one direction; MSCCL takes {MOST_PEERS}: {remedy}")
 

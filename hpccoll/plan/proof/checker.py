@@ -1,15 +1,15 @@
 """The proof of a plan, for all ranks at once: no deadlock, and every contribution arrives exactly once.
 
-For every round: each send has its receive in the same round (so that no round waits for a later one, which excludes
+For every round: each send has its receive in the same round (so no round waits for a later one, which excludes
 deadlocks), both ends agree on chunks and elements for every given layout, no chunk is read before it is written, and no
-message overwrites another of the same round. Loads and stores are checked as messages here; races.py proves that ranks
-which execute them at their own speed compute the same.
+message overwrites another of the same round. Loads and stores are checked as messages here; races.py proves that their
+results do not depend on the speed of the ranks.
 
 At the end: every output chunk holds every required contribution exactly once (in a barrier: every rank has heard from
-every rank), all ranks reduced it in the same order, and steps and bytes are those that the algorithm states.
+every rank), all ranks reduced it in the same order, and steps and bytes equal the cost that the algorithm states.
 
-Cost: O(chunks moved) time, O(ranks * chunks) memory. Source: the representation is this project's; for the idea of
-checking a collective against a postcondition see MSCCLang (Cowan et al., ASPLOS 2023).
+Cost: O(chunks moved) time, O(ranks * chunks) memory. Source of the idea to check a collective against a postcondition:
+MSCCLang (Cowan et al., ASPLOS 2023).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain integers: reading an enum 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of a proof: the cost found, the number of rounds, and of messages between different ranks."""
+    """The result of a proof: the cost, the number of rounds, and the number of messages between different ranks."""
 
     cost: Cost
     rounds: int
@@ -43,7 +43,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class _ReceivedChunks:
-    """Chunks that a round delivers: receiving rank and chunk, each of shape (M,), and the values that arrive."""
+    """Chunks that a step delivers: the receiving ranks and their chunks, each of shape (M,), and the values."""
 
     op: Ints
     rank: IntArray
@@ -52,14 +52,10 @@ class _ReceivedChunks:
 
 
 def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
-    """Prove that `plan` is correct and return the cost found.
+    """Prove that `plan` is correct without running it, and return its cost; raise PlanError if it is wrong.
 
-    Args:
-        plan: the plan; its stated cost, if any, must equal the cost found.
-        counts: numbers of elements (of the vector, or of a block); both ends must agree on their layouts.
-
-    Raises:
-        PlanError: the plan is wrong; the message names round, rank, chunk, and the missing or repeated contributions.
+    The message of the error names round, rank, chunk, and the missing or repeated contributions. A stated cost must
+    equal the real one, and the sizes of sent and received chunks must match for each number of elements in `counts`.
     """
     walk = _PlanWalk(plan, counts)
     state = walk.run()
@@ -110,7 +106,7 @@ class _PlanWalk:
         return self.state
 
     def error(self, ranks: IntArray, why: str) -> PlanError:
-        """Return the error that names the plan, the current round and the first of `ranks`."""
+        """Return (not raise) the error that names the plan, the current round and the first of `ranks`."""
         others = len(set(ranks.tolist())) - 1
         who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
         where = f"{self.plan.name} on {self.n} ranks, round {self.round}"
@@ -128,7 +124,10 @@ class _PlanWalk:
         return to_moves(step, self.n)
 
     def transfer(self, move: Move, kind: TransferKind, heard: NDArray[np.bool_] | None) -> _ReceivedChunks | None:
-        """Check that both ends of every message match; count the messages and return the chunks that arrive."""
+        """Check the messages of a move, count them and their chunks, and return the chunks that arrive, None if none.
+
+        Raises PlanError if both ends do not match. `heard` (of a barrier) is updated.
+        """
         dest, source = self.checked_peers(move.dest), self.checked_peers(move.source)
         senders, receivers = np.nonzero(dest != NO_PEER)[0], np.nonzero(source != NO_PEER)[0]
         dests, sources = dest[senders], source[receivers]
@@ -168,7 +167,7 @@ class _PlanWalk:
         return array
 
     def read_chunks(self, move: Move, source: IntArray, target: IntArray) -> _ReceivedChunks | None:
-        """Check sizes, chunk numbers and validity of the messages; return the chunks delivered, None if none."""
+        """Return the chunks that messages from `source` deliver to `target`, None if none; PlanError if invalid."""
         sizes = self.message_sizes(move, source, target)
         if not sizes.any():
             return None
@@ -188,7 +187,7 @@ class _PlanWalk:
         return _ReceivedChunks(op, target, into, self.state.read(source, out))
 
     def message_sizes(self, move: Move, source: IntArray, target: IntArray) -> IntArray:
-        """Return the number of chunks of each message; raise PlanError unless both ends state the same number."""
+        """Return the number of chunks of each message; raise PlanError unless both ends have the same number."""
         if type(move.send.size) is type(move.recv.size) is int and 0 <= move.send.size == move.recv.size:
             return np.full(len(target), move.send.size)
         sends, takes = self.spread(move.send.size, "sizes")[source], self.spread(move.recv.size, "sizes")[target]
@@ -214,7 +213,7 @@ class _PlanWalk:
         return op
 
     def flatten(self, rank: IntArray, ids: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
-        """Return aligned lists of ranks and chunks without padding; raise PlanError for invalid chunk numbers."""
+        """Return every chunk in `ids`, without padding, and its rank, as two arrays; PlanError for invalid chunks."""
         low, high = ids.min(), ids.max()
         if low < NO_PEER or high >= self.chunks:
             invalid = ((ids < NO_PEER) | (ids >= self.chunks)).any(axis=1)

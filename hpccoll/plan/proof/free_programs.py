@@ -22,7 +22,7 @@ from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, check_postcondition, random_weights
-from hpccoll.plan.step import NO_PEER, Fence, Op
+from hpccoll.plan.step import NO_PEER, Op
 
 NO_DATA = -1  # in place of a chunk number: a message without data
 
@@ -38,7 +38,7 @@ class SendAction:
 
 @dataclass(frozen=True, slots=True)
 class RecvAction:
-    """Receive a message from rank `source` into a chunk; `op` copies or reduces it."""
+    """Receive a message from rank `source` into a chunk, and copy or reduce it as `op` says."""
 
     source: int
     chunk: int
@@ -57,21 +57,19 @@ def check_program(
     counts: Sequence[int] = (0, 1, 7),
     held: Mask | None = None,
 ) -> int:
-    """Prove that `program` terminates, and that it performs `operation` if one is given.
+    """Prove that `program` terminates and performs `operation`, if given; return the number of messages received.
 
     Args:
-        program: for each rank its actions in order.
+        program: one list of actions per rank.
         operation: the collective that the program must perform, from `root`; without it only messages are checked.
         chunks: chunks per rank (default: the highest chunk number plus one).
-        counts: numbers of elements; both ends must agree on their layouts (with an operation).
-        held: without an operation, which chunks are valid at the start, shape (n, C); default all.
-
-    Returns: the number of messages received.
+        counts: with an operation, numbers of elements for which sent and received chunks must have equal sizes.
+        held: without an operation, the chunks that are valid at the start, shape (n, C); default all.
 
     Raises:
         DeadlockError: some ranks are blocked; the message and `stuck` name their steps and actions.
-        PlanError: a message is never received, a chunk is read before it is written or differs in size from its
-            receive, a peer or chunk does not exist, or the operation is not achieved.
+        PlanError: a message is never received or does not fit its receive, a chunk is read before it is written, a
+            peer or chunk does not exist, or the operation is not achieved.
     """
     n = len(program)
     if chunks is None:
@@ -96,12 +94,9 @@ def flatten_plan(plan: Plan) -> list[list[Action]]:
     Loads and stores become messages. Raises PlanError for a barrier with fences, which messages do not replace.
     """
     n = plan.ranks
-    if plan.operation is Operation.BARRIER and any(
-        isinstance(step, Fence) for steps in plan.rounds() for step in steps
-    ):
-        raise PlanError(
-            f"{plan.name} contains fences, which a free program cannot express; use a barrier that sends messages"
-        )
+    if plan.operation is Operation.BARRIER and plan.has_fences():
+        remedy = "use a barrier that sends messages"
+        raise PlanError(f"{plan.name} contains fences, which a free program cannot express; {remedy}")
     program: list[list[Action]] = [[] for _ in range(n)]
     for moves in plan.moves():
         receives: list[list[Action]] = [[] for _ in range(n)]
@@ -119,6 +114,7 @@ def flatten_plan(plan: Plan) -> list[list[Action]]:
 
 
 def _chunks_or_signal(ids: NDArray[np.int64]) -> list[list[int]]:
+    """Return the chunks of each rank without padding; [NO_DATA] for a rank without chunks."""
     return [[chunk for chunk in row if chunk >= 0] or [NO_DATA] for row in ids.tolist()]
 
 
@@ -145,7 +141,7 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A message in flight: the sender's step and action, the contents, and for a barrier what the sender has heard."""
+    """A message in flight: the sender's step and action, the contents, in a barrier the ranks the sender heard from."""
 
     step: int
     send: SendAction
@@ -154,7 +150,7 @@ class _SentMessage:
 
 
 class _ProgramRunner:
-    """The execution of a program: the position of every rank and the messages in flight."""
+    """The symbolic execution of a program: the current action of every rank and the messages in flight."""
 
     def __init__(
         self, program: FreeProgram, chunks: int, state: SymbolicState | None, counts: Sequence[int], held: Mask | None
@@ -171,7 +167,7 @@ class _ProgramRunner:
         )
 
     def run(self) -> int:
-        """Advance every rank until all are done or blocked; return the number of messages received.
+        """Execute the actions of all ranks until all have finished; return the number of messages received.
 
         Raises DeadlockError if ranks are blocked, PlanError for messages that are never received.
         """
@@ -192,24 +188,24 @@ class _ProgramRunner:
         return self.messages
 
     def next_action(self, rank: int) -> Action | None:
-        """Return the action at which a rank is, or None if it has finished."""
+        """Return the current action of a rank, or None if the rank has finished."""
         actions = self.program[rank]
         return actions[self.at[rank]] if self.at[rank] < len(actions) else None
 
     def error(self, rank: int, why: str) -> PlanError:
-        """Return the error that names a rank and its current action."""
+        """Return (not raise) the error that names a rank and its current action."""
         action = self.program[rank][self.at[rank]]
         return PlanError(f"rank {rank} step {self.at[rank]} ({_format_action(action)}): {why}")
 
     def send(self, rank: int, action: SendAction) -> int | None:
-        """Send a message; return the rank that may now continue, or None if the send is already in flight."""
+        """Put a message in flight; return its destination, which may now continue, or None if already in flight."""
         if self.posted[rank]:
             return None
         values = None
         if action.chunk != NO_DATA:
             if not self.valid[rank, action.chunk]:
                 raise self.error(rank, "the chunk is read before it was written")
-            values = None if self.state is None else self.state.read(*_place(rank, action.chunk))
+            values = None if self.state is None else self.state.read(*_index_arrays(rank, action.chunk))
         heard = None if self.state is None or self.state.heard is None else self.state.heard[rank].copy()
         channel = self.channels.setdefault((rank, action.dest), deque())
         channel.append(_SentMessage(self.at[rank], action, values, heard))
@@ -220,7 +216,7 @@ class _ProgramRunner:
         return action.dest
 
     def receive(self, rank: int, action: RecvAction) -> int | None:
-        """Receive a message; return the rank that may now continue, or None if no message has arrived."""
+        """Receive a message into the state; return its source, which may now continue, or None if none has arrived."""
         channel = self.channels.get((action.source, rank))
         if not channel:
             return None
@@ -228,7 +224,7 @@ class _ProgramRunner:
         self.check_message(rank, action, message)
         self.messages += 1
         if message.values is not None and self.state is not None:
-            self.state.receive(action.op, *_place(rank, action.chunk), message.values)
+            self.state.receive(action.op, *_index_arrays(rank, action.chunk), message.values)
         if message.heard is not None and self.state is not None and self.state.heard is not None:
             self.state.heard[rank] |= message.heard
         if action.chunk != NO_DATA:
@@ -240,11 +236,11 @@ class _ProgramRunner:
         return action.source
 
     def check_message(self, rank: int, action: RecvAction, message: _SentMessage) -> None:
-        """Raise PlanError if the message does not fit the receive that it has reached."""
+        """Raise PlanError if a message and the receive that takes it do not match."""
         out, into = message.send.chunk, action.chunk
         sender = f"rank {action.source} step {message.step} ({_format_action(message.send)})"
         if (out == NO_DATA) != (into == NO_DATA):
-            raise self.error(rank, f"the message is that of {sender}")
+            raise self.error(rank, f"one of the two carries no data; the message is {sender}")
         if into == NO_DATA:
             return
         if self.layout_class[out] != self.layout_class[into]:
@@ -259,28 +255,27 @@ class _ProgramRunner:
         waits = {rank: action for rank in range(len(self.program)) if (action := self.next_action(rank)) is not None}
         if not waits:
             return
-        peers = {
-            rank: action.dest if isinstance(action, SendAction) else action.source for rank, action in waits.items()
-        }
+        peers = {rank: _peer(action) for rank, action in waits.items()}
         stuck = {}
         for rank, action in waits.items():
             peer = peers[rank]
             there = f"is at its step {self.at[peer]}" if peer in waits else "has ended"
             stuck[rank] = f"step {self.at[rank]}: {_format_action(action)}, which {there}"
-        cycle = _cycle(peers)
-        found = f"; they wait in a circle: {' -> '.join(map(str, cycle))}" if cycle else ""
+        cycle = _find_cycle(peers)
+        circle = f"; they wait in a circle: {' -> '.join(map(str, cycle))}" if cycle else ""
         remedy = (
-            "let one of them receive first, or send without waiting" if cycle else "add the missing send or receive"
+            "Let one of them receive first, or send without waiting" if cycle else "Add the missing send or receive"
         )
         waiting = "; ".join(f"rank {rank} waits at {what}" for rank, what in stuck.items())
-        raise DeadlockError(f"deadlock: {waiting}{found}. {remedy[0].upper()}{remedy[1:]}.", stuck)
+        raise DeadlockError(f"deadlock: {waiting}{circle}. {remedy}.", stuck)
 
 
-def _place(rank: int, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _index_arrays(rank: int, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rank and chunk as one-element index arrays, as the symbolic state expects."""
     return np.array([rank]), np.array([chunk])
 
 
-def _cycle(peers: dict[int, int]) -> list[int]:
+def _find_cycle(peers: dict[int, int]) -> list[int]:
     """Return ranks of which each waits for the next, first and last the same; an empty list if there is no cycle."""
     for start in peers:
         path = [start]

@@ -2,18 +2,19 @@
 
 Shapes: n ranks, C chunks, A accesses. A place is a chunk of a rank.
 
-Under these rules, a round gives the same values in any interleaving as if its loads and stores were messages:
+Under these rules, the values after a round do not depend on the speed of the ranks; they are the same as if loads and
+stores were messages:
 
 - The steps of one rank run in order; two ranks are ordered only by a fence in which both take part. Such a fence must
   separate two accesses to one place by different ranks if one of them writes.
-- Exception: the chunks that a load writes become visible at the loading rank's next fence. Until then, other ranks may
-  load from the same place in the same round or an earlier one; they read the previous contents.
-- A rank may not access another's memory before the first fence of the two (the other may not have started yet), nor
-  after the last (it may have finished).
+- Exception: what a load copies in becomes visible only at the loading rank's next fence. So other ranks may load from
+  that place in the same round, or an earlier one; they read the contents before the load.
+- A rank may not access the memory of another before the first fence of the two (the other may not have started yet),
+  nor after their last fence (the other may have finished).
 - In one round, no rank reads what its own earlier step wrote; a load from the rank itself reads the contents at the
   start of the round.
 
-Messages do not order accesses here. Cost: O(A log A) time and O(A) memory, and more for places that several ranks use.
+Messages do not order accesses here. Cost: O(A log A) time and O(A) memory, more where several ranks use a place.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def check_races(plan: Plan) -> None:
 
 
 class _RaceChecker:
-    """The accesses and fences of one plan, and the checks of the rules above."""
+    """The checks of the rules above for one plan, and the fences found in it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n = plan, plan.ranks
@@ -67,14 +68,14 @@ class _RaceChecker:
         self.fences: list[tuple[int, IntArray]] = []
 
     def error(self, t: int, why: str) -> PlanError:
-        """Return the error that names the plan and round t."""
+        """Return (not raise) the error that names the plan and round t."""
         return PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {why}")
 
     def format_place(self, place: int) -> str:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
     def collect_accesses(self) -> _Accesses:
-        """Return every access once per round; fill `fences`, and check the rules within a round."""
+        """Return all accesses and fill `self.fences`; raise PlanError if a rule within a round is broken."""
         found = [np.zeros((4, 0), np.int64)]
         self.wrote = np.full(self.n * self.chunks, NO_PEER, np.int64)
         for t in range(self.rounds.count):
@@ -112,7 +113,10 @@ class _RaceChecker:
         self.fences.append((t, leader))
 
     def list_accesses(self, t: int, step: Load | Store | Move) -> list[IntArray]:
-        """Return the reads and the writes of a step, each as rows of actor, place, kind and round."""
+        """Return the reads and the writes of a step, each as rows of actor, place, kind and round.
+
+        Raises PlanError if a rank reads what its earlier step of the round wrote; notes the writes in `self.wrote`.
+        """
         ranks = np.arange(self.n)
         if isinstance(step, Load):
             read, wrote = (step.source, step.remote, step.source), (step.source, step.local, ranks)
@@ -133,7 +137,7 @@ class _RaceChecker:
         return [reads, writes]
 
     def list_region(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
-        """Return rows of actor, place, kind and round for the region of every rank that has a peer."""
+        """Return the accesses of `kind` to `region`, in memory of `owner`, by every rank with a peer; rows as above."""
         actors = np.nonzero(peers != NO_PEER)[0]
         ids = region.ids(self.n)[actors]
         row, column = np.nonzero(ids != NO_CHUNK)
@@ -154,7 +158,7 @@ class _RaceChecker:
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds.count
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
         late = ~self.have_fence(remote.actor, owner, remote.round, np.full(len(remote.actor), stop))
-        cases = (early, "before", "may not have come yet"), (late, "after", "may have gone")
+        cases = (early, "before", "may not have started yet"), (late, "after", "may have finished")
         for wrong, when, why in cases:
             if wrong.any():
                 at = int(np.argmax(wrong))
@@ -185,7 +189,7 @@ class _RaceChecker:
         raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
     def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return for each pair whether the writer's next fence, which makes the write visible, includes the reader."""
+        """Return for each pair whether the reader takes part in the next fence of the writer."""
         pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
             is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)

@@ -2,11 +2,11 @@
 
 Shapes: n ranks, C chunks, K weights per contribution, M places (rank, chunk).
 
-Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of what was reduced into
-it. Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100, so a
-repeated, missing or misplaced contribution is found. Weights wrap around (2**64 repetitions weigh nothing), so
+Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of those reduced into it.
+Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100, so a repeated,
+missing or misplaced contribution is found. Weights wrap around (2**64 repetitions weigh nothing), so
 contributions are also counted, in floating point, which never wraps: where the count is right, no weight has wrapped.
-The order is a hash that does not commute: equal hashes mean equal expressions, operand by operand.
+The order of a reduction is a hash that does not commute: equal hashes mean equal expressions, operand by operand.
 """
 
 from __future__ import annotations
@@ -75,26 +75,24 @@ class SymbolicState:
         self._last_index = np.zeros(n * chunks, np.int64)
 
     def find_repeated(self, rank: IntArray, chunk: IntArray) -> IntArray:
-        """Return the indices of list entries whose place occurs again later in the list."""
+        """Return the indices of entries whose place (rank, chunk) occurs again later in the two arrays."""
         flat, index = rank * self.chunks + chunk, np.arange(len(rank))
         self._last_index[flat] = index
         return np.nonzero(self._last_index[flat] != index)[0]
 
     def read(self, rank: IntArray, chunk: IntArray) -> SymbolicValues:
-        """Return the contents of the places."""
+        """Return the contents of the places (rank[i], chunk[i])."""
         return SymbolicValues(self.weights[rank, chunk], self.counts[rank, chunk], self.order[rank, chunk])
 
     def receive(self, op: Ints, rank: IntArray, chunk: IntArray, values: SymbolicValues) -> None:
-        """Copy or reduce `values` into distinct places; `op` is one for all or has shape (M,)."""
+        """Copy or reduce `values` into distinct places of this state; `op` is one for all or has shape (M,)."""
         place = rank, chunk
         if isinstance(op, np.ndarray) and op.any():
             reduced = self._reduce(op == _OWN_FIRST, place, values)
             copied = op == _COPY
             weights = np.where(copied[:, None], values.weights, reduced.weights)
-            counts, order = (
-                np.where(copied, values.counts, reduced.counts),
-                np.where(copied, values.order, reduced.order),
-            )
+            counts = np.where(copied, values.counts, reduced.counts)
+            order = np.where(copied, values.order, reduced.order)
             values = SymbolicValues(weights, counts, order)
         elif not isinstance(op, np.ndarray) and op != _COPY:
             values = self._reduce(op == _OWN_FIRST, place, values)
@@ -104,7 +102,7 @@ class SymbolicState:
     def _reduce(
         self, own_first: bool | NDArray[np.bool_], place: tuple[IntArray, IntArray], incoming: SymbolicValues
     ) -> SymbolicValues:
-        """Return the contents of places after `incoming` is reduced into them; they are not changed."""
+        """Return the contents that a place has after `incoming` is reduced into it; the state is not changed."""
         own = self.read(*place)
         if isinstance(own_first, np.ndarray):
             order = np.where(own_first, _hash_pair(own.order, incoming.order), _hash_pair(incoming.order, own.order))
@@ -114,12 +112,11 @@ class SymbolicState:
 
 
 def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[Weights], SymbolicState]) -> None:
-    """Raise PlanError unless the final `state` is what its operation promises.
+    """Raise PlanError unless the final `state` is the one that its operation requires.
 
-    Args:
-        state: the state after the last round.
-        name: the name of the plan or program, for the message.
-        run_again: executes it with other weights, to find which contributions are missing or repeated.
+    Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
+    every other, and all ranks whose output includes a chunk must have reduced it in the same order. `run_again`
+    executes the plan or program called `name` with other weights, to name the missing or repeated contributions.
     """
     if state.heard is not None and not state.heard.all():
         early, late = np.nonzero(~state.heard)
@@ -137,7 +134,7 @@ def _output_mask(state: SymbolicState) -> Mask:
 
 
 def _find_correct(state: SymbolicState) -> Mask:
-    """Return which chunks hold the expected count and weight of contributions, shape (n, C)."""
+    """Return the mask of the chunks that hold the expected number and weight of contributions, shape (n, C)."""
     has_input = np.asarray(state.input_weights.any(axis=-1), np.uint64)[..., None]
     counts_match = state.counts == state.operation.expected_weights(has_input, state.n)[..., 0]
     weights_match = (state.weights == state.operation.expected_weights(state.input_weights, state.n)).all(axis=-1)
@@ -156,7 +153,7 @@ def _check_order(state: SymbolicState, name: str) -> None:
 
 
 def _describe_fault(state: SymbolicState, rank: int, chunk: int, run_again: Callable[[Weights], SymbolicState]) -> str:
-    """Return which contributions a chunk lacks or holds too often."""
+    """Return a text that names the contributions that a chunk lacks or holds too often."""
     n = state.n
     if not state.valid[rank, chunk]:
         return "it was never written"

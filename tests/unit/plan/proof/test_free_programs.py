@@ -112,7 +112,9 @@ def test_a_reduction_into_nothing_and_one_where_nothing_is_reduced():
 def test_sizes_at_both_ends():
     program = [[SendAction(1, 0), SendAction(1, 1)], [RecvAction(0, 1), RecvAction(0, 0)]]
     assert "chunks 0 and 1 differ in elements for some counts" in complaint(program, Operation.BROADCAST, counts=(7,))
-    assert "the message is that of rank 0 step 0" in complaint([[SendAction(1, NO_DATA)], [RecvAction(0, 0)]])
+    assert "one of the two carries no data; the message is rank 0 step 0" in complaint(
+        [[SendAction(1, NO_DATA)], [RecvAction(0, 0)]]
+    )
 
 
 @pytest.mark.parametrize(
