@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hpccoll.plan.simulation.timeline import Arrow, Slice, Timeline
+from hpccoll.plan.simulation.timeline import Slice, Timeline, TimelineMessage
 
 _DIGITS = 4  # of a microsecond
 
@@ -20,7 +20,7 @@ def make_trace(timeline: Timeline) -> dict[str, Any]:
     events += [_metadata_event("thread_name", rank, f"rank {rank}") for rank in range(timeline.ranks)]
     events += [_metadata_event("thread_sort_index", rank, rank) for rank in range(timeline.ranks)]
     events += [_slice_event(piece) for piece in timeline.slices]
-    events += [event for number, arrow in enumerate(timeline.arrows) for event in _arrow_events(number, arrow)]
+    events += [event for number, message in enumerate(timeline.messages) for event in _arrow_events(number, message)]
     other = {"clock": timeline.clock, "ranks": timeline.ranks, "duration_us": round(timeline.duration_us, _DIGITS)}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
@@ -46,12 +46,12 @@ def _slice_event(piece: Slice) -> dict[str, Any]:
     return {"name": piece.name, "ph": "X", "pid": 0, "tid": piece.rank, **span, "args": dict(piece.args)}
 
 
-def _arrow_events(number: int, arrow: Arrow) -> list[dict[str, Any]]:
-    """Return the start and the end event of a message's arrow."""
+def _arrow_events(number: int, message: TimelineMessage) -> list[dict[str, Any]]:
+    """Return the two events that draw a message as an arrow; `number` identifies it."""
     # A viewer attaches the end of an arrow to the slice around it, so the arrow ends just before that slice does.
-    taken = arrow.taken_us - 0.01 * (arrow.taken_us - arrow.sent_us)
+    end = message.received_us - 0.01 * (message.received_us - message.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [
-        {**both, "ph": "s", "tid": arrow.source, "ts": round(arrow.sent_us, _DIGITS)},
-        {**both, "ph": "f", "bp": "e", "tid": arrow.dest, "ts": round(taken, _DIGITS)},
+        {**both, "ph": "s", "tid": message.source, "ts": round(message.sent_us, _DIGITS)},
+        {**both, "ph": "f", "bp": "e", "tid": message.dest, "ts": round(end, _DIGITS)},
     ]

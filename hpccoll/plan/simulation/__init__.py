@@ -1,8 +1,8 @@
 """Predictions of how long a plan takes on a machine, by a clock per rank.
 
-Start with `simulate` in simulator.py and the cost model in machine.py. `round_costs` prices a round, `links` and
-`chunk_bytes` prepare what does not change between rounds, `symmetry` finds when a few ranks stand for all,
-`critical_path` and `timeline` explain a result, and `bounds` gives the time that no plan of messages can beat.
+Start with `simulate` in simulator.py and the cost model in machine.py. `round_costs` computes the cost of a round from
+`links` and `chunk_bytes`, `symmetry` finds the few ranks that represent all, `critical_path` and `timeline` explain a
+result, and `bounds` gives lower bounds on the time of plans of messages.
 """
 
 from hpccoll.plan.simulation.bounds import Bounds, compute_bounds
@@ -10,16 +10,10 @@ from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.critical_path import CriticalPath, MessageWait
 from hpccoll.plan.simulation.machine import Link, Machine, MachineError, build_machine
 from hpccoll.plan.simulation.simulator import Simulation, simulate
-from hpccoll.plan.simulation.timeline import (
-    Arrow,
-    Slice,
-    Timeline,
-    build_round_timeline,
-    build_simulated_timeline,
-)
+from hpccoll.plan.simulation.timeline import Slice, Timeline, build_round_timeline, build_simulated_timeline
 
 __all__ = [
-    "Arrow", "Bounds", "ChunkBytes", "CriticalPath", "Link", "Machine", "MachineError", "MessageWait",
+    "Bounds", "ChunkBytes", "CriticalPath", "Link", "Machine", "MachineError", "MessageWait",
     "Simulation", "Slice", "Timeline", "build_machine", "build_round_timeline", "build_simulated_timeline",
     "compute_bounds", "simulate",
 ]  # fmt: skip

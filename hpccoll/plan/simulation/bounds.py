@@ -1,8 +1,9 @@
 """Lower bounds on the time of any plan of messages on a machine: the latency bound and the bandwidth bound.
 
-Latency: data of one rank must reach all others, or the reverse. An informed rank informs one more every `overhead`, and
-a message takes alpha: the optimal broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993), ceil(log2 n) alpha where
-overhead = alpha. The same holds for whole nodes, each of which informs as many nodes at once as it has ranks.
+Latency: data of one rank must reach all others, or data of all ranks one. A rank that has the data sends it to one more
+rank every `overhead`, and a message takes alpha: the optimal broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993),
+ceil(log2 n) alpha where overhead = alpha. The same holds for nodes, which send to as many nodes at once as they have
+ranks.
 
 Bandwidth: the bytes that the busiest rank must send or receive, over its fastest link; and those that the busiest node
 must send or receive, over all its NICs. A plan takes at least the larger of the two bounds; they do not add up. Ranks
@@ -22,19 +23,19 @@ _ALL = (Operation.BROADCAST, Operation.REDUCE)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds in seconds: by the longest chain of messages, and by the bytes."""
+    """The lower bounds in seconds: of the longest chain of messages, and of the bytes through the busiest port."""
 
     latency_s: float
     bandwidth_s: float
 
     @property
     def seconds(self) -> float:
-        """The larger of the two."""
+        """The larger of the two bounds."""
         return max(self.latency_s, self.bandwidth_s)
 
 
 def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
-    """Return the bounds of an operation over n ranks for a message of `nbytes` (S, as nccl-tests defines it)."""
+    """Return the bounds of `operation` over n ranks for a message of `nbytes` (S, as nccl-tests defines it)."""
     if n == 1 or (nbytes == 0 and operation is not Operation.BARRIER):
         return Bounds(0.0, 0.0)
     near, wide = machine.within, machine.between
@@ -51,7 +52,7 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the shortest time to inform n ranks, each of which informs `at_once` more every `overhead_s`."""
+    """Return the shortest time of a broadcast to n ranks, each of which sends to `at_once` more every `overhead_s`."""
     coming, known, now = [(alpha_s, at_once)], 1, 0.0
     while known < n:
         now, informed = heappop(coming)
@@ -63,7 +64,7 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 
 
 def _required_share(operation: Operation, n: int, q: int) -> float:
-    """Return the bytes that some group of q ranks must send or receive, as a multiple of S."""
+    """Return the bytes that the busiest group of q ranks (a rank, or a node) must send or receive, divided by S."""
     if operation is Operation.BARRIER:
         return 0.0
     if operation in _ALL:

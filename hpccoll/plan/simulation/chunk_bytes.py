@@ -1,4 +1,4 @@
-"""The bytes of regions of chunks on each rank, also where chunks differ in size.
+"""The sizes of regions of chunks in bytes, for each rank, also where chunks differ in size.
 
 If all chunks have one size, the bytes follow from the number of chunks; otherwise prefix sums over the chunks give them
 without listing the chunks of a region.
@@ -65,7 +65,7 @@ class ChunkBytes:
         return self._tables[key]
 
     def _span_bytes(self, region: Span) -> Floats:
-        """Return the bytes of any span, from prefix sums."""
+        """Return the bytes of a span for each rank, from prefix sums."""
         first = np.asarray(region.first) % max(region.mod, 1)
         last = first + np.maximum(region.count, 0)
         straight = self._bytes_before(region, np.minimum(last, region.mod)) - self._bytes_before(region, first)
@@ -75,5 +75,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
+        """Return the bytes of the chunks before unit `unit` of a span, clipped to the chunks that exist."""
         # Ranks without a peer may name chunks that do not exist.
         return self._before.take(region.base + region.unit * unit, mode="clip")

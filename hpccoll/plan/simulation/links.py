@@ -1,6 +1,6 @@
-"""The links and NICs that moves use, computed once per pair of peer arrays, whatever the messages contain.
+"""The links and NICs that moves use, computed once per pair of peer arrays and independent of message sizes.
 
-Shapes: P ranks that represent all n (all of them, or one period: rank r is then represented by r mod P).
+Shapes: P simulated ranks, which represent all n: all of them, or one period, in which r mod P represents rank r.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _MOST_CACHED = 32  # pairs of arrays
 class PeerLinks:
     """The peers of a move and the links between them, arrays of shape (P,).
 
-    `dest` and `source` are the plan's own arrays; `dest_index` and `source_index` are their representatives (the rank
-    itself where there is no peer), which index arrays of shape (P,).
-    `far` marks messages that leave their node (None: no message), `local` ranks that copy to themselves (None: no
-    such rank). `bends` are pairs of bytes and the change of beta from there on. `flight` is the time of a message that
-    keeps no port busy, NEVER where no message arrives.
+    `dest` and `source` are the arrays of the plan; `dest_index` and `source_index` are the simulated ranks that represent
+    these peers (the rank itself where it has none). `far` marks messages that leave their node (None if no message does),
+    `local` ranks that copy to themselves (None if no rank does). `bends` are pairs (bytes, change of beta from there on).
+    `flight` is alpha - overhead, during which no port is busy, or NEVER where no message arrives.
     """
 
     dest: IntArray
@@ -48,11 +47,9 @@ class PeerLinks:
     flight: Floats
 
     def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
-        """Return for how many seconds the bytes that each rank sends keep its port busy, shape (P,).
+        """Return for how many seconds sending `nbytes` keeps the port of each rank busy, without overhead, shape (P,).
 
-        Args:
-            nbytes: bytes sent, shape (P,).
-            share: the number of messages that share each message's NIC; None where none is shared.
+        `share` is the number of messages that share the NIC of each message; None if no NIC is shared.
         """
         seconds = nbytes * self.beta
         for start, change in self.bends:
@@ -63,7 +60,7 @@ class PeerLinks:
 
 
 class LinkTable:
-    """The PeerLinks of a plan's moves on a machine, cached by the identity of the peer arrays."""
+    """Computes the PeerLinks of a plan's moves on a machine, and caches them by the identity of the peer arrays."""
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
@@ -76,16 +73,16 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links of a move, from the cache if possible."""
+        """Return the links of a move, cached."""
         key = (id(move.dest), id(move.source))
-        found = self._cache.get(key)
-        if found is None:
+        if key not in self._cache:
             if len(self._cache) >= _MOST_CACHED:
                 self._cache.clear()
-            found = self._cache[key] = self._find_links(move.dest, move.source)
-        return found
+            self._cache[key] = self._find_links(move.dest, move.source)
+        return self._cache[key]
 
     def _find_links(self, dest: IntArray, source: IntArray) -> PeerLinks:
+        """Compute the links of the moves with these peers."""
         local = dest == self.rank
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
@@ -112,16 +109,14 @@ class LinkTable:
         )
 
     def _index(self, ranks: IntArray) -> IntArray:
+        """Return the simulated ranks that represent `ranks`."""
         return ranks if self.n == self.size else ranks % self.size
 
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
-        """Return, per move, how many messages share each message's NIC at the busier end; None where none is shared.
+        """Return, for each move of a round, how many ranks share the NIC of each message at the busier end, or None.
 
-        Ranks are counted, not messages, because a rank sends its messages of a round one after the other.
-
-        Args:
-            peers: the links of the moves of a round.
-            sent: which ranks send a message, for each move, shape (P,).
+        Ranks are counted, not messages, because a rank sends its messages of a round one after the other. `sent` states
+        for each move which ranks send a message, shape (P,).
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
@@ -133,7 +128,7 @@ class LinkTable:
         return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
-        """Whether no NIC is shared even when every message of the round is sent."""
+        """Whether no NIC is shared even if every message of the round is sent, also empty ones; cached."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
             return True
         key = tuple(id(each) for each in peers)
@@ -146,7 +141,7 @@ class LinkTable:
     def _count_ranks_per_nic(
         self, peers: Sequence[PeerLinks], sent: Sequence[Mask]
     ) -> tuple[IntArray, IntArray] | None:
-        """Return how many ranks send and receive through each NIC; None if no NIC serves two."""
+        """Return how many ranks send, and how many receive, through each NIC; None if no NIC serves two of either."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:
@@ -164,4 +159,5 @@ def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: f
 
 
 def _flight(link: Link) -> float:
+    """Return the part of alpha during which no port is busy."""
     return link.alpha_s - link.overhead_s

@@ -30,15 +30,15 @@ _MOST = 2**20  # ranks or NICs per node
 
 
 class MachineError(UsageError):
-    """An invalid description of a machine: a key is missing, unknown, of the wrong type or out of range."""
+    """A description of a machine is invalid: a key is missing, unknown, of the wrong type or out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are pairs (bytes, beta): beyond that many bytes of a message, each further byte takes that beta. A fit finds
-    them where buffers, protocols and caches make larger messages slower or faster.
+    `bands` are pairs (bytes, beta): each byte of a message beyond that number of bytes takes that beta. They model
+    buffers, protocols and caches that make larger messages slower or faster.
     """
 
     alpha_s: float
@@ -48,7 +48,7 @@ class Link:
 
     @classmethod
     def one_port(cls, alpha_s: float, beta_s_per_byte: float) -> Link:
-        """Return a link of the one-port model, whose ports are busy during the whole message."""
+        """Return a link of the one-port model, in which ports are busy during the whole message (overhead = alpha)."""
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
@@ -112,7 +112,7 @@ class Machine:
 
 
 def build_machine(found: Mapping[str, Any], where: str) -> Machine:
-    """Return the machine that a mapping describes (a parsed TOML file).
+    """Return the machine that a parsed TOML file describes.
 
     Args:
         found: `name`, `ranks_per_node`, `[within]` and `[between]` with `alpha_us`, `bandwidth_GBps` and maybe
@@ -120,90 +120,89 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
         where: the source of the description for error messages, such as a path.
 
     Raises:
-        MachineError: a key is missing, unknown, of the wrong kind or out of range; the message names it.
+        MachineError: a key is missing, unknown, of the wrong type or out of range; the message names it.
     """
     known = {"name", "ranks_per_node", "within", "between", "nics_per_node", "reduce_GBps", "sources", "call_us"}
-    _refuse_unknown(found, known, where)
-    ranks = _whole(found, "ranks_per_node", where)
-    nics = _whole(found, "nics_per_node", where) if "nics_per_node" in found else 1
+    _refuse_unknown_keys(found, known, where)
+    ranks = _read_whole(found, "ranks_per_node", where)
+    nics = _read_whole(found, "nics_per_node", where) if "nics_per_node" in found else 1
     if nics > ranks:
         raise MachineError(f"{where}: nics_per_node = {nics} is more than ranks_per_node = {ranks}; give each one NIC")
-    call = _number(found, "call_us", where) * _US if "call_us" in found else 0.0
+    call = _read_number(found, "call_us", where) * _US if "call_us" in found else 0.0
     if not 0 <= call <= _LONGEST:
-        raise MachineError(
-            f"{where}: call_us must not be negative, nor more than {_LONGEST / _US:g}; found {call / _US:g}"
-        )
+        raise MachineError(f"{where}: call_us must be from 0 to {_LONGEST / _US:g}; found {call / _US:g}")
     return Machine(
-        name=_text(found.get("name"), f"{where}: name"),
+        name=_read_string(found.get("name"), f"{where}: name"),
         ranks_per_node=ranks,
-        within=_link(found, "within", where),
-        between=_link(found, "between", where),
+        within=_read_link(found, "within", where),
+        between=_read_link(found, "between", where),
         nics_per_node=nics,
-        gamma_s_per_byte=_per_byte(found, "reduce_GBps", where) if "reduce_GBps" in found else 0.0,
-        sources=_texts(found.get("sources", []), f"{where}: sources"),
+        gamma_s_per_byte=_read_seconds_per_byte(found, "reduce_GBps", where) if "reduce_GBps" in found else 0.0,
+        sources=_read_strings(found.get("sources", []), f"{where}: sources"),
         call_s=call,
     )
 
 
-def _link(found: Mapping[str, Any], name: str, where: str) -> Link:
+def _read_link(found: Mapping[str, Any], name: str, where: str) -> Link:
+    """Return the link that the table `name` describes; this and the next functions raise MachineError if invalid."""
     table = found.get(name)
     if not isinstance(table, Mapping):
         raise MachineError(f"{where}: needs a table [{name}] with alpha_us and bandwidth_GBps")
     where = f"{where}, [{name}]"
-    _refuse_unknown(table, {"alpha_us", "bandwidth_GBps", "overhead_us"}, where)
-    alpha = _number(table, "alpha_us", where) * _US
-    overhead = _number(table, "overhead_us", where) * _US if "overhead_us" in table else alpha
+    _refuse_unknown_keys(table, {"alpha_us", "bandwidth_GBps", "overhead_us"}, where)
+    alpha = _read_number(table, "alpha_us", where) * _US
+    overhead = _read_number(table, "overhead_us", where) * _US if "overhead_us" in table else alpha
     if not 0 <= overhead <= alpha <= _LONGEST:
         raise MachineError(f"{where}: need 0 <= overhead_us <= alpha_us; found {overhead / _US:g} and {alpha / _US:g}")
-    return Link(alpha, _per_byte(table, "bandwidth_GBps", where), overhead)
+    return Link(alpha, _read_seconds_per_byte(table, "bandwidth_GBps", where), overhead)
 
 
-def _refuse_unknown(found: Mapping[str, Any], known: set[str], where: str) -> None:
+def _refuse_unknown_keys(found: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = sorted(str(key) for key in found if key not in known)
     if unknown:
         raise MachineError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
 
 
-def _number(found: Mapping[str, Any], key: str, where: str) -> float:
+def _read_number(found: Mapping[str, Any], key: str, where: str) -> float:
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MachineError(f"{where}: {key} must be a number; found {_shown(value)}")
+        raise MachineError(f"{where}: {key} must be a number; found {_format_value(value)}")
     if not abs(value) <= 1 / _SHORTEST or not math.isfinite(value):  # a whole number may be too large for a float
-        raise MachineError(f"{where}: {key} must be a number between 0 and 1e15; found {_shown(value)}")
+        raise MachineError(f"{where}: {key} must be a number between 0 and 1e15; found {_format_value(value)}")
     return float(value)
 
 
-def _per_byte(found: Mapping[str, Any], key: str, where: str) -> float:
+def _read_seconds_per_byte(found: Mapping[str, Any], key: str, where: str) -> float:
     """Return the seconds per byte of the bandwidth found[key], in GB/s."""
-    value = _number(found, key, where)
+    value = _read_number(found, key, where)
     if not value * _GB > 1 / _LONGEST:
         raise MachineError(f"{where}: {key} must be above 0 GB/s; found {value:g}")
     return 1 / (value * _GB)
 
 
-def _whole(found: Mapping[str, Any], key: str, where: str) -> int:
+def _read_whole(found: Mapping[str, Any], key: str, where: str) -> int:
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        raise MachineError(f"{where}: {key} must be a whole number from 1 to {_MOST}; found {_shown(value)}")
+        raise MachineError(f"{where}: {key} must be a whole number from 1 to {_MOST}; found {_format_value(value)}")
     return value
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
+def _read_strings(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise MachineError(f"{where} must be a list of strings; found {_shown(value)}")
-    return tuple(_text(each, where) for each in value)
+        raise MachineError(f"{where} must be a list of strings; found {_format_value(value)}")
+    return tuple(_read_string(each, where) for each in value)
 
 
-def _text(value: Any, where: str) -> str:
+def _read_string(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise MachineError(f"{where} must be a string that is not empty; found {_shown(value)}")
+        raise MachineError(f"{where} must be a string that is not empty; found {_format_value(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Return a value for an error message, in at most 60 characters."""
     if value is None:
         return "nothing"
-    text = (
-        f"a whole number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 2**64 else repr(value)
-    )
+    is_huge = isinstance(value, int) and abs(value) > 2**64
+    text = f"a whole number of {value.bit_length()} bits" if is_huge else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -31,11 +31,11 @@ _MOST_CACHED = 2**18  # ranks times rounds
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """The messages of one move, arrays of shape (P,): what each rank sends, and what it receives from `source_index`.
+    """The messages of one move, arrays of shape (P,), times in seconds.
 
-    All times are in seconds: `busy` occupies the sender's port, `receiving` the receiver's port after `flight` (NEVER
-    where no message arrives), `reducing` the receiver afterwards. `nbytes` are sent; `source` is the sender itself,
-    `source_index` its representative.
+    Each rank sends `nbytes`, which keeps its own port busy for `busy`, and receives from `source` (simulated by rank
+    `source_index`): after `flight` (NEVER without a message) its port is busy for `receiving`, and then it reduces for
+    `reducing`.
     """
 
     source_index: IntArray
@@ -49,20 +49,23 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The fences of a round: the representative of each rank's leader (-1: no fence), and the time of a fence."""
+    """The fences of a round: the simulated leader of each rank (-1: no fence), and the seconds that a fence takes."""
 
     leader: IntArray
     alpha_s: float
 
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
-        """Return when each rank leaves, and the last rank that it waited for (itself if none), shape (P,) each."""
+        """Return when each rank leaves its fence, and the last rank it waited for (itself if none), shape (P,) each.
+
+        `clocks` is when each rank enters, shape (P,); ranks without a fence leave at once.
+        """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]
         latest, last = np.full(len(clocks), -np.inf), np.arange(len(clocks))
         np.maximum.at(latest, group, clocks[members])
         comes_last = members[clocks[members] == latest[group]][::-1]
         last_of = np.zeros(len(clocks), np.int64)
-        last_of[self.leader[comes_last]] = comes_last  # the lowest rank of those that come at the same time
+        last_of[self.leader[comes_last]] = comes_last  # the lowest rank of those that enter at the same time
         after = clocks.copy()
         after[members] = latest[group] + self.alpha_s
         waits = members[clocks[members] < latest[group]]
@@ -74,8 +77,8 @@ class FenceCosts:
 class RoundCosts:
     """The costs of the moves of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
 
-    A round of loads and stores has `accessing` instead, the seconds of each rank, and a round of fences has `fences`.
-    `uses` counts how often the round was priced.
+    A round of loads and stores has `accessing` instead of moves, the seconds of each rank; a round of fences `fences`.
+    `uses` counts the rounds with these costs whose bytes have not been added up yet.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -89,7 +92,7 @@ class RoundCosts:
 
 
 class RoundPricer:
-    """Computes the costs of rounds of one plan on one machine, for the ranks 0 to P - 1, and adds up the bytes."""
+    """Computes the costs of rounds of a plan on a machine, for the ranks 0 to P - 1, and adds up bytes and messages."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int) -> None:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented
@@ -101,7 +104,7 @@ class RoundPricer:
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
     def price(self, steps: Sequence[Step]) -> RoundCosts:
-        """Return the costs of a round and count it as executed."""
+        """Return the costs of a round, and add its bytes and messages to the totals."""
         moves = [step for step in steps if isinstance(step, Move)]
         if len(moves) < len(steps):
             return self._price_shared_memory(steps)
@@ -122,6 +125,7 @@ class RoundPricer:
         return found[1]
 
     def _price_shared_memory(self, steps: Sequence[Step]) -> RoundCosts:
+        """Return the costs of a round of fences, or of loads and stores."""
         none = np.zeros(self.size)
         fences = [step for step in steps if isinstance(step, Fence)]
         if fences:
@@ -137,6 +141,7 @@ class RoundPricer:
         return self._sums
 
     def _add_up_cached(self) -> None:
+        """Add the bytes and messages of all cached rounds to the totals and empty the cache."""
         for _, costs in self._rounds.values():
             self._add_bytes(costs)
         self._rounds.clear()
@@ -148,6 +153,7 @@ class RoundPricer:
         self.messages += costs.messages * costs.uses
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> tuple[object, ...] | None:
+        """Return a key that rounds of equal costs share; None if computing the costs again is cheaper."""
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
             if isinstance(nbytes, int):
@@ -197,17 +203,10 @@ class RoundPricer:
         receiving = busy[peers.source_index]
         if not peers.all_receive:
             receiving *= peers.receives
-        return MoveCosts(
-            peers.source_index,
-            peers.source,
-            busy,
-            flight,
-            receiving,
-            self._reducing(move, peers, nbytes, comes),
-            nbytes,
-        )
+        reducing = self._reducing_seconds(move, peers, nbytes, comes)
+        return MoveCosts(peers.source_index, peers.source, busy, flight, receiving, reducing, nbytes)
 
-    def _reducing(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
+    def _reducing_seconds(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None
@@ -234,7 +233,7 @@ class SharedMemoryPricer:
         self.plan, self.machine, self.chunks, self.links = plan, machine, chunk_bytes, links
 
     def price_fences(self, fences: Sequence[Fence]) -> FenceCosts:
-        """Return the costs of the fences of a round; a rank takes part in at most one."""
+        """Return the costs of the fences of a round, at most one per rank; raise UsageError if one spans two nodes."""
         leader = np.full(self.links.size, NO_PEER)
         for fence in fences:
             self._check_same_node(fence.leader, "waits for")
@@ -243,7 +242,7 @@ class SharedMemoryPricer:
         return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
     def price_accesses(self, steps: Sequence[Step]) -> AccessCosts:
-        """Return the costs of the loads and stores of a round."""
+        """Return the costs of the loads and stores of a round; raise UsageError if ranks of two nodes share memory."""
         size, gamma, link = self.links.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
         for step in steps:
@@ -263,7 +262,7 @@ class SharedMemoryPricer:
         return AccessCosts(seconds, nbytes, transfers)
 
     def _check_same_node(self, peers: IntArray, does: str) -> None:
-        """Raise UsageError if a peer is on another node, whose memory is not shared."""
+        """Raise UsageError if a peer is on another node; memory is shared within a node only."""
         links, q = self.links, self.machine.ranks_per_node
         far = np.nonzero((peers != NO_PEER) & (links.node[peers] != links.own_node))[0]
         if len(far):

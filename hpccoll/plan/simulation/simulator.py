@@ -1,4 +1,4 @@
-"""The prediction of a plan's time on a machine: one clock per rank, advanced round by round.
+"""The simulation of a plan on a machine, which predicts its time: one clock per rank, advanced round by round.
 
 Shapes: P ranks that represent all n, T rounds.
 
@@ -64,15 +64,15 @@ class Simulation:
 def simulate(
     plan: Plan, machine: Machine, count: int, itemsize: int = 4, *, full: bool = False, trace: bool = True
 ) -> Simulation:
-    """Return the predicted execution of `plan` on `machine`.
+    """Return the predicted execution of `plan` on `machine`, computed in this process.
 
     Args:
-        plan: the plan.
+        plan: the plan; it is not proven here.
         machine: the topology and the cost of its links.
-        count: elements per rank: of its vector, or of one block where the operation has blocks.
+        count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
         itemsize: bytes per element.
         full: simulate every rank, even if a period of ranks represents all.
-        trace: find the critical path; for many ranks times rounds, this simulates the rounds twice.
+        trace: find the critical path; if ranks times rounds exceed 4 million, this simulates most rounds twice.
 
     Raises:
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
@@ -103,7 +103,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The ranks between two rounds, shape (P,) each: their clocks, and when their receiving ports become free."""
+    """The state between two rounds, shape (P,) each: the clock of a rank, and when its receiving port becomes free."""
 
     clocks: Floats
     port: Floats
@@ -127,7 +127,7 @@ class _Run:
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Return the clocks after all rounds; keep each segment's initial state and the last one's trace."""
+        """Return the clocks after all rounds; keep the initial state of each segment and the trace of the last one."""
         state = ClockState.at_rest(self.pricer.size)
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
@@ -140,7 +140,7 @@ class _Run:
         return state.clocks
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
-        """Return the state after round t; keep the previous clocks and the message that each rank waited for."""
+        """Return the state after round t; append to `last_traced` which message each rank waited for."""
         waited_for = np.zeros(len(state.clocks), np.int8)
         after = advance_clocks(state, costs, waited_for)
         messages = [(move.source, move.nbytes) for move in costs.moves]
@@ -150,11 +150,10 @@ class _Run:
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
-        """Return the critical path; earlier segments are simulated again for their trace."""
+        """Return the critical path; simulates all segments but the last again, to trace them."""
         pricer = self.pricer
-        second_pricer = RoundPricer(
-            self.plan, pricer.machine, pricer.chunks, pricer.size
-        )  # so that nothing is counted twice
+        # A pricer of its own, so that no message is counted twice.
+        second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
             if number < len(self.segment_starts) - 1:
@@ -169,13 +168,10 @@ class _Run:
 
 
 def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers | None = None) -> ClockState:
-    """Return the state after a round.
+    """Return the state after a round with the given costs; `state` is not changed.
 
-    Args:
-        state: the state before the round.
-        costs: the costs of the round.
-        waited_for: if given, receives per rank the number (from 1) of the move whose message it waited for, 0 for none;
-            at a fence 1 if it waited for another rank.
+    If given, `waited_for` is filled with the number (from 1) of the move whose message each rank waited for, or 0; at a
+    fence with 1 for the ranks that waited.
     """
     if costs.accessing is not None:
         return ClockState(state.clocks + costs.accessing, state.port)

@@ -4,7 +4,7 @@ An algorithm states the period of its plan (1 for a ring: each rank does the sam
 increased by 1). The period of a machine is the number of ranks per node; that of the chunks is the shortest rotation
 that leaves their sizes unchanged. If the least common multiple p of the three divides n, the ranks 0 to p - 1 represent
 all: rank r + p exchanges the same bytes at the same times as rank r, with peers increased by p. The stated period is
-verified: ranks of different periods are compared in a sample of rounds.
+verified: a sample of ranks is compared with their counterparts in other periods, in a sample of rounds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
     """Return how many ranks represent all n: a period that divides n, or n itself if there is none.
 
-    Raises:
-        PlanError: a sample of rounds shows that the plan does not have the stated period.
+    Raises PlanError if a sample of rounds shows that the plan does not have the stated period.
     """
     n = plan.ranks
     if plan.period is None:
@@ -41,7 +40,7 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
 
 
 def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
-    """Return whether the chunks sent have the period, too; raise PlanError if ranks of two periods differ."""
+    """Whether the sizes of the sent chunks have the period, too; raise PlanError if the plan itself does not."""
     n = plan.ranks
     draw = np.random.default_rng(n)
     some = np.unique(np.concatenate([[0, period - 1], draw.integers(0, period, _RANKS)]))
@@ -89,7 +88,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return the first index at which two columns of a round differ, and the property; None if they are equal."""
+    """Return the index of the first rank at which the two rounds differ, and the property; None if they are equal."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
@@ -101,15 +100,11 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 
 
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return the properties that two steps must share, each as a pair of arrays that must be equal."""
+    """Return the properties in which two steps must agree, by name; each is a pair of arrays that must be equal."""
     if isinstance(a, Fence) and isinstance(b, Fence):
         # The leader moves with its ranks, or is the same for both (a group of all ranks, or of one rank per node).
-        return {
-            "the leader of its fence": (
-                np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n)),
-                b.leader,
-            )
-        }
+        leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
+        return {"the leader of its fence": (leader, b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):
         return {
             "the source of its load": (_add_shift(a.source, shift, n), b.source),

@@ -1,4 +1,4 @@
-"""Timelines: what each rank does when, in a simulated or measured run or in rounds of equal length.
+"""Timelines: the activities of each rank and their times, simulated, measured, or in rounds of equal length.
 
 Shapes: n ranks.
 """
@@ -35,28 +35,28 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrow:
-    """A message that leaves `source` no earlier than `sent_us` and has arrived at `dest` by `taken_us`."""
+class TimelineMessage:
+    """A message that leaves `source` no earlier than `sent_us` and has arrived at `dest` by `received_us`."""
 
     source: int
     dest: int
     sent_us: float
-    taken_us: float
+    received_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The slices and messages of a run in the order of rounds; `clock` says where the times are from."""
+    """The slices and messages of a run in the order of rounds; `clock` names the source of the times."""
 
     name: str
     ranks: int
     clock: str
     slices: tuple[Slice, ...]
-    arrows: tuple[Arrow, ...] = ()
+    messages: tuple[TimelineMessage, ...] = ()
 
     @property
     def duration_us(self) -> float:
-        """The end of the last slice."""
+        """The time at which the last slice ends."""
         return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
 
 
@@ -70,13 +70,9 @@ def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
-    """Return the timeline that `simulate` predicts; a slice includes the waits for messages of its round.
+    """Return the timeline that `simulate` predicts, with all ranks; a slice includes the waits for its messages.
 
-    Args:
-        plan: the plan; all of its ranks are simulated.
-        machine: the topology and the cost of its links.
-        count: elements per rank: of its vector, or of one block where the operation has blocks.
-        itemsize: bytes per element.
+    `count` is the number of elements per vector, or per block where the operation has blocks.
     """
     builder = _TimelineBuilder(plan)
     chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, builder.rounds.chunks) * itemsize)
@@ -90,12 +86,12 @@ def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize:
 
 
 class _TimelineBuilder:
-    """A timeline while its rounds are added."""
+    """Collects the slices and messages of a timeline, round by round."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.rounds = plan, plan.rounds()
         self.slices: list[Slice] = []
-        self.arrows: list[Arrow] = []
+        self.messages: list[TimelineMessage] = []
 
     def add(self, t: int, enters: Clocks, leaves: Clocks) -> None:
         """Add round t, which each rank entered and left at the given times; ranks that spent no time get no slice."""
@@ -115,7 +111,7 @@ class _TimelineBuilder:
     def add_move(
         self, move: Move, kind: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks
     ) -> None:
-        """Add a move's arrows, and append its activities to `does`, the activities of each rank."""
+        """Add the messages of a move, and append its activities to `does`, which lists those of each rank."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
@@ -128,15 +124,15 @@ class _TimelineBuilder:
             at_source, at_dest = _describe_ends(kind, bool(ops[dest] != Op.COPY), sent, taken)
             does.setdefault(source, []).append(at_source.format(dest))
             does.setdefault(dest, []).append(at_dest.format(source))
-            # An arrow starts and ends in a slice; a rank whose memory is only accessed may have none.
+            # Viewers need a slice at both ends of a message; a rank whose memory is only accessed may have none.
             has_slices = kind is TransferKind.MESSAGE or enters[source] < leaves[source]
             if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
-                self.arrows.append(Arrow(source, dest, float(enters[source]), float(leaves[dest])))
+                self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
 
     def timeline(self, clock: str) -> Timeline:
         """Return the timeline of the rounds added."""
         name = f"{self.plan.name} on {self.plan.ranks} ranks"
-        return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.arrows))
+        return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.messages))
 
 
 def _describe_ends(kind: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:

@@ -63,7 +63,7 @@ def test_the_machines_that_come_along_have_sources_and_are_plausible():
         (("ranks_per_node = 4", "ranks_per_node = true"), "ranks_per_node must be a whole number .* found True"),
         (("nics_per_node = 2", "nics_per_node = 5"), "nics_per_node = 5 is more than ranks_per_node = 4"),
         (('name = "two nodes"', "name = 2"), "name must be a string"),
-        (("call_us = 2", "call_us = -1"), "call_us must not be negative"),
+        (("call_us = 2", "call_us = -1"), "call_us must be from 0"),
         (("call_us = 2", "colour = 2"), "unknown key 'colour'; known are between, call_us, name"),
         (("reduce_GBps = 10", "reduce_GBps = 0"), "reduce_GBps must be above 0"),
         (('["measured"]', "3"), "sources must be a list of strings; found 3"),
