@@ -1,7 +1,8 @@
-"""Drawings of plans: `record_history` follows a plan round by round; the writers draw its frames.
+"""Drawings of plans: `record_history` returns the contents of all ranks after each round, one frame per round.
 
-`format_text_grid` writes text. `lay_out_page` and `lay_out_animation` make scenes, which `render_svg` and
-`hpccoll.raster` (PNG, GIF) write. `format_trace_json` writes the timeline of a simulated or measured run.
+`format_text_grid` turns the frames into text. `lay_out_page` and `lay_out_animation` make scenes of them, which
+`render_svg` and `hpccoll.raster` (PNG, GIF) render. `format_trace_json` returns the content of a trace file. None of
+these functions writes a file.
 """
 
 from hpccoll.plan.drawing.history import Frame, PlanHistory, record_history
@@ -12,14 +13,6 @@ from hpccoll.plan.drawing.text_grid import format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json, make_trace
 
 __all__ = [
-    "Frame",
-    "PlanHistory",
-    "Scene",
-    "format_text_grid",
-    "format_trace_json",
-    "lay_out_animation",
-    "lay_out_page",
-    "make_trace",
-    "record_history",
-    "render_svg",
-]
+    "Frame", "PlanHistory", "Scene", "format_text_grid", "format_trace_json", "lay_out_animation", "lay_out_page",
+    "make_trace", "record_history", "render_svg",
+]  # fmt: skip

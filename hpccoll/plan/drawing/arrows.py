@@ -1,7 +1,7 @@
-"""The messages of a round: a disc per rank, and arrows that leave from labels with the chunks they carry.
+"""The drawing of a round's messages: a disc per rank, and arrows that start at labels with the chunks they carry.
 
-An arrow that ends in a plus is reduced into the receiver's chunk, one that ends in a tip is copied over it. An arrow
-has its sender's colour only to make it easier to follow: its two ends say the same.
+The data of an arrow that ends in a plus is reduced into the receiver's chunk; the data of an arrow that ends in a tip
+is copied over it. Arrows have the sender's colour only to make them easier to follow.
 """
 
 from __future__ import annotations
@@ -28,38 +28,34 @@ from hpccoll.plan.operation import Operation
 from hpccoll.units import format_ranges
 
 RADIUS, LABEL_HEIGHT, HEAD = 9.0, 13.0, 4.5
-MOST_SEPARATE = 4  # messages of one rank that are still drawn apart from each other
-LABEL_SIZE, SMALLEST_SIZE = 9.5, 6.5  # of a label's font
+MOST_SEPARATE = 4  # messages of one rank up to which each arrow has an end of its own
+LABEL_SIZE, SMALLEST_SIZE = 9.5, 6.5  # pixels of the font of labels
 EN_DASH = "\u2013"
 
 
 def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> float:
-    """Return the height from the top of the discs to the arrows' ends; long arrows get more, so as not to lie flat."""
+    """Return the height in pixels from the discs' top to the arrows' ends; wide arrows get more, to be less flat."""
     longest = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL_HEIGHT if history.chunks > 1 else 0) + 40 + min(4.0 * longest, 36.0)
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return the disc of a rank; an idle rank's disc is not filled."""
-    fill, words = (palette.PAPER, str(rank)) if idle else (palette.rank_colour(rank), str(rank))
+    """Return the disc of a rank with its number and its cut corner, if any; the disc of an idle rank is not filled."""
+    fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
     if palette.has_cut_corner(rank) and not idle:
-        shapes.append(
-            FilledPolygons(palette.PAPER, (((x + 3, y - RADIUS), (x + RADIUS, y - RADIUS), (x + RADIUS, y - 3)),))
-        )
+        corner = (x + 3, y - RADIUS), (x + RADIUS, y - RADIUS), (x + RADIUS, y - 3)
+        shapes.append(FilledPolygons(palette.PAPER, (corner,)))
     ink = palette.QUIET if idle else palette.text_colour_on(fill)
-    return [*shapes, TextLabel((x, y + 3.8), words, 10.5, ink, bold=not idle)]
+    return [*shapes, TextLabel((x, y + 3.8), str(rank), 10.5, ink, bold=not idle)]
 
 
 def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list[SceneShape]:
-    """Return the labels and arrows of a frame; those of one rank stand side by side, ordered by the other end's rank.
+    """Return the labels and arrows of a frame; those of one rank stand side by side, ordered by the peer's rank.
 
-    Args:
-        layout: the grid below the arrows, whose columns give the ranks' positions.
-        frame: the round to draw.
-        at: the left edge of the grid and the top of the discs.
-        bottom: where the arrows end.
+    The columns of the grid give the positions of the ranks. `at` is the left edge of the grid and the top of the discs,
+    `bottom` the y of the arrows' ends.
     """
     (left, y), gap = at, HEAD + 2
     start, end = y + 2 * RADIUS + 4, bottom - gap
@@ -81,7 +77,7 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
 
 
 def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_source: bool) -> list[float]:
-    """Return the x of each message's start (or end), relative to the grid's left edge."""
+    """Return the x of the start (or the end) of each message's arrow, relative to the grid's left edge."""
     ends: dict[int, list[tuple[int, int]]] = {}
     for index, message in enumerate(messages):
         rank, peer = (message.source, message.dest) if at_source else (message.dest, message.source)
@@ -99,14 +95,14 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
 
 @dataclass(frozen=True, slots=True)
 class _MessageLabel:
-    """The names of the sent chunks, in a box of `width` around `middle`."""
+    """The names of the sent chunks, to be drawn in a box of `width` around the x `middle`."""
 
     middle: float
     words: str
     width: float
 
     def draw(self, at: XY) -> list[SceneShape]:
-        """Return the box and its text; `at` is the left edge of the grid and the top of the labels."""
+        """Return the box and its text; `at` is the left edge of the grid (x) and the top edge of the labels (y)."""
         x, y = at[0] + self.middle, at[1]
         size = min(LABEL_SIZE, LABEL_SIZE * (self.width - 3) / estimate_text_width(self.words, LABEL_SIZE))
         box = OutlinedBox((x - self.width / 2, y, self.width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
@@ -116,7 +112,7 @@ class _MessageLabel:
 def _message_labels(
     layout: GridLayout, messages: Sequence[PlanMessage], starts: Sequence[float]
 ) -> Iterator[_MessageLabel]:
-    """Yield a label per message, or one for all messages of a rank that carry the same chunks or are too many."""
+    """Yield a label per message, or a single one for a rank whose messages carry the same chunks or are too many."""
     for rank in range(layout.history.ranks):
         own = [(m.send, x) for m, x in zip(messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
@@ -135,7 +131,7 @@ def _message_labels(
 
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:
-    """Return the chunks' names as in the grid, or their number where the names take more than `room`."""
+    """Return the names of the chunks as in the grid, or their number if the names are wider than `room` pixels."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         lines = layout.lines
         parts = {name: [c % lines for c in chunks if get_column_name(c, lines) == name] for name in COLUMNS}
@@ -147,7 +143,7 @@ def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> st
 
 
 def draw_arrow_end(start: XY, end: XY, *, plus: bool) -> list[SceneShape]:
-    """Return the end of an arrow from `start` to `end`: a circled plus, or a tip."""
+    """Return the shapes at the end of an arrow from `start` to `end`: a circled plus, or a tip."""
     (x, y), arm = end, HEAD - 1.5
     if plus:
         cross = [

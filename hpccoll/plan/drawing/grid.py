@@ -1,8 +1,8 @@
-"""The contents of all ranks after a round, as a grid with a column per rank and a cell per chunk.
+"""The grid that shows the contents of all ranks after a round, with a column per rank and a cell per chunk.
 
-In reductions and barriers a cell has a fixed place (a piece) for each rank's contribution and fills up. Where blocks
-are only moved, a cell is a tile that names its block. A cell that changed in the round has a grey rim; a cell that is
-required in the end and complete has a black frame.
+In reductions and barriers a cell has a fixed place for the contribution of each rank, drawn as a coloured piece. Where
+blocks are only moved, a cell is a tile with the name of its block. A cell that changed in the round has a grey rim; a
+complete cell of the output has a black frame.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from hpccoll.plan.drawing.scene import (
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.step import NO_CHUNK
 
-PER_LINE = 8  # contributions side by side; more ranks take a second line
-MOST_LINES = 16  # chunks below each other; more stand in further columns
+PER_LINE = 8  # contributions side by side in a cell; more ranks take a second line
+MOST_LINES = 16  # chunks below each other; more chunks take further columns
 MOST_NUMBERED = 1100  # pieces per frame up to which each piece shows its rank's number
-COLUMNS = ("in", "out", "work")  # of an all-to-all: input and output (n chunks each), and blocks in transit
+COLUMNS = ("in", "out", "work")  # columns of an all-to-all: input, output (n chunks each), blocks in transit
 GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 
@@ -39,7 +39,7 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 class GridLayout:
     """The sizes of a grid in pixels: `cell` and `piece` are (width, height); chunk c stands in line c mod `lines`.
 
-    `numbered` says whether pieces show their rank's number.
+    If `numbered`, pieces show the number of their rank.
     """
 
     history: PlanHistory
@@ -79,13 +79,13 @@ class GridLayout:
         return self.history.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
 
     def node_of(self, rank: int) -> int:
-        """Return the node of a rank, from 0; 0 for all ranks where no nodes are shown."""
+        """Return the number of a rank's node, from 0; always 0 if the history has no nodes."""
         ends = list(accumulate(self.history.nodes))
         return sum(end <= rank for end in ends[:-1])
 
 
 def lay_out_grid(history: PlanHistory) -> GridLayout:
-    """Return the layout in which the frames of `history` are legible."""
+    """Return the grid sizes for all frames of `history`, with pieces and tiles large enough for their labels."""
     n, chunks = history.ranks, history.frames[0].counts.shape[1]
     lines = n if history.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
@@ -117,7 +117,7 @@ def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
 
 
 def get_column_name(chunk: int, lines: int) -> str:
-    """Return the name of the all-to-all column that a chunk stands in: in, out or work."""
+    """Return the name of the column of an all-to-all chunk: in, out or work."""
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
 
@@ -129,19 +129,19 @@ def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
         for chunk in range(chunks):
             x, y = layout.corner(rank, chunk)
             box = at[0] + x, at[1] + y, *layout.cell
-            painter.cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
+            painter.add_cell(box, changed=bool(frame.changed[rank, chunk]), done=bool(frame.done[rank, chunk]))
             if frame.origin[rank, chunk] == NO_CHUNK:
                 continue
             owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
             if layout.history.accumulates:
-                painter.pieces(box, owners)
+                painter.add_pieces(box, owners)
             else:
-                painter.tile(box, owners[0], int(frame.origin[rank, chunk]))
+                painter.add_tile(box, owners[0], int(frame.origin[rank, chunk]))
     return list(painter.shapes())
 
 
 class CellPainter:
-    """Collects the shapes of many cells, so that each colour is written once per frame."""
+    """Collects the shapes of many cells and groups them by colour, so that a drawing states each colour once."""
 
     def __init__(self, layout: GridLayout) -> None:
         self._layout = layout
@@ -152,8 +152,8 @@ class CellPainter:
         self._frames: list[SceneShape] = []
         self._words: dict[str, list[SceneShape]] = {}
 
-    def cell(self, box: Box, *, changed: bool, done: bool) -> None:
-        """Add a cell's background, a rim if it changed and a frame if it is done."""
+    def add_cell(self, box: Box, *, changed: bool, done: bool) -> None:
+        """Add the background of a cell, a grey rim if it changed and a black frame if it is done."""
         x, y, w, h = box
         if changed:
             self._rims.append(OutlinedBox((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
@@ -161,15 +161,15 @@ class CellPainter:
         if done:
             self._frames.append(OutlinedBox((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
 
-    def pieces(self, box: Box, owners: list[int]) -> None:
-        """Add the contributions of `owners`, each at its place in the cell."""
+    def add_pieces(self, box: Box, owners: list[int]) -> None:
+        """Add a piece for the contribution of each of the ranks `owners`, at its place in the cell."""
         (w, h), numbered = self._layout.piece, self._layout.numbered
         for owner in owners:
             x = box[0] + 1 + owner % PER_LINE * (w + 1)
             y = box[1] + 1 + owner // PER_LINE * (h + 1)
             self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, 9.5))
 
-    def tile(self, box: Box, owner: int, chunk: int) -> None:
+    def add_tile(self, box: Box, owner: int, chunk: int) -> None:
         """Add the tile of the block that started as `chunk` of `owner`."""
         label = format_tile_label(self._layout.history, owner, chunk)
         scattered = self._layout.history.operation is Operation.SCATTER

@@ -1,10 +1,7 @@
 """The history of a plan: the messages of each round, and what every rank holds after it.
 
 Shapes: n ranks, C chunks per rank. A barrier has no chunks; it is shown as one chunk, whose contributions are the ranks
-that are known to have arrived.
-
-Text, SVG, PNG and GIF are all drawn from this one history, so they cannot contradict each other. The history does not
-check the plan: a wrong plan is shown as it is.
+that are known to have arrived. A wrong plan is not refused: its history shows the fault.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ class Frame:
 
     Attributes:
         number: the round, from 1; 0 for the start.
-        phase: the phase's name, such as "reduce-scatter"; empty where there is only one.
+        phase: the name of the phase, such as "reduce-scatter"; empty if the plan has a single phase.
         messages: the messages of the round.
         counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
-        origin: `origin[r, c]` is the chunk in which the content of chunk c of rank r started; -1 for an empty chunk.
+        origin: `origin[r, c]` is the number of the chunk where the content of chunk c of rank r was at the start, or -1.
         changed: the chunks that messages of this round wrote.
-        done: the chunks that are required in the end and are complete.
+        done: the complete chunks of the output.
         fences: the groups of ranks that wait for each other in this round.
     """
 
@@ -51,7 +48,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """The frames of a plan, one more than it has rounds; `nodes` holds the ranks per node, empty if not shown."""
+    """The frames of a plan: the start, and one per round; `nodes` holds the ranks per node, empty if not shown."""
 
     operation: Operation
     algorithm: str
@@ -63,7 +60,7 @@ class PlanHistory:
 
     @property
     def name(self) -> str:
-        """`operation/algorithm`, as on the command line."""
+        """The name `operation/algorithm`, as used on the command line."""
         return f"{self.operation.value}/{self.algorithm}"
 
     @property
@@ -73,7 +70,7 @@ class PlanHistory:
 
     @property
     def subtitle(self) -> str:
-        """The numbers of ranks, rounds, chunks and nodes, and the root."""
+        """A text such as `8 ranks, 14 rounds, 8 chunks a rank`, with root and nodes if there are any."""
         parts = [_format_count(self.ranks, "rank"), _format_count(len(self.frames) - 1, "round")]
         parts += [] if self.operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} a rank"]
         parts += [f"root {self.root}"] if self.operation.has_root else []
@@ -82,17 +79,15 @@ class PlanHistory:
 
 
 def _format_count(count: int, noun: str) -> str:
+    """Return text such as `1 rank` or `8 ranks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
     """Return the history of `plan`, computed without running it.
 
-    Args:
-        plan: the plan to follow.
-        nodes: the number of ranks on each node, in rank order, if the drawing shall show nodes.
-
-    Cost: O(rounds * n * C * n) time and memory: for pictures, not for 24,576 ranks.
+    `nodes` is the number of ranks on each node, in rank order, if drawings are to show nodes. Cost: O(rounds * n * C *
+    n) time and memory, too much for thousands of ranks.
     """
     rounds, state = plan.rounds(), _State(plan)
     frames = [state.advance(0, (), ())]
@@ -106,7 +101,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
 
 
 class _State:
-    """The contents of all ranks, advanced round by round."""
+    """The current contents of all ranks, as counts and origins (see `Frame`)."""
 
     def __init__(self, plan: Plan) -> None:
         n, chunks, ranks = plan.ranks, plan.moves().chunks, np.arange(plan.ranks)
@@ -114,10 +109,8 @@ class _State:
         if self.is_barrier:
             held, self.wanted = np.ones((n, 1), np.bool_), np.ones((n, 1), np.bool_)
         else:
-            held, self.wanted = (
-                np.array(mask(ranks, n, chunks, plan.root))
-                for mask in (plan.operation.input_mask, plan.operation.output_mask)
-            )
+            masks = plan.operation.input_mask, plan.operation.output_mask
+            held, self.wanted = (np.array(mask(ranks, n, chunks, plan.root)) for mask in masks)
         self.counts = np.eye(n, dtype=np.int16)[:, None, :] * held[..., None]
         self.origin = np.where(held, np.arange(held.shape[1]), NO_CHUNK)
         if self.is_barrier:
@@ -150,7 +143,7 @@ class _State:
 
 
 def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
-    """Return the phase of each frame: only an all-reduce of several phases has names; empty for the start."""
+    """Return the name of each frame's phase; empty for the start, and unless an all-reduce reduces and copies."""
     kinds = [frozenset(message.reduces for message in frame.messages) for frame in frames]
     if operation is not Operation.ALL_REDUCE or len(frozenset[bool]().union(*kinds)) < 2:
         return [""] * len(frames)
@@ -160,7 +153,10 @@ def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
 
 
 def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
-    """Return the names of the reducing and the copying phase, from where each chunk is complete first."""
+    """Return the names of the reducing and the copying phase.
+
+    They are reduce-scatter and all-gather if more than half of the ranks are the first to complete some chunk.
+    """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]
     if any(first.sum() != 1 for first in firsts):

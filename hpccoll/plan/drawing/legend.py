@@ -1,4 +1,4 @@
-"""The legend below a picture, which explains only the signs that the picture uses."""
+"""The legend below a picture, which explains only the symbols that occur in the picture."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel, e
 from hpccoll.plan.operation import Operation
 
 SIZE, LINE_HEIGHT, BETWEEN, ABOVE = 10.0, 25.0, 24.0, 18.0
-DrawSample = Callable[[XY], list[SceneShape]]  # takes the left end of the sample's middle line
+DrawSample = Callable[[XY], list[SceneShape]]  # receives the left end of the middle line
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A sign: its drawing, its size in pixels, and its meaning in words."""
+    """A symbol of the legend: a function that draws it, its size in pixels, and its meaning in words."""
 
-    sample: DrawSample
+    draw: DrawSample
     width: float
     height: float
     words: str
 
 
 def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneShape], float]:
-    """Return the legend's shapes, with its upper left corner at `at`, and its height if it may be `width` wide."""
+    """Return the shapes of the legend, whose upper left corner is `at`, and its height if it is `width` wide."""
     shapes: list[SceneShape] = []
     x, line = 0.0, 0
     for entry in _entries(layout):
@@ -35,7 +35,7 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
         if x and x + needs > width:
             x, line = 0.0, line + 1
         middle = at[1] + (line + 0.5) * LINE_HEIGHT + ABOVE
-        shapes += entry.sample((at[0] + x, middle))
+        shapes += entry.draw((at[0] + x, middle))
         words = at[0] + x + entry.width + 7, middle + 0.36 * SIZE
         shapes.append(TextLabel(words, entry.words, SIZE, QUIET, "start"))
         x += needs + BETWEEN
@@ -43,7 +43,7 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
 
 
 def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
-    """Yield the entries for the signs that the picture uses."""
+    """Yield the entries for the symbols that occur in the picture."""
     history = layout.history
     messages = [message for frame in history.frames for message in frame.messages]
     yield _cell_entry(layout, _cell_meaning(history), owners=range(history.ranks))
@@ -63,7 +63,7 @@ def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
 
 
 def _cell_meaning(history: PlanHistory) -> str:
-    """Return what a cell shows, in words."""
+    """Return a description of the contents of a cell."""
     if history.operation is Operation.BARRIER:
         return "the ranks known to have arrived"
     if history.accumulates:
@@ -79,7 +79,7 @@ def _cell_meaning(history: PlanHistory) -> str:
 def _cell_entry(
     layout: GridLayout, words: str, owners: range = range(0), *, changed: bool = False, done: bool = False
 ) -> LegendEntry:
-    """Return the entry of a cell that holds `owners` and is changed or done."""
+    """Return the entry with a sample cell: with contributions of `owners`, changed or done, explained by `words`."""
     history = layout.history
     if history.accumulates and owners:
         piece = numbered_piece_size(history.ranks)
@@ -88,24 +88,24 @@ def _cell_entry(
     else:
         shown, (width, height) = layout, (min(layout.cell[0], 34.0), min(layout.cell[1], 17.0))
 
-    def sample(at: XY) -> list[SceneShape]:
+    def draw_sample(at: XY) -> list[SceneShape]:
         painter = CellPainter(shown)
         box = at[0], at[1] - height / 2, width, height
-        painter.cell(box, changed=changed, done=done)
+        painter.add_cell(box, changed=changed, done=done)
         if owners and history.accumulates:
-            painter.pieces(box, list(owners))
+            painter.add_pieces(box, list(owners))
         elif owners:
-            painter.tile(box, owners[0], len(owners) - 1)
+            painter.add_tile(box, owners[0], len(owners) - 1)
         return list(painter.shapes())
 
-    return LegendEntry(sample, width, height, words)
+    return LegendEntry(draw_sample, width, height, words)
 
 
 def _arrow_entry(words: str, *, plus: bool) -> LegendEntry:
-    """Return the entry of an arrow that ends in a plus or a tip."""
+    """Return the entry with a sample arrow that ends in a plus or a tip, explained by `words`."""
 
-    def sample(at: XY) -> list[SceneShape]:
+    def draw_sample(at: XY) -> list[SceneShape]:
         end = at[0] + 26 - HEAD, at[1]
         return [LineSegment(at, end, INK, 1.3), *draw_arrow_end(at, end, plus=plus)]
 
-    return LegendEntry(sample, 26, 10, words)
+    return LegendEntry(draw_sample, 26, 10, words)

@@ -17,14 +17,14 @@ from hpccoll.plan.drawing.scene import XY, LineSegment, OutlinedBox, Scene, Scen
 from hpccoll.plan.operation import Operation
 
 EDGE, TITLE, AFTER, BESIDE = 22.0, 52.0, 20.0, 40.0
-ASPECT = 1.25  # preferred width over height of a page
+ASPECT = 1.25  # preferred ratio of width to height of a page
 LEAST_WIDTH = 560.0
 MARGIN = 104.0  # left of the grid: the round's name and the chunks' names
 DISCS_HEIGHT = 2 * RADIUS + 10  # from the panel's top to its grid if nothing is sent
 
 
 def lay_out_page(history: PlanHistory) -> Scene:
-    """Return a page with all frames of `history`, the title and the legend."""
+    """Return a scene with all frames of `history`, the title and the legend."""
     layout = lay_out_grid(history)
     columns = _split_into_columns(layout, history.frames)
     heights = [sum(panel_height(layout, frame) + AFTER for frame in column) for column in columns]
@@ -42,7 +42,7 @@ def lay_out_page(history: PlanHistory) -> Scene:
 
 
 def lay_out_animation(history: PlanHistory) -> list[Scene]:
-    """Return one page per frame, all of the same size, for an animation."""
+    """Return one scene per frame, all of the same size, for an animation."""
     layout = lay_out_grid(history)
     room = max(panel_height(layout, frame) for frame in history.frames) + AFTER
     width = MARGIN + layout.full_width
@@ -55,7 +55,7 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in columns of equal length, as many as bring the page closest to its preferred shape."""
+    """Return the frames in columns of equal length; their number brings the page closest to the ratio ASPECT."""
     column_width = MARGIN + layout.full_width + BESIDE
     row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
 
@@ -68,7 +68,7 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 
 
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape]) -> Scene:
-    """Return a page with `shapes`, a background, the title above them and the legend below."""
+    """Return a scene with `shapes`, a background, the title above them and the legend below."""
     history = layout.history
     width = max(width, LEAST_WIDTH, estimate_text_width(history.subtitle, 11))
     title: list[SceneShape] = [
@@ -96,7 +96,7 @@ def _column_names_height(layout: GridLayout) -> float:
 
 
 def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of a frame's panel, with its upper left corner at `at`."""
+    """Return the shapes of the panel of a frame; `at` is its upper left corner."""
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
     shapes = _draw_nodes(layout, (left, y)) if layout.history.nodes else []
@@ -113,7 +113,7 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
-    """Return the names of the round, its phase, the chunks, and the columns of chunks."""
+    """Return labels for the round, its phase, the chunks, and the columns of chunks; `top` is the y of the grid."""
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
     shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
@@ -135,7 +135,7 @@ def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[Sc
 
 
 def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
-    """Return the names of the nodes, each above a line over the node's ranks."""
+    """Return labels for the nodes, each above a line that spans the ranks of the node."""
     shapes: list[SceneShape] = []
     first = 0
     for node, size in enumerate(layout.history.nodes):
@@ -148,6 +148,7 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 
 def _column_names(layout: GridLayout) -> list[str]:
+    """Return the labels of one rank's columns: in, out and work, or the first chunk of each column, such as +16."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

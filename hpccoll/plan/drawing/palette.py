@@ -1,8 +1,7 @@
 """Colours that colour-blind readers can tell apart, and marks that carry the same information without colour.
 
-Eight colours serve sixteen ranks: ranks from 8 on have a cut corner. A rank's piece also always stands at the same
-place of a cell, and shows its number where there is room. Source of the colours: Okabe and Ito, "Color universal
-design", 2008.
+Eight colours serve sixteen ranks: ranks from 8 on have a cut corner. The piece of a rank also has a fixed place in each
+cell, and shows the rank where there is room. Source of the colours: Okabe and Ito, "Color universal design", 2008.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ def rank_colour(rank: int) -> str:
 
 
 def has_cut_corner(rank: int) -> bool:
-    """Whether a rank's pieces have a cut corner."""
+    """Whether the pieces and the disc of a rank have a cut corner (ranks 8 to 15, 24 to 31, ...)."""
     return rank // len(COLOURS) % 2 == 1
 
 

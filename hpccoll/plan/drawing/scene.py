@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 Box: TypeAlias = tuple[float, float, float, float]  # x, y, width, height
 XY: TypeAlias = tuple[float, float]
-_THIN, _BROAD = " ,.:;()-/|ijlIft\u2013", "mwMW\u2192"
+_THIN_LETTERS, _BROAD_LETTERS = " ,.:;()-/|ijlIft\u2013", "mwMW\u2192"
 _NARROW, _USUAL, _WIDE = 0.37, 0.64, 0.98  # widths of letters, in ems
 
 
@@ -61,7 +61,7 @@ class Disc:
 
 @dataclass(frozen=True, slots=True)
 class TextLabel:
-    """A line of text; `at` is the start, the middle or the end of its baseline, as `anchor` says."""
+    """A line of text; `at` is the start, the middle or the end of the baseline, depending on `anchor`."""
 
     at: XY
     words: str
@@ -87,4 +87,4 @@ class Scene:
 
 def estimate_text_width(words: str, size: float) -> float:
     """Return the approximate width of `words` in DejaVu Sans at `size` pixels, a little too large rather than small."""
-    return size * sum(_NARROW if c in _THIN else _WIDE if c in _BROAD else _USUAL for c in words)
+    return size * sum(_NARROW if c in _THIN_LETTERS else _WIDE if c in _BROAD_LETTERS else _USUAL for c in words)

@@ -31,12 +31,12 @@ def render_svg(scene: Scene) -> str:
 
 
 def _n(value: float) -> str:
-    """Return a number with at most two decimals and no trailing zeros."""
+    """Return a number as text with at most two decimals and no trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
 def _style(shape: SceneShape) -> str:
-    """Return the attributes that neighbouring shapes of one look share in a group."""
+    """Return the SVG attributes for the colours, line widths and font of a shape, without its position."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""
@@ -51,7 +51,7 @@ def _style(shape: SceneShape) -> str:
 
 
 def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
-    """Yield the SVG lines of shapes of one style: a group, or a single element."""
+    """Yield the SVG lines of shapes of one style: a `<g>` with the style, or a single element."""
     if len(shapes) == 1:
         yield _element(shapes[0], f" {style}")
         return
@@ -61,7 +61,7 @@ def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
 
 
 def _element(shape: SceneShape, style: str) -> str:
-    """Return the SVG element of a shape."""
+    """Return the SVG element of a shape, with the attributes `style` added."""
     match shape:
         case TextLabel((x, y), words):
             return f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words)}</text>'

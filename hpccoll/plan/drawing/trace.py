@@ -11,11 +11,11 @@ from typing import Any
 
 from hpccoll.plan.simulation.timeline import Slice, Timeline, TimelineMessage
 
-_DIGITS = 4  # of a microsecond
+_DIGITS = 4  # decimals of a microsecond
 
 
 def make_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the content of a trace file as an object that `json` can write."""
+    """Return the content of a trace file as a dictionary that `json.dumps` accepts."""
     events = [_metadata_event("process_name", 0, timeline.name)]
     events += [_metadata_event("thread_name", rank, f"rank {rank}") for rank in range(timeline.ranks)]
     events += [_metadata_event("thread_sort_index", rank, rank) for rank in range(timeline.ranks)]

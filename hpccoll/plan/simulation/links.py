@@ -25,9 +25,9 @@ _MOST_CACHED = 32  # pairs of arrays
 class PeerLinks:
     """The peers of a move and the links between them, arrays of shape (P,).
 
-    `dest` and `source` are the arrays of the plan; `dest_index` and `source_index` are the simulated ranks that represent
-    these peers (the rank itself where it has none). `far` marks messages that leave their node (None if no message does),
-    `local` ranks that copy to themselves (None if no rank does). `bends` are pairs (bytes, change of beta from there on).
+    `dest` and `source` are the plan's arrays; `dest_index` and `source_index` are the simulated ranks that represent
+    these peers (the rank itself where it has none). `far` marks messages that leave their node (None if none does),
+    `local` ranks that copy to themselves (None if none does). `bends` are pairs (bytes, change of beta from there on).
     `flight` is alpha - overhead, during which no port is busy, or NEVER where no message arrives.
     """
 
