@@ -30,7 +30,7 @@ class Frame:
         phase: the name of the phase, such as "reduce-scatter"; empty if the plan has a single phase.
         messages: the messages of the round.
         counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
-        origin: `origin[r, c]` is the number of the chunk where the content of chunk c of rank r was at the start, or -1.
+        origin: `origin[r, c]` is the chunk where the content of chunk c of rank r was at the start; -1 if empty.
         changed: the chunks that messages of this round wrote.
         done: the complete chunks of the output.
         fences: the groups of ranks that wait for each other in this round.
