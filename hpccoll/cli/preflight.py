@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import SCHEMA, STDOUT, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -25,6 +25,7 @@ from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_w
 from hpccoll.preflight.faults import Fault, find_faults, list_excluded_nodes
 from hpccoll.preflight.results import PreflightResults
 from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
+from hpccoll.records import FaultEntry, PreflightSummaryRecord
 from hpccoll.runtime import job
 from hpccoll.units import GB, format_size, parse_size
 
@@ -170,14 +171,8 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
     """Return the record of kind `preflight_summary`."""
-    return {
-        "schema": SCHEMA,
-        "kind": "preflight_summary",
-        "nodes": list(results.nodes),
-        "threshold": threshold,
-        "faults": [asdict(fault) for fault in faults],
-        "exclude": list_excluded_nodes(faults),
-    }
+    entries = tuple(FaultEntry(**asdict(fault)) for fault in faults)
+    return PreflightSummaryRecord(results.nodes, threshold, entries, tuple(list_excluded_nodes(faults))).as_dict()
 
 
 def _print_results(results: PreflightResults, faults: list[Fault]) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-SCHEMA = "hpccoll/1"
+from hpccoll.records import FindingRecord
+
 _MAX_EVIDENCE_HOSTS = 4
 
 
@@ -34,17 +35,9 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record of kind `finding`, which --json writes."""
-        return {
-            "schema": SCHEMA,
-            "kind": "finding",
-            "area": self.area,
-            "severity": self.severity.name.lower(),
-            "found": self.found,
-            "evidence": self.evidence,
-            "remedy": self.remedy or None,
-            "provides": list(self.provides),
-            "hosts": list(self.hosts),
-        }
+        severity: Any = self.severity.name.lower()
+        texts = (self.area, severity, self.found, self.evidence, self.remedy or None)
+        return FindingRecord(*texts, self.provides, self.hosts).as_dict()
 
 
 Check = Callable[[], Sequence[Finding]]

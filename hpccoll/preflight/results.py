@@ -14,9 +14,8 @@ from typing import Any
 
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
+from hpccoll.records import PreflightNodeRecord, PreflightPairRecord
 from hpccoll.units import GB
-
-SCHEMA = "hpccoll/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,16 @@ class DirectedLink:
     def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
         """Return the record of kind `preflight_pair`; `nodes` are the names of all nodes."""
         rate = self.bytes_per_s
-        return {
-            "schema": SCHEMA,
-            "kind": "preflight_pair",
-            "source": nodes[self.source],
-            "destination": nodes[self.destination],
-            "nbytes": self.nbytes,
-            "repeats": len(self.transfers),
-            "latency_us": None if self.latency_seconds is None else round(self.latency_seconds * 1e6, 3),
-            "bandwidth_GBps": None if rate is None else rate / GB,
-            "transfer_us": [round(seconds * 1e6, 3) for seconds in self.transfers],
-            "broken": self.broken,
-        }
+        return PreflightPairRecord(
+            nodes[self.source],
+            nodes[self.destination],
+            nbytes=self.nbytes,
+            repeats=len(self.transfers),
+            latency_us=None if self.latency_seconds is None else round(self.latency_seconds * 1e6, 3),
+            bandwidth_GBps=None if rate is None else rate / GB,
+            transfer_us=tuple(round(seconds * 1e6, 3) for seconds in self.transfers),
+            broken=self.broken,
+        ).as_dict()
 
 
 @dataclass(slots=True)
@@ -89,12 +86,10 @@ class PreflightResults:
     def make_node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node` of a node."""
         speed = self.compute_median_speed(node)
-        return {
-            "schema": SCHEMA,
-            "kind": "preflight_node",
-            "node": self.nodes[node],
-            "repeats": len(self.speeds.get(node, [])),
-            "copy_GBps": speed and speed.copy_bytes_per_s / GB,
-            "compute_Gsin_per_s": speed and speed.operations_per_s / 1e9,
-            "lost": self.lost.get(node),
-        }
+        return PreflightNodeRecord(
+            self.nodes[node],
+            repeats=len(self.speeds.get(node, [])),
+            copy_GBps=None if speed is None else speed.copy_bytes_per_s / GB,
+            compute_Gsin_per_s=None if speed is None else speed.operations_per_s / 1e9,
+            lost=self.lost.get(node),
+        ).as_dict()
