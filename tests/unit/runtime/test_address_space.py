@@ -154,3 +154,17 @@ def test_cut_chunks_cover_every_chunk_in_nearly_equal_segments(segments):
     lengths = np.array([segment.sizes for segment in cut])
     assert lengths.sum(0).tolist() == sizes.tolist()
     assert int((lengths.max(0) - lengths.min(0)).max()) <= 1
+
+
+def test_a_segment_of_the_roots_input_is_located_on_ranks_that_have_none(memory):
+    memory.plan = get_algorithm(Operation.BROADCAST, "chain").plan(N, 0, 2)
+    memory.program, memory.call = (
+        Program((), 4, 6, memory.plan),
+        check_call(Operation.BROADCAST, memory.x, None, RANK, N),
+    )
+    last = cut_chunks(chunk_sizes(memory.plan, COUNT), 2)[1]
+    space, other = memory.space(segment=last, rank=RANK), np.arange(50, 60, dtype=np.float32)
+    space.map_peer(SOURCE, 0, other, address_of(other))
+    assert last.sizes == (3, 3)
+    assert space.own_view(MemoryRange(SOURCE, 0, 3, 0)).tolist() == [52, 53, 54]
+    assert space.own_view(MemoryRange(SOURCE, 3, 6, 0)).tolist() == [57, 58, 59]
