@@ -142,7 +142,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return device (major, minor) and inode of each file that a process has mapped or open, if it may be inspected."""
+    """Return (major, minor, inode) of each file that a process has mapped or open; skip protected processes."""
     used: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
         for line in (read_text(process / "maps") or "").splitlines():

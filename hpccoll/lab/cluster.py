@@ -233,7 +233,7 @@ class Lab:
         self.client.request("power", node=node, on=on)
 
     def throttle(self, node: str, percent: float) -> None:
-        """Take `percent` of their CPU time from a node's processes, except SLURM's; return at once; 0 ends it."""
+        """Take `percent` of the CPU time of a node's processes, except SLURM's, without blocking; 0 ends this."""
         self.client.request("throttle", node=node, percent=percent)
 
     def restore(self) -> None:

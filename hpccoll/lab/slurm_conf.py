@@ -20,7 +20,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 # The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts); the scheduler
-# parameters let it start a job at once.
+# parameters let it start a job immediately.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none

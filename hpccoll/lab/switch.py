@@ -4,8 +4,8 @@
 
 The kernel's own delay (netem) is a module that many machines lack. So this program forwards frames in user space,
 through raw packet sockets on the control node's ends of the links. TCP's large frames stay whole, with a virtio-net
-header by which the kernel splits them later, so 400 Mbit/s take only a thousand frames per second. Token buckets at the
-ends of the links limit rates, not this program.
+header by which the kernel splits them later, so 400 Mbit/s take only a thousand frames per second. Rates are
+limited by token buckets at the ends of the links, not by this program.
 """
 
 from __future__ import annotations

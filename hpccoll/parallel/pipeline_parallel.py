@@ -104,7 +104,7 @@ class PipelineStage:
         return float(total)
 
     def receive_input(self, samples: Any) -> Any:
-        """Return `samples` on the first stage; on others, block for the previous stage's output and return it."""
+        """Return a micro-batch's input: `samples` on the first stage; others block for the previous stage's output."""
         if self.is_first:
             return samples
         x = self.like.new_empty(len(samples), self.input_features)

@@ -51,7 +51,7 @@ class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # to
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """The forward pass sums `x` over `tp`; identity in the backward pass: each addend has the gradient of the sum."""
+    """The forward pass sums `x` over `tp`; the backward pass returns the gradient, which is that of each addend."""
 
     @staticmethod
     def forward(_: Any, x: Any, tp: AxisGroup) -> Any:

@@ -80,7 +80,7 @@ class Coordinator:
 
     Attributes:
         results: the results so far.
-        can_finalize: whether no message is lost; with a lost message, MPI_Finalize would hang.
+        can_finalize: false if a message is lost, because MPI_Finalize would then hang.
 
     Raises:
         UsageError: all ranks are on one node.

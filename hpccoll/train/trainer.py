@@ -179,7 +179,7 @@ class Trainer:
         """Return this rank's pipeline stage; its loss uses `labels`, one tensor per micro-batch; local."""
 
         def loss(y: Any, microbatch: int) -> Any:
-            """Return the sum over the micro-batch divided by the batch size: these add up to the batch's mean."""
+            """Return the micro-batch's summed loss divided by the batch size, its addend of the batch's mean loss."""
             return torch.nn.functional.cross_entropy(y, labels[microbatch], reduction="sum") / self.options.batch
 
         like = torch.zeros((), dtype=self.dtype, device=self.device)
