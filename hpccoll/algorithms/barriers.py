@@ -47,6 +47,7 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def signal_next_rank(t: int) -> list[Move]:
+        """Return the steps of round t."""
         dest, source = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 

@@ -33,6 +33,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def forward_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)

@@ -44,6 +44,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
         return Move(dest, np.where((source < 0) == wraps, source % n, NO_PEER), whole, whole, op)
 
     def all_reduce_round(_: int) -> list[Move]:
+        """Return the steps of the only round."""
         # Received messages are reduced in the order of the moves: from the ranks below in ascending order (rank 0's
         # replaces the rank's own data), then the rank's own data as before the round, then from the ranks above.
         below = [make_exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
@@ -59,6 +60,7 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
 
     def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         moves = []
         for distance in range(1, n):
             dest, source = (rank + distance) % n, (rank - distance) % n

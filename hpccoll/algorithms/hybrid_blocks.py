@@ -178,6 +178,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         return moves
 
     def store_to_root() -> list[Step]:
+        """Return the steps of one round."""
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
@@ -220,11 +221,13 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
     def load_column() -> list[Step]:
+        """Return the steps of one round."""
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]
 
     def send_between_nodes(t: int) -> list[Step]:
+        """Return the steps of round t."""
         to_group, from_group = (columns.group + t + 1) % columns.count, (columns.group - t - 1) % columns.count
         dest, source = columns.rank_at(to_group, columns.slot), columns.rank_at(from_group, columns.slot)
         in_transit = transit + to_group[:, None] * size + every_slot

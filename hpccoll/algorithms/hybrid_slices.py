@@ -185,6 +185,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def load_from_root() -> list[Step]:
+        """Return the steps of one round."""
         loads_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Load(np.where(loads_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
@@ -232,6 +233,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def store_to_root() -> list[Step]:
+        """Return the steps of one round."""
         stores_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Store(np.where(stores_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 

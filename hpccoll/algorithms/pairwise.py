@@ -22,6 +22,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: every rank sends one block per round directly to its receiver, 0, 1, 2, ... ranks above."""
 
     def send_block_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 

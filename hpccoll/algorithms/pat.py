@@ -59,6 +59,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         return distance, child - distance, below
 
     def all_gather_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         distance, parent, spacing = find_parents(t)
         count = _count_blocks(n, distance, parent, spacing)
 

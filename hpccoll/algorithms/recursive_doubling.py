@@ -60,6 +60,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def exchange_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         peer = rank ^ (1 << t)
         return [Move(peer, peer, whole, whole, np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST))]
 
@@ -83,6 +84,7 @@ def recursive_halving(rank: IntArray, n: int) -> Rounds:
     """Return the reduce-scatter by recursive halving for n ranks, n a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         half = n >> (t + 1)
         peer = rank ^ half
         return [Move(peer, peer, Span(peer & -half, half, n), Span(rank & -half, half, n), Op.OWN_FIRST)]
@@ -128,6 +130,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:
+        """Return the steps of round t."""
         size = 1 << t
         peer, peer_rank = place ^ size, find_rank(place ^ size)
         return [Move(peer_rank, peer_rank, list_blocks(place & -size, size), list_blocks(peer & -size, size))]

@@ -61,6 +61,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def reduce_in_rank_order() -> list[Step]:
+        """Return the steps of one round."""
         return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
 
     return between_fences(rank, n, 1, reduce_in_rank_order)
@@ -137,6 +138,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def store_and_load() -> list[Step]:
+        """Return the steps of one round."""
         stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), own, own) for peer in _peers(rank, n)]
         return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
 
@@ -149,6 +151,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     own = Span(rank, 1, n)
 
     def load_own_blocks() -> list[Step]:
+        """Return the steps of one round."""
         return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
 
     return between_fences(rank, n, 2 * n, load_own_blocks) if n > 1 else Rounds(1, 2, lambda _: load_own_blocks())

@@ -27,7 +27,7 @@ from scipy.optimize import least_squares
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Link, Machine, Plan, simulate
-from hpccoll.predict.pipelined import simulate_pipelined
+from hpccoll.predict.forecast import simulate_pipelined
 from hpccoll.units import KiB, MiB
 
 Floats: TypeAlias = NDArray[np.float64]

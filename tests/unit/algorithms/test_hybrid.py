@@ -10,8 +10,7 @@ import pytest
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.algorithms.pipelining import choose_segment_count
 from hpccoll.plan import Groups, Link, Load, Machine, Move, Operation, Store, check, replay, simulate
-from hpccoll.predict.forecast import forecast
-from hpccoll.predict.pipelined import simulate_pipelined
+from hpccoll.predict.forecast import forecast, simulate_pipelined
 from tests.unit.plan.shared_referee import fault_in_some_order
 
 MIXED = [known for known in list_algorithms() if known.is_hybrid]

@@ -11,9 +11,8 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Link, Machine, Operation, simulate
 from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
-from hpccoll.predict.forecast import choose_forecast_chunks, count_elements, fill_nodes, forecast
+from hpccoll.predict.forecast import choose_forecast_chunks, count_elements, fill_nodes, forecast, simulate_pipelined
 from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
-from hpccoll.predict.pipelined import simulate_pipelined
 from hpccoll.predict.winner_map import draw_winner_map
 from hpccoll.selection.cost_model import MAX_CHUNKS, choose_chunk_count
 
