@@ -1,4 +1,4 @@
-"""Collective communication, written once as a plan: proven, replayed, run over MPI and measured beside its peers."""
+"""Collective communication: each collective is written once as a plan, then proven, simulated, run and measured."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Communicator", "Reduction", "premul_sum"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are first used: plans are proven without MPI."""
+    """Import a public name when it is first used, since plans need no MPI; `Communicator` initializes MPI."""
     if name == "Communicator":
         from hpccoll.runtime import job
 
-        job.load_mpi()  # so that a missing MPI or a foreign launcher is an error with a remedy
+        job.load_mpi()  # raises an error with a remedy if MPI is missing or the launcher is another MPI library's
         from hpccoll.communicator import Communicator
 
         return Communicator

@@ -3,8 +3,8 @@
 Names, argument order and in-place defaults follow torch.distributed: an operation whose result has the shape of its
 input works in place unless `out` is given. Every collective passes through `Communicator._collective`.
 
-Cost: that of the algorithm (see its file), in alpha (a step), beta (a byte sent) and gamma (a byte reduced); the first
-call on an array lowers the plan, the second binds it to the array, later ones only run it.
+Cost: that of the algorithm (see its module), in alpha (latency of a step), beta (time per byte sent) and gamma (time
+per byte reduced). The first call on an array lowers the plan, the second binds it to the array, later ones only run it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Communicator:
     """A group of MPI ranks with its own message space.
 
     Args:
-        comm: the MPI communicator to duplicate; MPI.COMM_WORLD where it is None. Creating is collective over it.
-        adopt: take `comm` over instead of duplicating it; `close` frees it.
+        comm: duplicated, which is collective over it; None duplicates MPI.COMM_WORLD.
+        adopt: own `comm` instead of a duplicate of it; `close` frees it.
 
     Raises:
-        UnavailableError: there is no MPI here.
-        LauncherError: the launcher and the MPI library do not belong together.
+        UnavailableError: mpi4py or the MPI library is not installed.
+        LauncherError: the launcher belongs to another MPI library.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
@@ -63,12 +63,15 @@ class Communicator:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        # Closing is collective: after an error on one rank it would wait for the others for ever.
+        # Closing is collective: after an error on one rank, it would wait forever for the others.
         if error is None:
             self.close()
 
     def close(self) -> None:
-        """Give everything back to MPI; collective. Without it requests are freed at exit, message spaces are not."""
+        """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
+
+        Without it, requests and shared memory are freed at exit; the MPI communicators are not.
+        """
         if self._release.alive:
             self._engine.progress.wait_until(lambda: not self._in_flight)
             self._release()
@@ -78,10 +81,10 @@ class Communicator:
             self._comm.Free()
 
     def all_reduce(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine every rank's `x` by `op` into the same result on all ranks; in place unless `out` is given.
+        """Combine every rank's `x` by `op` into the same result on all ranks; in place unless `out` is given. Blocks.
 
         Args:
-            x: array of any shape, alike on all ranks.
+            x: array of any shape; shape and dtype must be the same on all ranks.
             op: sum, prod, min, max, avg, band, bor, bxor, or `hpccoll.premul_sum(factor)`.
             how: `out` (array like x), `algorithm` (a name, "auto" by default), `async_op` (return a Work).
 
@@ -89,7 +92,7 @@ class Communicator:
             The result array, or a Work whose `wait` returns it.
 
         Raises:
-            BufferError, ReductionError, UnknownNameError: x, out, op or algorithm do not fit.
+            BufferError, ReductionError, UnknownNameError: x or out, op, or algorithm is invalid.
         """
         cached = self._cached_calls.get(id(x))
         if cached is not None and op is SUM and not how:
@@ -100,45 +103,45 @@ class Communicator:
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
     def reduce(self, x: Any, root: int = 0, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine every rank's `x` into the root's (or the root's `out`); other ranks' arrays stay as they are."""
+        """Combine every rank's `x` by `op` into the root's `x` or `out`, and return it; other ranks' are unchanged."""
         return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
 
     def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Copy the root's `x` into every rank's `x`."""
+        """Copy the root's `x` into every rank's `x`, and return it."""
         return self._collective(Operation.BROADCAST, x, root=root, **how)
 
     def reduce_scatter(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine every rank's `x`, n blocks along its first dim; rank r gets block r.
+        """Combine `x` of all n ranks, n blocks along its first dim, and return block r on rank r.
 
-        Returns `out`, or a new array: x.shape[1:] where x has n rows, else x.shape with the first dim divided by n.
+        The result is `out` or a new array: x.shape[1:] if x has n rows, else x.shape with the first dim divided by n.
         """
         return self._collective(Operation.REDUCE_SCATTER, x, op=op, **how)
 
     def all_gather(self, x: Any, **how: Any) -> Any:
-        """Collect every rank's `x` on all ranks, in rank order; returns `out` or a new array (n, *x.shape)."""
+        """Collect every rank's `x` on all ranks, in rank order; return `out` or a new array (n, *x.shape)."""
         return self._collective(Operation.ALL_GATHER, x, **how)
 
     def gather(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Collect every rank's `x` at the root: there `out` or a new array (n, *x.shape), None elsewhere."""
+        """Collect every rank's `x` at the root: return `out` or a new array (n, *x.shape) there, None elsewhere."""
         return self._collective(Operation.GATHER, x, root=root, **how)
 
     def scatter(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Hand block r of the root's `x` (n blocks along its first dim) to rank r, in its `out`.
+        """Send block r of the root's `x` (n blocks along its first dim) to rank r, and return it.
 
-        Ranks other than the root pass x=None, and `out`, which tells them shape and dtype.
+        Ranks other than the root pass x=None, and an `out` of the block's shape and dtype.
         """
         return self._collective(Operation.SCATTER, x, root=root, **how)
 
     def all_to_all(self, x: Any, **how: Any) -> Any:
-        """Send block j of `x` (n blocks along its first dim) to rank j; returns `out` or a new array like x."""
+        """Send block j of `x` (n blocks along its first dim) to rank j; return `out` or a new array like x."""
         return self._collective(Operation.ALL_TO_ALL, x, **how)
 
     def barrier(self, **how: Any) -> Any:
-        """Return once every rank has called it."""
+        """Block until every rank has called it; with `async_op`, return a Work instead."""
         return self._collective(Operation.BARRIER, None, **how)
 
     def all_reduce_init(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Executable:
-        """Prepare an all_reduce of `x` to be run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
+        """Prepare an all_reduce of `x` to run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
         return self.prepare(Operation.ALL_REDUCE, x, op=op, **how)
 
     def prepare(
@@ -151,34 +154,39 @@ class Communicator:
         root: int = 0,
         algorithm: str | Algorithm = "auto",
     ) -> Executable:
-        """Prepare any collective on these very arrays; collective. `free` it, or it is freed with the communicator."""
+        """Prepare a collective bound to `x` and `out`, and return an executable to call many times; nothing runs yet.
+
+        Collective. Free the executable, or it is freed with the communicator.
+        """
         return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
-        """Send `x` to rank `dest`; returns when x may be reused."""
+        """Send `x` to rank `dest`; block until x may be reused. UsageError if `dest` is this rank."""
         if dest == self.rank:
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Receive into `x`, as large as what rank `source` sends, and return it."""
+        """Block until the message of rank `source` is in `x`, which must have exactly its size; return `x`."""
         return self.irecv(x, source, tag).wait()
 
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
-        """Start sending `x`; it must not change until the Work is done."""
+        """Start sending `x` to rank `dest`; `x` must not change until the Work is done."""
         self._require_open()
         return self._messages.isend(x, dest, tag)
 
     def irecv(self, x: Any, source: int, tag: int = 0) -> Work:
-        """Start receiving into `x`; it must not be touched until the Work is done."""
+        """Start receiving from rank `source` into `x`, which must not be accessed until the Work is done."""
         self._require_open()
         return self._messages.irecv(x, source, tag)
 
     def new_group(self, ranks: list[int]) -> Communicator | None:
-        """Return a communicator of these ranks, in this order; only they need to call, others get None.
+        """Return a communicator of these ranks, in this order; collective over them.
+
+        Other ranks need not call, and get None.
 
         Raises:
-            UsageError: a rank that is not in this communicator, or one named twice.
+            UsageError: `ranks` is empty, names a rank twice, or one that is not in this communicator.
         """
         self._require_open()
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks) or not ranks:
@@ -186,16 +194,16 @@ class Communicator:
         if self.rank not in ranks:
             return None
         group = self._comm.group.Incl(ranks)
-        made = Communicator(self._comm.Create_group(group), adopt=True)
+        communicator = Communicator(self._comm.Create_group(group), adopt=True)
         group.Free()
-        return made
+        return communicator
 
     def empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
-        Collectives take it as any other array, and reach it where it is; a call takes symmetric buffers on all ranks or
-        on none. Its memory goes when no array lies in it any
-        more, on any rank, or by `free`.
+        Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
+        A rank's memory is released when no array there uses it and the other ranks have freed theirs or deleted its
+        arrays.
 
         Raises:
             UsageError: a negative extent or an unknown dtype.
@@ -211,16 +219,19 @@ class Communicator:
         return device_empty(self._engine.node, shape, dtype)
 
     def torch_empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: Any = "cpu") -> Any:
-        """Return such memory as a torch tensor on `device`, cpu or cuda; collective. `dtype` is torch's or a name."""
+        """Return an uninitialised torch tensor, on cpu or cuda, that all ranks of the node can address; collective."""
         make = self.cupy_empty if str(device).startswith("cuda") else self.empty
         return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
 
     def free(self, x: Any) -> None:
-        """Give a symmetric buffer back, each rank for itself; UsageError where it is none, or was freed before."""
+        """Free a symmetric buffer, and the executables bound to it, on this rank; its later use raises UsageError."""
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:
-        """Whether memory of this module reaches MPI through pinned host memory (a probe decides)."""
+        """Whether messages pass through pinned host memory if they come from this module's memory.
+
+        For device memory, the first call starts probe processes and waits for them.
+        """
         return self._engine.uses_pinned_memory(module)
 
     def _collective(
@@ -234,9 +245,10 @@ class Communicator:
         algorithm: str | Algorithm = "auto",
         async_op: bool = False,
     ) -> Any:
+        """Run a collective by its cached executable, or check, select and run it; return the result or a Work."""
         default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
         key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
-        executable = None if async_op or self._in_flight else self._cache.find_by_array(key, x, out)
+        executable = None if async_op else self._cache.find_by_array(key, x, out)
         if executable is not None:
             executable()
             return x if out is None else out
@@ -250,6 +262,7 @@ class Communicator:
         return call.value
 
     def _require_open(self) -> None:
+        """Raise UsageError if the communicator is closed, or if a fork of its process calls this."""
         if os.getpid() != self._process:
             raise UsageError(
                 f"this communicator belongs to process {self._process}, and MPI cannot be used after a fork; "
@@ -259,7 +272,7 @@ class Communicator:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
-        """Check this rank's arguments; under HPCCOLL_DEBUG=1, compare them with the other ranks' as well."""
+        """Return the checked call; under HPCCOLL_DEBUG=1, first compare it and its `form` on all ranks."""
         self._require_open()
         x, out, op, root, algorithm = arguments
         if self._argument_check is None:
@@ -275,5 +288,6 @@ class Communicator:
 
 
 def _release(engine: Engine) -> None:
+    """Free the engine, unless MPI is finalized."""
     if not job.load_mpi().Is_finalized():
         engine.free()

@@ -43,7 +43,7 @@ def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
 
 
 class SegmentOffsets:
-    """Maps offsets in the packed chunks of a segment to offsets in memory that holds the whole chunks.
+    """Translates offsets in the packed chunks of a segment to offsets in memory that holds the whole chunks.
 
     Args:
         present: the chunks that the memory holds, shape (C,).
@@ -59,17 +59,17 @@ class SegmentOffsets:
 
     def locate(self, start: int) -> int:
         """Return the offset in the whole memory of packed element `start`."""
-        at = bisect_right(self._packed, start) - 1
-        return int(self._whole[at]) + start - int(self._packed[at])
+        chunk = bisect_right(self._packed, start) - 1
+        return int(self._whole[chunk]) + start - int(self._packed[chunk])
 
 
 class AddressSpace:
-    """Maps the memory ranges of one rank's program to memory. All offsets and counts are in elements.
+    """Finds the memory of each range of one rank's program. All offsets and counts are in elements.
 
     Args:
-        call: whose input and output are SOURCE and RESULT; every array has its module and dtype.
-        program: says how much of the scratch is WORK and how much LANDING.
-        scratch: this rank's scratch, at least as large as both.
+        call: its input and output are SOURCE and RESULT; all memory has its module and dtype.
+        program: gives the sizes of WORK and LANDING.
+        scratch: this rank's scratch, at least as large as WORK and LANDING together.
         slots: slot memory by rank, this rank's at OWN.
         segment: the segment that the program is for; None if it is for whole chunks.
         rank: this rank, where `segment` is given.
@@ -101,11 +101,11 @@ class AddressSpace:
         self._offsets: dict[tuple[MemoryKind, int], SegmentOffsets] = {}
 
     def add_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
-        """Map the input or output of another rank: as an array, or by its address in that rank's process only."""
+        """Record where another rank's input or output is: as an array, or as an address in that rank's process."""
         self._peers[kind, rank] = array, address
 
     def view(self, place: MemoryRange) -> FlatArray | None:
-        """Return the elements of a range as an array; None where another process alone can address them."""
+        """Return the elements of a range as an array; None if only another process can address them."""
         if place.owner == OWN:
             array = self._own[place.memory]
         elif place.memory is MemoryKind.SLOT:
@@ -118,7 +118,7 @@ class AddressSpace:
         return array[start : start + place.count]
 
     def own_view(self, place: MemoryRange) -> FlatArray:
-        """Return the elements of a range that this process can address."""
+        """Return the elements of a range as an array; LookupError if only another process can address them."""
         view = self.view(place)
         if view is None:
             raise LookupError(f"{place} is memory of another process")  # plans never copy from remote to remote memory
@@ -133,7 +133,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range in its memory."""
+        """Return the offset of a range in its memory, which holds whole chunks, packed segments or scratch."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner
@@ -142,6 +142,7 @@ class AddressSpace:
         return self._offsets[key].locate(place.start)
 
     def _offsets_of(self, kind: MemoryKind, owner: int) -> SegmentOffsets:
+        """Return the offsets of the segment in the input or output of a rank."""
         plan, segment = self._plan, self._segment
         assert segment is not None  # noqa: S101
         rank = np.array([self._rank if owner == OWN else owner])

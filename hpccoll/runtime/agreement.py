@@ -15,17 +15,16 @@ FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 
 
 def gather_or_raise(
-    comm: MPI.Intracomm, step: Callable[[], Result], failed: Callable[[str], Exception]
+    comm: MPI.Intracomm, step: Callable[[], Result], make_error: Callable[[str], Exception]
 ) -> list[Result]:
     """Run `step` on every rank and return the results of all ranks, by rank; collective.
 
     Args:
-        comm: the ranks.
         step: returns something that can be pickled.
-        failed: makes the exception from the first failing rank's reason, such as `rank 2: no such device`.
+        make_error: makes the exception from the first failing rank's reason, such as `rank 2: no such device`.
 
     Raises:
-        Exception: what `failed` returns, on every rank, where `step` failed on any.
+        Exception: the one that `make_error` returns, on every rank, if `step` failed on any rank.
 
     Cost: one all-gather of the pickled results.
     """
@@ -37,12 +36,12 @@ def gather_or_raise(
     outcomes = comm.allgather(outcome)
     for rank, (_, reason) in enumerate(outcomes):
         if reason:
-            raise failed(f"rank {rank}: {reason}")
+            raise make_error(f"rank {rank}: {reason}")
     return [result for result, _ in outcomes]
 
 
-def run_or_raise(comm: MPI.Intracomm, step: Callable[[], Result], failed: Callable[[str], Exception]) -> Result:
-    """Run `step` on every rank and return this rank's result, which is not communicated; else as `gather_or_raise`."""
+def run_or_raise(comm: MPI.Intracomm, step: Callable[[], Result], make_error: Callable[[str], Exception]) -> Result:
+    """Like `gather_or_raise`, but return only this rank's result, which need not be picklable; collective."""
     results: list[Result] = []
-    gather_or_raise(comm, lambda: results.append(step()), failed)
+    gather_or_raise(comm, lambda: results.append(step()), make_error)
     return results[0]

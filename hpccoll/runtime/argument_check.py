@@ -1,7 +1,7 @@
 """HPCCOLL_DEBUG=1: before each collective, all ranks compare the arguments that they were called with.
 
 Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a communicator of its own. A rank
-whose arguments are refused tells the others, so that none of them waits for it.
+with invalid arguments sends its error to the others, so that none of them waits for it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ from hpccoll.errors import HpccollError, MismatchError
 from hpccoll.plan import Operation
 from hpccoll.runtime.progress import Progress
 
-Announcement = tuple[str, str, dict[str, Any]]  # operation, why this rank refused the call, arguments
+Announcement = tuple[str, str, dict[str, Any]]  # operation, error if this rank refused the call, arguments
 
 
 def is_enabled() -> bool:
-    """Whether HPCCOLL_DEBUG asks for the comparison."""
+    """Whether the environment variable HPCCOLL_DEBUG is set, and not to 0."""
     return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
 
 
 class ArgumentCheck:
-    """Compares the arguments of every collective across the ranks of a communicator.
-
-    Args:
-        comm: the ranks; it is duplicated, which is collective.
-        progress: the in-flight operations, which advance while ranks wait for each other.
-    """
+    """Compares the arguments of every collective across the ranks of `comm`, which is duplicated: collective."""
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
         self._comm, self._progress = comm.Dup(), progress
@@ -43,7 +38,7 @@ class ArgumentCheck:
 
     @contextmanager
     def compare(self, operation: Operation) -> Iterator[dict[str, Any]]:
-        """Yield a dictionary for the arguments of this rank's call; compare them when the body ends. Collective.
+        """Yield a dictionary for this call's arguments; at the end of the `with` block, compare it on all ranks.
 
         Raises:
             MismatchError: the ranks differ, or one refused the call; names the first such rank and both values.
@@ -58,11 +53,13 @@ class ArgumentCheck:
         self._require_equal(self._exchange((operation.value, "", arguments)))
 
     def _exchange(self, own: Announcement) -> list[Announcement]:
-        everyone = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
-        self._progress.wait_until(everyone.Test)
+        """Wait for all ranks, advancing operations in flight, and return all announcements; collective."""
+        barrier = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
+        self._progress.wait_until(barrier.Test)
         return self._comm.allgather(own)
 
     def _require_equal(self, announcements: list[Announcement]) -> None:
+        """Raise MismatchError for the first rank that refused its call or differs from rank 0."""
         first_operation, _, first_arguments = announcements[0]
         for rank, (operation, refusal, arguments) in enumerate(announcements):
             if refusal:

@@ -34,18 +34,14 @@ def check_call(
     """Return the checked call of a collective; allocates the output if the user passed none.
 
     Args:
-        operation: the collective.
         x: the input array, or None.
         out: the output array, or None.
-        rank: this rank.
         n: number of ranks.
-        root: rank of the root.
-        op: the reduction.
         algorithm: an algorithm or its name, "auto", or "mpi" for the MPI library's own collective.
 
     Raises:
         BufferError: an array is missing, not expected, or does not fit the other one.
-        UsageError: the root is no rank, or the algorithm is for another operation.
+        UsageError: the root is not a rank, or the algorithm is for another operation.
         ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or does not fit.
     """
     reduction = Reduction.parse(op)
@@ -67,12 +63,12 @@ def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorit
     if isinstance(algorithm, str):
         return None if algorithm in ("auto", MPI_LIBRARY) else get_algorithm(operation, algorithm)
     if algorithm.operation is not operation:
-        raise UsageError(f"{algorithm.full_name} is no algorithm for {operation.value}; name one of its own")
+        raise UsageError(f"{algorithm.full_name} is not an algorithm for {operation.value}; name one that is")
     return algorithm
 
 
 def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
-    """Check the arrays of a call; allocate the output if the user passed none."""
+    """Return the checked arrays of a call; allocate the output if the user passed none."""
     if operation is Operation.BARRIER:
         return None, None, None, 0, False
     if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
@@ -95,7 +91,7 @@ def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, roo
 
 
 def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
-    """Return the arguments of an operation without blocks."""
+    """Return the checked arrays of an all_reduce, reduce or broadcast."""
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
     everywhere = operation is not Operation.REDUCE or rank == root
@@ -114,6 +110,7 @@ def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) 
 
 
 def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
+    """Return the checked arrays of a scatter; allocate the root's output if the user passed none."""
     if rank != root:
         if out is None:
             raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
@@ -128,7 +125,7 @@ def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArr
 
 
 def _block_count(operation: Operation, source: Buffer, n: int) -> int:
-    """Return the elements of one of the n blocks along the first dimension."""
+    """Return the elements of one of the n blocks along the first dim; BufferError if n does not divide it."""
     if not source.shape or source.shape[0] % n:
         raise BufferError(
             f"{operation.value}: x has shape {source.shape}, whose first dim is not divisible by {n} ranks; "
@@ -140,7 +137,7 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
 ) -> CheckedArrays:
-    """Return arguments with the output `out`, or a new array of shape `new`; either must have `total` elements."""
+    """Return checked arrays whose output is `out` or a new array of shape `new`, of `total` elements."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)

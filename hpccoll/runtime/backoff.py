@@ -16,8 +16,8 @@ class Backoff:
     """A wait that spins, then yields the core, then sleeps for longer and longer.
 
     Args:
-        spins: whether to spin at first; right while every rank has a core of its own.
-        sleeps: whether to sleep at last; wrong where each poll moves data, as in a long message of MPI.
+        spins: whether to spin at first: only if every rank has a core of its own.
+        sleeps: whether to sleep in the end: not if each poll moves data, as in long messages of MPI.
     """
 
     __slots__ = ("_since", "_sleep_s", "_sleeps", "_spin_s")
@@ -27,11 +27,11 @@ class Backoff:
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def reset(self) -> None:
-        """Begin again with the shortest pause: there was something to do."""
+        """Start again with the shortest pause, after a poll that found something to do."""
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def pause(self) -> None:
-        """Pause once, after a check that found nothing to do."""
+        """Return at once, yield the core or sleep: the longer, the more time has passed since the first pause."""
         now = time.perf_counter()
         if not self._since:
             self._since = now

@@ -1,6 +1,6 @@
 """The executables that a communicator keeps, found by the arrays of a call.
 
-An entry must not outlive what it stands for. A new array may get the id or the address of an old one; a NumPy array can
+An entry must never run for another array. A new array may get the id or the address of an old one; a NumPy array can
 change its dtype, and a torch tensor its storage, under the same id. (A NumPy array with weak references cannot be
 resized.)
 """
@@ -31,8 +31,8 @@ CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
 class CallCache:
     """Executables by the array objects of a call, or by the addresses of its buffers; all are freed by `clear`.
 
-    `by_array` is public for the shortest way from `all_reduce(x)` to its executable: there the key of such a call is
-    `id(x)`; the key of any other call is a tuple.
+    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up: the key of such a call is `id(x)`,
+    that of any other call is a tuple.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class CallCache:
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
-        _clear_at_fork().add(self)
+        _caches_cleared_at_fork().add(self)
 
     def __len__(self) -> int:
         return len(self._by_address)
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the executable of a call with these array objects, if it still stands for them."""
+        """Return the live executable of a call with these array objects; None if one has changed since."""
         cached = self.by_array.get(key)
         if cached is None:
             return None
@@ -55,14 +55,14 @@ class CallCache:
         return executable if fits else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
-        """Let the next call with these array objects find the executable."""
+        """Cache the executable of a call with these array objects, until one is deleted or the cache is full."""
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
         forget = partial(_forget, self.by_array, key)
-        self.by_array[key] = executable, _know(x, forget), None if out is None else _know(out, forget)
+        self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
 
     def find_by_address(self, key: Hashable) -> Executable | None:
-        """Return the live executable of a call on this memory, and mark it as used."""
+        """Return the live executable of a call on this memory, now the most recently used; None if there is none."""
         executable = self._by_address.get(key)
         if executable is None or not executable.live:
             return None
@@ -70,13 +70,13 @@ class CallCache:
         return executable
 
     def add_by_address(self, key: Hashable, executable: Executable) -> None:
-        """Keep an executable; free the least recently used one where there are more than CAPACITY."""
+        """Cache an executable; free the least recently used ones beyond CAPACITY."""
         self._by_address[key] = executable
         while len(self._by_address) > CAPACITY:
             self._by_address.popitem(last=False)[1].free()
 
     def was_seen(self, key: Hashable) -> bool:
-        """Whether a call on this memory was made before; record it."""
+        """Whether a call on this memory was made before; records this call."""
         seen = key in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -85,7 +85,7 @@ class CallCache:
         return seen
 
     def keep(self, executable: Executable) -> None:
-        """Free a prepared executable with the communicator, unless its user frees it before."""
+        """Keep a prepared executable, so that `clear` frees it if its user has not."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:
@@ -101,7 +101,8 @@ class CallCache:
             self._prepared.pop().free()
 
 
-def _know(array: Any, forget: Any) -> KnownArray:
+def _describe(array: Any, forget: Any) -> KnownArray:
+    """Return what is known of an array; `forget` is called when the array is deleted."""
     storage = (array.data_ptr(), array.nbytes) if is_torch_tensor(array) else None
     return array.dtype, storage, weakref.ref(array, forget)
 
@@ -113,20 +114,21 @@ def _is_unchanged(known: KnownArray, array: Any) -> bool:
 
 
 def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any]) -> None:
+    """Remove the call of an array that was deleted."""
     calls.pop(key, None)
 
 
 @cache
-def _clear_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return the caches that a forked child clears, so that its next call takes the checked way and is refused.
+def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
+    """Return the caches whose calls by array a forked child forgets, so that its next call is checked and refused.
 
-    Asking for the process id in every call instead would cost a system call each.
+    Comparing the process id in every call instead would cost a system call each.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 
-    def clear() -> None:
+    def forget_all() -> None:
         for call_cache in caches:
             call_cache.forget_arrays()
 
-    os.register_at_fork(after_in_child=clear)
+    os.register_at_fork(after_in_child=forget_all)
     return caches

@@ -13,31 +13,18 @@ from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType,
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """The checked arguments of one collective on this rank.
-
-    Args:
-        operation: the collective.
-        algorithm: None if it is still to be selected.
-        root: rank of the root, if the operation has one.
-        reduction: ignored unless the operation reduces.
-        source: this rank's input; None if the operation takes none from it.
-        result: this rank's output; None if the operation gives it none.
-        count: elements of the vector, or of one block.
-        library: whether the MPI library's own collective is asked for.
-        value: the array to return to the user.
-        output_given: whether the user passed the output.
-    """
+    """The checked arguments of one collective on this rank."""
 
     operation: Operation
-    algorithm: Algorithm | None
+    algorithm: Algorithm | None  # None if it is still to be selected
     root: int
-    reduction: Reduction
-    source: Buffer | None
-    result: Buffer | None
-    count: int
-    library: bool = False
-    value: Any = None
-    output_given: bool = False
+    reduction: Reduction  # ignored unless the operation reduces
+    source: Buffer | None  # this rank's input; None if the operation takes none from it
+    result: Buffer | None  # this rank's output; None if the operation gives it none
+    count: int  # elements of the vector, or of one block
+    library: bool = False  # whether the MPI library's own collective is asked for
+    value: Any = None  # the array to return to the user
+    output_given: bool = False  # whether the user passed the output
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,10 +46,10 @@ class CollectiveCall:
 
 
 def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the call to run by a plan, the bound calls to run before it, and whether it works in place.
+    """Return the call that the plan runs, the calls to make before it, and whether the plan works in place.
 
-    The prologue scales the input of `premul_sum` and copies the input of an all-to-all in place; the returned call then
-    reads memory that is allocated here.
+    The prologue scales the input of `premul_sum`, or copies the input of an in-place all-to-all. The plan then reads
+    the scaled or copied input, in the output's memory or in memory that is allocated here.
     """
     in_place = is_in_place(call, rank)
     if call.source is None:
@@ -84,16 +71,16 @@ def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
 
 
 def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Bind the scaling of `premul_sum`: into the output if that holds the whole vector, else into new memory."""
+    """Return `bind_prologue`'s result for premul_sum, scaled into the output if that has room, else into new memory."""
     in_result = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and call.result is not None
     target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
     scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
     return replace(call, source=_relocate(source, target)), (scale,), in_result
 
 
-def _relocate(source: Buffer, target: FlatArray) -> Buffer:
-    """Return the buffer with its elements in other memory."""
-    return replace(source, flat=target, address=source.module.get_address(target))
+def _relocate(source: Buffer, memory: FlatArray) -> Buffer:
+    """Return the buffer at another place, `memory`; copies no elements."""
+    return replace(source, flat=memory, address=source.module.get_address(memory))
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
@@ -109,7 +96,7 @@ def as_unowned(call: CollectiveCall) -> CollectiveCall:
 
 
 def is_in_place(call: CollectiveCall, rank: int) -> bool:
-    """Whether input and output are the same memory for the chunks that are in both.
+    """Whether input and output share memory exactly, for the chunks that are in both.
 
     Raises:
         BufferError: they overlap in any other way.

@@ -113,7 +113,7 @@ def _format_outcome(status: int | None, limit_s: float) -> str:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill whatever still runs of the command and its children, which share a session."""
+    """Kill the processes of the command's session, its children's too; wait up to _KILL_GRACE_S for the command."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

@@ -2,11 +2,11 @@
 
 Tags: blocking operations share one tag, since one ends before the next begins. The tag of an asynchronous operation is
 the number of asynchronous calls so far, modulo ASYNC_TAGS: all ranks make the same calls in the same order, so they get
-the same number. (Counting compilations would not do: caches differ by rank.) A tag is reused once its last operation is
+the same number. (Executables cannot be counted: caches differ by rank.) A tag is reused once its last operation is
 complete on this rank.
 
 First calls on new memory run without binding; a second call on the same memory binds it, and the executable is kept.
-Executables of shared memory are bound at the first call, since binding is all that such a call costs.
+Executables of shared memory are bound at the first call, which costs little more than the binding.
 """
 
 from __future__ import annotations
@@ -46,36 +46,31 @@ PROGRAMS: Final = 256
 
 
 class Engine:
-    """The runtime of one communicator.
-
-    Args:
-        comm: the communicator; creating an engine is collective over it.
-        takes_device_memory: whether MPI may be given device memory; called only where there is device memory.
-    """
+    """The runtime of one communicator; making it is collective. `takes_device_memory`: whether MPI accepts it."""
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.cache, self.progress = CallCache(), Progress()
-        # Collective steps belong here: at a later call they would block while operations are in flight.
-        where = detect_layout(comm)
-        self.nodes = where.members
-        self.node = NodeMemory(comm, where, self.progress)
+        # All collective steps are here: in a later call, they would block while operations are in flight.
+        layout = detect_layout(comm)
+        self.nodes = layout.members
+        self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
         self._context = Context(comm, self.node, self.progress, ScratchPool(), lower_cached, takes_device_memory)
         table = load_tuning_table(
             comm,
             get_mpi_library(),
-            where.ranks_per_node,
-            oversubscribed=where.oversubscribed,
+            layout.ranks_per_node,
+            oversubscribed=layout.oversubscribed,
             whole_job=comm.size == MPI.COMM_WORLD.size,
         )
-        self._selector = Selector(comm.size, where.nodes, table)
+        self._selector = Selector(comm.size, layout.nodes, table)
         self._log = make_selection_log(comm.rank, comm.size)
         self._asynchronous_calls = 0
 
     def run(self, call: CollectiveCall) -> Executable | None:
-        """Run a collective; return its executable if it was kept."""
+        """Run a collective and wait for its end; return its executable if the call cache keeps it, else None."""
         key = _key(call)
         executable = self.cache.find_by_address(key)
         if executable is not None:
@@ -96,7 +91,7 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective and return the operation in flight; None if it is complete, as shared-memory plans are."""
+        """Begin a collective and return the operation in flight; a shared-memory plan completes and gives None."""
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
@@ -117,19 +112,17 @@ class Engine:
         return operation
 
     def prepare(self, call: CollectiveCall) -> Executable:
-        """Bind a collective to be run many times; collective. The executable is freed with the engine at the latest."""
+        """Return an executable to run many times, freed with the engine at the latest; runs nothing. Collective."""
         selection = self.select(call)
         executable = self.bind(call, selection, on_all_ranks=True)
         self.cache.keep(executable)
         return executable
 
     def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
-        """Return an executable for many runs, with persistent requests where its kind has them.
+        """Return an executable for many runs, with persistent requests where its kind has them; runs nothing.
 
         Args:
-            call: the collective.
-            selection: what runs it.
-            on_all_ranks: whether all ranks bind it now, in the same order.
+            on_all_ranks: whether all ranks bind this call now, in the same order.
         """
         executable: Executable
         if selection.algorithm is None:
@@ -143,6 +136,9 @@ class Engine:
 
     def select(self, call: CollectiveCall) -> Selection:
         """Return the algorithm and chunk count that `call` asks for, or that `auto` selects; the same on every rank.
+
+        Writes what `auto` selects to the selection log, if there is one. For device memory, the first call that
+        considers the MPI library starts probe processes and waits for them.
 
         Raises:
             UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's.
@@ -169,7 +165,7 @@ class Engine:
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
 
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
-        """Return the kind of memory that all ranks' buffers are in; buffers that the root alone has are ignored."""
+        """Return the kind of memory that all ranks' buffers are in; ignores buffers that only the root has."""
         if call.module.on_device:
             return BufferKind.CUDA
         buffers = [call.source] if call.operation not in (Operation.BROADCAST, Operation.SCATTER) else []
@@ -179,7 +175,10 @@ class Engine:
         return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
 
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
-        """Whether memory of this module passes through pinned host memory on its way to MPI."""
+        """Whether messages pass through pinned host memory if they come from this module's memory.
+
+        For device memory, the first call starts probe processes and waits for them.
+        """
         return module.on_device and not self._context.takes_device_memory()
 
     def free(self) -> None:
@@ -188,12 +187,13 @@ class Engine:
         self.node.free()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
+        """Whether the algorithm runs as a two-level plan: it is hybrid, and there are several nodes."""
         return algorithm.is_hybrid and len(self.nodes) > 1
 
     def _make_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None, tag: int | None = None
     ) -> Executable:
-        """Return the executable of a plan, not bound to persistent requests.
+        """Return an executable of the selected plan; a MessageExecutable is not bound yet.
 
         Raises:
             UnavailableError: the algorithm needs shared memory, and there is none.
@@ -201,7 +201,7 @@ class Engine:
         """
         algorithm, context = selection.algorithm, self._context
         if algorithm is None:
-            raise UsageError(f"{call.operation.value} by the MPI library is no plan")
+            raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
             tags = () if tag is None else (tag,)
             return MessageExecutable(context, call, selection, scratch, *tags)
@@ -223,7 +223,7 @@ class Engine:
         staged: bool,
         sizes: tuple[int, ...] | None,
     ) -> Program:
-        """Lower a plan for this rank; see `Context`."""
+        """Lower a plan for this rank; see `Context` for the arguments."""
         return lower_plan(
             algorithm.plan(self.size, root, chunks, self.nodes),
             self.rank,
@@ -237,7 +237,7 @@ class Engine:
 
 
 def _key(call: CollectiveCall) -> Hashable:
-    """Return what two calls have in common that one executable can run: arguments, dtype, count and addresses."""
+    """Return the key that calls have in common if one executable can run them: arguments, dtype, count, addresses."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
     request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
     return (*request, call.dtype.name, call.module.name, call.count, *addresses)

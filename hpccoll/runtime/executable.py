@@ -1,6 +1,6 @@
-"""What carries out a collective on given buffers, whatever its kind.
+"""The interface of executables, which carry out a collective on given buffers.
 
-Five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), both
+There are five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), both
 (`hierarchical.executable`), device memory (`cuda.executable`) and the MPI library's own collectives
 (`messages.mpi_collectives`).
 """
@@ -34,11 +34,11 @@ class Executable(Protocol):
         """Run the collective once; block until this rank's part is complete."""
 
     def start(self) -> InFlight | None:
-        """Begin the collective and return the operation in flight; None if it sends no messages and is complete."""
+        """Begin the collective and return the operation in flight; None if it is complete or on a device's stream."""
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, for timing them one by one; the executable itself where they overlap."""
+        """The calls of a run, to time one by one: only the executable if they overlap, none if they are not bound."""
 
     def free(self) -> None:
         """Release requests and memory; the executable cannot run after."""

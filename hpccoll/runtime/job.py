@@ -134,7 +134,7 @@ def get_mpi_library() -> str:
 def collect_versions() -> dict[str, str | None]:
     """Return the versions of Python, the MPI library and packages by name; None for a package that is not installed.
 
-    Reads the packages' metadata and does not import them.
+    Reads the packages' metadata; imports mpi4py alone, without initializing MPI.
     """
     packages = {name: _find_version(names) for name, names in _PACKAGES.items()}
     return {"python": platform.python_version(), "mpi": get_mpi_library()} | packages
@@ -157,15 +157,15 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     Cost: one split, and gathers of a few dozen bytes per rank.
     """
     module = load_mpi()
-    here = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
+    host_comm = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
     try:
-        leader = _find_leader(here, comm.rank, os.environ)
+        leader = _find_leader(host_comm, comm.rank, os.environ)
         own_cores = os.sched_getaffinity(0)
         # A pinned rank sees only its own cores: a node has those of all of its ranks together.
-        node_cores = set().union(*here.allgather(own_cores))
-        crowded = here.size > len(node_cores)
+        node_cores = set().union(*host_comm.allgather(own_cores))
+        crowded = host_comm.size > len(node_cores)
     finally:
-        here.Free()
+        host_comm.Free()
     rows = comm.allgather((module.Get_processor_name(), leader, len(own_cores), crowded))
     leaders = sorted({row[1] for row in rows})
     return RankLayout(
@@ -176,21 +176,21 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     )
 
 
-def _find_leader(here: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
-    """Return the lowest rank of this rank's node; `here` holds the ranks of its host, and the call is collective.
+def _find_leader(host_comm: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
+    """Return the lowest rank of this rank's node; collective over `host_comm`, the ranks of this host.
 
     HPCCOLL_RANKS_PER_NODE=k, a debugging aid, treats every k consecutive ranks of the world as a node.
     """
     setting = environ.get(RANKS_PER_NODE, "")
     if setting and not (setting.isdecimal() and int(setting)):
-        raise UsageError(f"{RANKS_PER_NODE}={setting!r} is no number of ranks; set it to 1 or more, or unset it")
+        raise UsageError(f"{RANKS_PER_NODE}={setting!r} is not a number of ranks; set it to 1 or more, or unset it")
     node = load_mpi().COMM_WORLD.rank // int(setting) if setting else 0
-    nodes: list[tuple[int, int]] = here.allgather((rank, node))
+    nodes: list[tuple[int, int]] = host_comm.allgather((rank, node))
     return min(other for other, other_node in nodes if other_node == node)
 
 
 def find_commit() -> str | None:
-    """Return the git commit of the running source, followed by `+` if files are modified; None outside a checkout."""
+    """Ask git for the commit of the running source, with `+` if files are modified; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]

@@ -1,4 +1,4 @@
-"""What the executables of one communicator share, and what all executables that run plans have in common."""
+"""The base class of executables that run plans, and the state that the executables of one communicator share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the executables of one communicator share.
+    """The state that the executables of one communicator share.
 
     `lower(algorithm, chunks, root, count, itemsize, in_place, on_device, staged, sizes)` returns this rank's program,
-    cached; `staged` says whether loads and stores go through slots, `sizes` are the elements of each chunk where the
-    program is for a segment. `takes_device_memory` says whether MPI may be given device memory.
+    cached; `staged` selects loads and stores in slots, and `sizes` gives the elements of each chunk for the program of
+    a segment. `takes_device_memory` returns whether MPI accepts device memory; its first call may start processes.
     """
 
     comm: MPI.Intracomm
@@ -37,14 +37,7 @@ class Context:
 
 
 class PlanExecutable:
-    """The common part of executables that run plans.
-
-    Args:
-        context: of the communicator.
-        call: the collective.
-        selection: the algorithm and the number of chunks.
-        scratch: where scratch is taken from; the communicator's own, unless the operation is asynchronous.
-    """
+    """The base class of executables that run plans. Without `scratch`, they share the communicator's scratch pool."""
 
     __slots__ = (
         "__weakref__",
@@ -76,24 +69,15 @@ class PlanExecutable:
     def _lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
         """Return this rank's program; see `Context.lower`."""
         call = self._call
-        on_device = call.module.on_device
-        return self._context.lower(
-            self._algorithm,
-            self._chunks,
-            call.root,
-            call.count,
-            call.dtype.itemsize,
-            self._in_place,
-            on_device,
-            staged,
-            sizes,
-        )
+        shape = call.root, call.count, call.dtype.itemsize, self._in_place, call.module.on_device
+        return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
 
     def _take_scratch(self, count: int) -> FlatArray:
+        """Return `count` elements of scratch memory, which later operations use again."""
         return self._scratch.take(self._call.module, self._call.dtype, count)
 
     def _describe(self) -> tuple[object, ...]:
-        """Return what all ranks of a node must agree on, in the order of `shared_memory.node.FACTS`."""
+        """Return the arguments that all ranks of a node must agree on, in the order of `node_memory.node.FACTS`."""
         call, algorithm = self._call, self._algorithm
         memory = "device" if call.module.on_device else "host"
         name = algorithm.name if algorithm else ""
@@ -101,10 +85,11 @@ class PlanExecutable:
         return (call.operation.value, *arguments, memory)
 
     def free(self) -> None:
-        """Release all memory; the executable cannot run after."""
+        """Free memory and bound calls; a later run raises UsageError."""
         self.live, self._before, self._after = False, (), ()
         self._call = replace(self._call, source=None, result=None, value=None)
 
     def _require_live(self) -> None:
+        """Raise UsageError if the executable was freed."""
         if not self.live:
             raise_freed()

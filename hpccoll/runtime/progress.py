@@ -20,7 +20,7 @@ class InFlight(Protocol):
 
 
 class Progress:
-    """The in-flight operations of one communicator, by tag; false while there is none."""
+    """The in-flight operations of one communicator, by tag; its truth value is whether there are any."""
 
     __slots__ = ("operations",)
 
@@ -34,17 +34,17 @@ class Progress:
         return tag in self.operations
 
     def add(self, tag: int, operation: InFlight) -> None:
-        """Let `operation` advance from now on; its tag is in use until it is complete."""
+        """Add an operation, which waits advance from now on; its tag is in use until it is complete."""
         self.operations[tag] = operation
 
     def advance(self) -> None:
-        """Let every in-flight operation go as far as possible; never block."""
+        """Let every in-flight operation go as far as possible without blocking; remove the complete ones."""
         for tag, operation in list(self.operations.items()):
             if operation.advance():
                 del self.operations[tag]
 
     def wait_until(self, done: Callable[[], object]) -> None:
-        """Poll `done` until it is true, advancing the in-flight operations between polls."""
+        """Block until `done` returns true: poll it, and advance the in-flight operations between polls."""
         backoff = Backoff(spins=True, sleeps=False)
         while not done():
             if self.operations:

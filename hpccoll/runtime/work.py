@@ -18,8 +18,7 @@ class Work:
     """The handle of an asynchronous operation. `wait` and `test` also advance the communicator's other operations.
 
     Args:
-        rank: this rank, for messages.
-        progress: the in-flight operations of the communicator.
+        rank: this rank, for error messages.
         operation: the operation; None if it is already complete.
         result: the array that `wait` returns.
         keep: objects whose memory MPI reads or writes until the operation is complete.
@@ -62,22 +61,16 @@ class Work:
 
 @dataclass(slots=True)
 class MessageTransfer:
-    """A message between two ranks in flight, in one or more segments.
+    """A message between two ranks in flight, in one or more segments."""
 
-    Args:
-        description: what is transferred, by which rank, for messages.
-        requests: of all segments, in order.
-        last: calls to make when all segments are complete.
-        sizes: of receives, the bytes that each segment must have.
-    """
-
-    description: str
-    requests: list[MPI.Request]
-    last: list[BoundCall]
-    sizes: list[int]
+    description: str  # the direction and the ranks, for error messages
+    requests: list[MPI.Request]  # of the segments that are not complete, in order
+    last: list[BoundCall]  # calls to make when all segments are complete
+    sizes: list[int]  # bytes that each received segment must have; empty for a send
     _status: MPI.Status = field(default_factory=MPI.Status)
 
     def advance(self) -> bool:
+        """Test the segments in order without blocking; return whether all are complete, and `last` was called."""
         while self.requests:
             try:
                 if not self.requests[0].Test(self._status):
@@ -94,6 +87,7 @@ class MessageTransfer:
         return True
 
     def _require_size(self, expected: int) -> None:
+        """Raise CommunicationError unless the received segment has the expected bytes."""
         received = self._status.Get_count(MPI.BYTE)
         if received != expected:
             raise CommunicationError(

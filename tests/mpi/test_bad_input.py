@@ -42,7 +42,7 @@ def test_an_unknown_algorithm_names_the_known_ones(hpc):
 
 
 def test_an_algorithm_of_another_operation_is_refused(hpc):
-    with pytest.raises(UsageError, match=r"broadcast/chain is no algorithm for all_reduce"):
+    with pytest.raises(UsageError, match=r"broadcast/chain is not an algorithm for all_reduce"):
         hpc.all_reduce(np.ones(3), algorithm=get_algorithm(Operation.BROADCAST, "chain"))
 
 

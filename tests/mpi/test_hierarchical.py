@@ -154,5 +154,5 @@ def test_what_needs_one_node_is_refused(nodes):
 
 def test_a_wrong_number_of_ranks_a_node_is_refused(comm, monkeypatch):
     monkeypatch.setenv(RANKS_PER_NODE, "two")
-    with pytest.raises(UsageError, match="HPCCOLL_RANKS_PER_NODE='two' is no number of ranks"):
+    with pytest.raises(UsageError, match="HPCCOLL_RANKS_PER_NODE='two' is not a number of ranks"):
         hpccoll.Communicator(comm)

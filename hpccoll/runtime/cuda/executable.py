@@ -1,11 +1,11 @@
 """Collectives of loads and stores in CUDA memory, bound to buffers: fused kernels and fences on the current stream.
 
-The ranks meet on the host when they enter, tell each other the locations of their buffers, and queue kernels and
-fences; the host does not wait for a device. Every buffer that other ranks access must be symmetric (`cupy_empty`). The
-current stream, CuPy's or torch's, is looked up in every call.
+The ranks wait for each other on the host when they enter, exchange the locations of their buffers, and queue kernels
+and fences; the host does not wait for a device. Every buffer that other ranks access must be symmetric (`cupy_empty`).
+The current stream, CuPy's or torch's, is looked up in every call.
 
-Cost: one launch for each chain of reduces between two fences (see `fuse`); for each fence an event record, a meeting of
-the hosts, and a stream wait for each other rank.
+Cost: one launch for each chain of reduces between two fences (see `fuse`); for each fence an event record, a
+barrier of the node's ranks, and a stream wait for each other rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, local_instructions
 from hpccoll.selection import Selection
 
-BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as are resident at once
+BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a processor holds at once
 
 
 class DeviceExecutable(PlanExecutable):
@@ -54,6 +54,7 @@ class DeviceExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
+        """Only the executable itself: it queues kernels and does not wait for the device."""
         return (self,)
 
     def __call__(self) -> None:
@@ -69,13 +70,16 @@ class DeviceExecutable(PlanExecutable):
             device.cuda.restore_current(before)
 
     def start(self) -> None:
-        self()  # the device runs it; the stream orders what follows
+        """Queue the collective; later work on the stream runs after it, so nothing is in flight for the host."""
+        self()
 
     def free(self) -> None:
+        """Drop the prepared launches as well; a later run raises UsageError."""
         super().free()
         self._queued, self._kept_scratch = [], None
 
     def _queue(self, device: SharedDeviceMemory) -> None:
+        """Wait for the node's ranks to enter, then queue launches and fences; prepare them if buffers have moved."""
         stream, keeper = self._call.module.current_stream()
         device.order_after_previous(stream, keeper)
         for step in self._before:
@@ -85,14 +89,14 @@ class DeviceExecutable(PlanExecutable):
             self._raise_not_symmetric(alike)
         locations = self._context.node.barrier.locations()
         if locations != self._locations:
-            self._bind(device, locations)
+            self._prepare_launches(device, locations)
         for queue in self._queued:
             queue(stream)
         for step in self._after:
             step()
 
     def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
-        """Raise on all ranks of the node: for different collectives where `alike` is None, else for the buffers."""
+        """Raise on all ranks of the node: MismatchError if `alike` is None, else UsageError for the buffers."""
         if alike is None:
             self._context.node.raise_mismatch(self._facts)
         raise UsageError(
@@ -101,8 +105,11 @@ class DeviceExecutable(PlanExecutable):
             "algorithm, or auto"
         )
 
-    def _bind(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
-        """Bind to the other ranks' buffers at `locations`, two per rank; the first fence is the entry."""
+    def _prepare_launches(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
+        """Prepare kernels and fences for the buffer locations, two per rank; takes scratch, launches nothing.
+
+        The plan's first fence is left out, because `_queue` already fences on entry.
+        """
         call, program = self._call, self._lower()
         count = program.work + program.landing
         self._kept_scratch = self._take_scratch(count)  # kept alive: kernels know only addresses
@@ -116,25 +123,25 @@ class DeviceExecutable(PlanExecutable):
             call.reduction.function,
             call.dtype,
         )
-        queued: list[Callable[[int], object]] = [bind_launch(each, device.cuda) for each in phases[0]]
+        queued: list[Callable[[int], object]] = [bind_launch(launch, device.cuda) for launch in phases[0]]
         for at, phase in enumerate(phases[1:]):
             if at:
                 queued.append(device.fences.fence)
-            queued += [bind_launch(each, device.cuda) for each in phase]
+            queued += [bind_launch(launch, device.cuda) for launch in phase]
         self._queued, self._locations = queued, locations
 
 
 def bind_launch(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
-    """Compile a launch and return what queues it on a stream."""
+    """Compile a launch's kernel, and return the call that queues it on a stream."""
     chain, count = launch.chain, len(launch.rows)
     kernel = KernelSpec(chain, launch.width, round_up_rows(chain, count))
     function = cuda.compile_kernel(kernel)
     words = np.zeros((kernel.rows, chain.words), np.uint64)
     words[:count] = launch.rows
-    parameters = np.array([words.ctypes.data], np.uint64)  # where each parameter lies; there is one
+    parameters = np.array([words.ctypes.data], np.uint64)  # the address of each parameter; there is one
     wanted = -(-launch.units // (THREADS * kernel.unrolled))
     most = max(cuda.processors * BLOCKS_PER_PROCESSOR // count, 1)
     grid = (min(max(wanted, 1), most), count)
     queue = partial(cuda.launch_kernel, function, grid, int(parameters.ctypes.data))
-    queue.__dict__["kept"] = words, parameters  # which must stay in place as long as the kernel may be queued
+    queue.__dict__["kept"] = words, parameters  # must stay allocated as long as the kernel may be queued
     return queue

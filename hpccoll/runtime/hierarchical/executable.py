@@ -57,7 +57,7 @@ class TwoLevelExecutable(PlanExecutable):
         self._facts = self._describe()
         self._require_host_memory()
         self._entry = fingerprint_of(self._facts)
-        self._segments = self._cut()
+        self._segments = self._cut_segments()
         self.direct = can_access_in_place(node, self._lower(), call)
         locate = node.symmetric.locate
         self._location = (locate(call.source), locate(call.result)) if self.direct else (0, 0)
@@ -69,6 +69,7 @@ class TwoLevelExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
+        """Only the executable itself, because its segments overlap in time."""
         return (self,)
 
     def __call__(self) -> None:
@@ -84,9 +85,9 @@ class TwoLevelExecutable(PlanExecutable):
                 backoff.pause()
 
     def start(self) -> Pipeline:
-        """Enter together with the ranks of the node and return the pipeline, in flight.
+        """Block until the ranks of the node have entered, and return the pipeline in flight.
 
-        One pipeline at a time uses a node's slots: the one before is completed first.
+        Only one pipeline at a time uses a node's slots: an earlier one is completed first.
         """
         self._require_live()
         node = self._context.node
@@ -99,13 +100,14 @@ class TwoLevelExecutable(PlanExecutable):
         return pipeline
 
     def free(self) -> None:
+        """Drop the bound actions as well; a later run raises UsageError."""
         super().free()
         self._actions.clear()
         self._programs, self._scratch_memory = [], None
 
     def _require_host_memory(self) -> None:
-        name = self._facts[0:2]
-        full_name = "/".join(map(str, name))
+        """Raise UnavailableError without shared memory, and UsageError for device memory."""
+        full_name = "/".join(map(str, self._facts[:2]))
         self._context.node.require_memory(full_name)
         if self._call.module.on_device:
             raise UsageError(
@@ -113,14 +115,14 @@ class TwoLevelExecutable(PlanExecutable):
                 "of messages, or leave the choice to auto"
             )
 
-    def _cut(self) -> list[ChunkSegment]:
-        """Cut the chunks into segments, the same on all ranks."""
+    def _cut_segments(self) -> list[ChunkSegment]:
+        """Return the segments of the chunks, the same on all ranks."""
         plan, itemsize, slot_bytes = self.plan, self._call.dtype.itemsize, self._context.node.slot_bytes
         sizes = chunk_sizes(plan, self._call.count)
         room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by an element
         if room < len(sizes):
             raise UnavailableError(
-                f"{plan.name} on {plan.ranks} ranks has {len(sizes)} chunks, and a slot has room for {room} elements; "
+                f"{plan.name} on {plan.ranks} ranks has {len(sizes)} chunks, but a slot holds only {room} elements; "
                 "choose another algorithm"
             )
         return cut_chunks(
@@ -128,7 +130,7 @@ class TwoLevelExecutable(PlanExecutable):
         )
 
     def _enter(self) -> None:
-        """Enter together with the ranks of the node; bind again where locations have changed."""
+        """Block until the ranks of the node have entered; lower again if buffers have moved since the last run."""
         node = self._context.node
         alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
         if alike is None:
@@ -138,7 +140,7 @@ class TwoLevelExecutable(PlanExecutable):
             self._lower_segments(locations)
 
     def _lower_segments(self, locations: tuple[int, ...]) -> None:
-        """Lower every segment for buffers accessed in place at `locations`, or for the slots where there are none."""
+        """Lower every segment for access in place at `locations`, or through the slots if `locations` is empty."""
         self._actions.clear()
         self._locations = locations
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
@@ -147,7 +149,7 @@ class TwoLevelExecutable(PlanExecutable):
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.slots))
 
     def _get_actions(self, number: int) -> list[Action]:
-        """Return the actions of a segment, bound at its first run."""
+        """Return the actions of a segment; the first request binds them."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]
@@ -169,9 +171,9 @@ class Pipeline:
 
     Args:
         get_actions: returns the actions of a segment by its number.
-        slots: of the node; segment s passes through slot s modulo their number.
-        segments: how many there are.
-        after: calls to make when all are complete.
+        slots: the node's slots; segment s uses slot s % len(slots).
+        segments: number of segments.
+        after: calls to make when all segments are complete.
     """
 
     __slots__ = ("_after", "_get_actions", "_next", "_segments", "_slots", "_tasks", "done")
@@ -188,7 +190,7 @@ class Pipeline:
         self._next, self.done = 0, False
 
     def poll(self) -> bool:
-        """Let every task in flight do a little; return whether anything was done."""
+        """Start the next segment if its slot is free, and advance those in flight; return whether anything was done."""
         moved, slot = False, self._next % len(self._slots)
         if self._next < self._segments and slot not in self._tasks:
             self._tasks[slot] = PipelineTask(self._get_actions(self._next), self._slots[slot])
@@ -204,7 +206,7 @@ class Pipeline:
         return moved
 
     def advance(self) -> bool:
-        """Go as far as possible without blocking; return whether all is complete."""
+        """Poll until nothing can be done without blocking; return whether all segments are complete."""
         while self.poll():
             pass
         return self.done

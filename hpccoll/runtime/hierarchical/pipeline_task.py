@@ -1,7 +1,7 @@
 """A pipeline task: one segment of a two-level collective on its way through a slot. It never blocks.
 
-Where a task would have to wait, it returns and is polled again later; after a few calls it returns as well, so that the
-messages of other tasks make progress.
+`PipelineTask.advance` returns where it would have to wait, and is called again later. It also returns after a few
+calls, so that the messages of other tasks make progress.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def bind_actions(
     group: list[Reduce | Copy] = []
 
     def bind_group() -> None:
+        """Append the calls of the pending reduces and copies."""
         actions.extend((_CALL, call) for call in binder.bind(group))
         group.clear()
 
@@ -52,12 +53,7 @@ def bind_actions(
 
 
 class PipelineTask:
-    """A segment in flight.
-
-    Args:
-        actions: what it does; see `bind_actions`.
-        slot: where; the task begins when all ranks have released the slot's previous segment.
-    """
+    """A segment in flight; it begins when all ranks have released the previous segment of its slot."""
 
     __slots__ = ("_actions", "_arrived", "_begun", "_next", "_requests", "_slot", "done")
 
@@ -67,7 +63,7 @@ class PipelineTask:
         self._requests: dict[int, MPI.Request] = {}
 
     def advance(self) -> bool:
-        """Go as far as possible, for at most CALLS_PER_POLL calls; return whether anything was done."""
+        """Carry out actions without blocking, at most CALLS_PER_POLL calls; return whether anything was done."""
         if not self._begun:
             if not self._slot.all_arrived():
                 return False
@@ -93,6 +89,7 @@ class PipelineTask:
         return self.done or self._next > first
 
     def _pass_fence(self) -> bool:
+        """Arrive once; return whether all ranks have arrived at this fence. Never blocks."""
         if not self._arrived:
             self._slot.arrive()
             self._arrived = True

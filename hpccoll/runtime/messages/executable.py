@@ -1,8 +1,8 @@
 """Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
 
-Both ways take the same calls from one generator. A bound executable has collected them into a flat tuple, so that a run
-does nothing but call them. A `MessageRun` posts each message when its turn comes: first calls on new arrays and
-asynchronous operations run that way, and nothing is bound for them.
+Both take the same calls from one generator. A bound executable has collected them into a flat tuple, and a run only
+makes these calls. First calls on new arrays and asynchronous operations bind nothing: a `MessageRun` posts each message
+when it is reached.
 
 Device memory: kernels and copies are queued on the current stream, which MPI does not know. The stream is synchronised
 before a message starts while work is queued: a send must find its data written, and a receive must not overwrite memory
@@ -29,13 +29,13 @@ BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, s
 
 
 class PinnedMemory:
-    """Pinned host memory for the messages in flight; reused from its start whenever there is none."""
+    """Pinned host memory for the messages in flight; reused from its start when none is in flight."""
 
     def __init__(self, module: ArrayModule) -> None:
         self._module, self._memory, self._used, self._messages = module, module.empty_pinned(0), 0, 0
 
     def take(self, nbytes: int) -> Any:
-        """Return `nbytes` bytes for a message."""
+        """Return `nbytes` bytes for a message; allocates new memory if too little is left."""
         if self._used + nbytes > len(self._memory):
             # Messages in flight keep the old memory alive.
             self._memory, self._used = self._module.empty_pinned(max(nbytes, 2 * len(self._memory))), 0
@@ -44,7 +44,7 @@ class PinnedMemory:
         return self._memory[self._used - nbytes : self._used]
 
     def release(self) -> None:
-        """Count one message as complete."""
+        """Record that one message is complete."""
         self._messages -= 1
         if not self._messages:
             self._used = 0
@@ -55,8 +55,8 @@ def message_calls(
 ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
     """Yield the calls that carry out a program, in order; with a wait, its request, so that it can be tested instead.
 
-    Persistent requests are made at once and started by the calls; other messages are posted when they are reached.
-    `pinned` passes messages through pinned host memory.
+    The generator creates persistent requests, which its calls start, or else posts each message itself. `pinned` copies
+    messages through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -99,11 +99,7 @@ def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
 
 
 class MessageExecutable(PlanExecutable):
-    """A plan of messages on given buffers; see `Executable` and `PlanExecutable`.
-
-    Args:
-        tag: of its messages.
-    """
+    """A plan of messages on given buffers, all with one MPI tag; see `Executable` and `PlanExecutable`."""
 
     __slots__ = ("_calls", "_in_flight", "_program", "_requests", "_space", "_tag")
 
@@ -124,10 +120,11 @@ class MessageExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
+        """The calls of a bound run; none before `bind`."""
         return self._calls or ()
 
     def bind(self) -> None:
-        """Make persistent requests, and collect the calls of all further runs."""
+        """Create persistent requests without starting them, and collect the calls of all further runs."""
         bound = list(self._message_calls(persistent=True))
         self._calls = (*self._before, *(call for call, _ in bound), *self._after)
         first = len(self._before)
@@ -143,12 +140,14 @@ class MessageExecutable(PlanExecutable):
                 call()
 
     def start(self) -> MessageRun:
+        """Make the calls before the plan, and return the run, which posts messages as it advances."""
         self._require_live()
         for call in self._before:
             call()
         return MessageRun(self._message_calls(persistent=False), self._after)
 
     def free(self) -> None:
+        """Free the persistent requests as well; a later run raises UsageError."""
         if self.live:
             del self._space
         super().free()
@@ -157,11 +156,13 @@ class MessageExecutable(PlanExecutable):
             self._requests.popitem()[1].Free()
 
     def _message_calls(self, *, persistent: bool) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
+        """Return the generator `message_calls` for this program and memory."""
         context, module = self._context, self._call.module
         pinned = module.on_device and not context.takes_device_memory()
         return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
     def _run_unbound(self) -> None:
+        """Run once without persistent requests, and wait for the end; waits advance operations in flight."""
         run, progress = self.start(), self._context.progress
         if progress:
             progress.wait_until(run.advance)
@@ -178,12 +179,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun:
-    """One run of a plan of messages, in flight.
-
-    Args:
-        calls: from `message_calls`, not persistent.
-        after: calls to make at the end.
-    """
+    """One run of a plan of messages, in flight: `calls` from `message_calls`, not persistent, then those in `after`."""
 
     __slots__ = ("_after", "_calls", "_test", "done")
 
@@ -193,7 +189,7 @@ class MessageRun:
         self.done = False
 
     def advance(self) -> bool:
-        """Go on up to a message that has not arrived; return whether all is complete. Never blocks."""
+        """Make calls up to a message that has not arrived; return whether the run is complete. Never blocks."""
         while not self.done:
             if self._test is not None:
                 if not self._test():
@@ -209,7 +205,7 @@ class MessageRun:
         return True
 
     def complete(self) -> None:
-        """Go on to the end, blocking in each wait."""
+        """Make the remaining calls, blocking in each wait."""
         if self._test is not None:
             while not self._test():
                 pass
@@ -220,6 +216,7 @@ class MessageRun:
             self._finish()
 
     def _finish(self) -> None:
+        """Make the calls after the plan."""
         for call in self._after:
             call()
         self.done = True

@@ -41,7 +41,7 @@ METHODS = {
 def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
     """Whether the MPI library's result equals hpccoll's, except for the order of a sum's roundings.
 
-    It does not for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every library
+    They may differ for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every library
     has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers: Open MPI saturates them where NumPy wraps
     around (its issue 8045, which will not be fixed).
     """
@@ -71,13 +71,13 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
 def order_arguments(
     operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of `METHODS[operation]`; `op` and `root` are ignored where it has none.
+    """Return the arguments of `METHODS[operation]`; ignores `op` and `root` if it takes none.
 
     Args:
         source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.
         result: the specification of the output, or None.
-        in_place: whether the two share memory. MPI's reduce_scatter in place leaves every rank's block at the front of
-            the input, not at the rank's own block.
+        in_place: whether input and output share memory. In place, MPI's reduce_scatter leaves every rank's block at
+            the front of the input, not at the rank's own block.
     """
     sent = MPI.IN_PLACE if in_place else source
     if operation is Operation.BARRIER:

@@ -1,4 +1,4 @@
-"""Collectives by the MPI library itself: the only way to run a collective that does not run a plan.
+"""Collectives by the MPI library itself: the only executables that do not run a plan.
 
 MPI matches blocking, non-blocking and persistent collectives only with their own kind (MPI 4.1, 6.12 and 6.13), so all
 ranks must choose the same form. The choice therefore depends on nothing that may differ between ranks, such as whether
@@ -50,7 +50,7 @@ class MpiExecutable(partial[object]):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The executable itself: it is a single call."""
+        """The calls to time one by one: only this executable, because MPI runs a collective in one call."""
         return (self,)
 
     def free(self) -> None:
@@ -63,7 +63,7 @@ class MpiExecutable(partial[object]):
             self.request = None
 
     def replace_function(self, function: BoundCall) -> None:
-        """Call `function` instead from now on."""
+        """Let later calls of this executable call `function`."""
         state: Any = self  # the type stubs of partial lack __setstate__
         state.__setstate__((function, (), {}, self.__dict__))
 
@@ -96,7 +96,7 @@ class _MpiCall:
     memories: tuple[FlatArray, ...]
 
     def surround(self, call: BoundCall) -> BoundCall:
-        """Return a call of the prologue, `call` and the epilogue."""
+        """Return a call that makes the calls of the prologue, `call`, and those of the epilogue."""
         if not self.prologue and not self.epilogue:
             return call
         return partial(run_all, (*self.prologue, call, *self.epilogue))
@@ -117,7 +117,10 @@ class MpiCollectives:
         self._bound: WeakSet[MpiExecutable] = WeakSet()
 
     def can_run(self, call: CollectiveCall) -> bool:
-        """Whether the library can run a call with the result that hpccoll promises; the same on every rank."""
+        """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
+
+        For device memory, the first call starts probe processes and waits for them.
+        """
         if not has_same_semantics(call.operation, call.dtype, call.reduction):
             return False
         elements = call.count * (self._comm.size if call.operation.has_blocks else 1)
@@ -126,7 +129,7 @@ class MpiCollectives:
         return not call.module.on_device or self._takes_device_memory()
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
-        """Return a call that runs a collective any number of times; `can_run` must be true.
+        """Return an executable that runs a collective any number of times; runs nothing. `can_run` must be true.
 
         The form may be persistent only if all ranks bind it now, in the same order: `on_all_ranks`.
         """
@@ -156,6 +159,7 @@ class MpiCollectives:
         return self._start(self._translate(call))
 
     def _start(self, mpi: _MpiCall) -> NonBlockingCollective:
+        """Run the prologue, start the non-blocking form and return the collective in flight."""
         run_all(mpi.prologue)
         return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
 
@@ -167,7 +171,7 @@ class MpiCollectives:
                 bound.replace_function(bound.non_blocking)
 
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
-        """Start a request and wait for it; meanwhile advance the operations in flight."""
+        """Start a request and block until it is complete; meanwhile advance the operations in flight."""
         request = start()
         if self._progress:
             self._progress.wait_until(request.Test)
@@ -175,13 +179,15 @@ class MpiCollectives:
             request.Wait()
 
     def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
+        """Return a call that runs the collective in its blocking form; runs nothing itself."""
         return partial(getattr(self._comm, mpi.method), *mpi.arguments)
 
     def _bind_non_blocking(self, mpi: _MpiCall) -> Callable[[], MPI.Request]:
+        """Return a call that starts the collective and returns its MPI request; starts nothing itself."""
         return partial(getattr(self._comm, f"I{mpi.method.lower()}"), *mpi.arguments)
 
     def _translate(self, call: CollectiveCall) -> _MpiCall:
-        """Return a collective in MPI's terms; allocates memory where MPI cannot work on the user's."""
+        """Return a collective in MPI's terms; allocates memory if MPI cannot work on the user's memory."""
         call, prologue, in_place = bind_prologue(call, self._comm.rank)
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result
@@ -195,6 +201,7 @@ class MpiCollectives:
         datatype = get_datatype(call.operation, call.dtype)
 
         def specify(buffer: Buffer | None) -> tuple[Any, int, MPI.Datatype] | None:
+            """Return mpi4py's specification of a buffer."""
             if buffer is None:
                 return None
             return MPI.buffer.fromaddress(buffer.address, buffer.nbytes), call.count, datatype
@@ -217,5 +224,6 @@ def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:
 
 
 def _start(request: MPI.Prequest) -> MPI.Request:
+    """Start a persistent request and return it."""
     request.Start()
     return request

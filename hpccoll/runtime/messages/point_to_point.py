@@ -16,13 +16,7 @@ LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 
 
 class PointToPoint:
-    """Sends and receives of one communicator.
-
-    Args:
-        comm: a communicator for these messages alone.
-        progress: the in-flight operations, which advance during waits.
-        uses_pinned_memory: whether memory of a module passes through pinned host memory on its way to MPI.
-    """
+    """Sends and receives of one communicator; `comm` carries only these messages."""
 
     def __init__(
         self, comm: MPI.Intracomm, progress: Progress, uses_pinned_memory: Callable[[ArrayModule], bool]
@@ -30,7 +24,7 @@ class PointToPoint:
         self._comm, self._progress, self._uses_pinned_memory = comm, progress, uses_pinned_memory
 
     def isend(self, x: Any, dest: int, tag: int) -> Work:
-        """Start sending `x` to rank `dest`."""
+        """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
         self._require_peer("dest", dest, tag)
         buffer = as_buffer(x, "x", writable=False)
         host = self._take_pinned(buffer)
@@ -44,7 +38,7 @@ class PointToPoint:
         return Work(rank, self._progress, transfer, None, (x, payload))
 
     def irecv(self, x: Any, source: int, tag: int) -> Work:
-        """Start receiving into `x` from rank `source`."""
+        """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
         self._require_peer("source", source, tag)
         buffer = as_buffer(x, "x", writable=True)
         host = self._take_pinned(buffer)
@@ -59,10 +53,11 @@ class PointToPoint:
         return Work(rank, self._progress, transfer, x, (x, payload))
 
     def _take_pinned(self, buffer: Buffer) -> Any:
-        """Return pinned host memory where MPI cannot take the buffer's own, else None."""
+        """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""
         return buffer.module.empty_pinned(buffer.nbytes) if self._uses_pinned_memory(buffer.module) else None
 
     def _require_peer(self, role: str, peer: int, tag: int) -> None:
+        """Raise UsageError unless `peer` is a rank and `tag` is in range; `role` names the argument."""
         if not 0 <= peer < self._comm.size:
             raise UsageError(f"{role} {peer} is not a rank of 0..{self._comm.size - 1}")
         if not 0 <= tag < 2**15:
@@ -70,7 +65,7 @@ class PointToPoint:
 
 
 def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
-    """Cut the bytes of a buffer at whole elements into segments of at most LONGEST_SEGMENT bytes; at least one."""
+    """Cut a buffer's bytes, `payload`, at whole elements into segments of at most LONGEST_SEGMENT; at least one."""
     itemsize = buffer.dtype.itemsize
     step = max(LONGEST_SEGMENT // itemsize, 1) * itemsize
     return [payload[start : start + step] for start in range(0, max(buffer.nbytes, 1), step)]

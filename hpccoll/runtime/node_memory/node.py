@@ -19,7 +19,7 @@ from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import attach_peers
 from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, WORDS, NodeBarrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.node_memory.segment import Mapped, map_segments, words
+from hpccoll.runtime.node_memory.segment import MappedSegment, map_segments, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
 
@@ -34,12 +34,9 @@ FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reductio
 
 
 class NodeMemory:
-    """The shared memory of this rank's node; `problem` says why there is none, on every rank alike.
+    """The shared memory of this rank's node; `problem` is why it cannot be shared, else empty.
 
-    Args:
-        comm: all ranks; collective over it.
-        layout: where they run.
-        progress: the in-flight operations, which advance during waits.
+    Made collectively over `comm`; waits advance the operations in `progress`.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
@@ -47,7 +44,7 @@ class NodeMemory:
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
         self.symmetric = SymmetricBuffers(comm, self.ranks)
-        self.device: Any = None  # the `cuda.device.Device` made with the first device buffer
+        self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
         self.pipeline: InFlight | None = None  # the latest two-level collective; one at a time uses the slots
         self.next_slot = 0  # on one node
@@ -58,7 +55,7 @@ class NodeMemory:
             # Pages are allocated at the first access: most communicators never use the slots.
             nbytes = _WORDS_BYTES + slots * self.slot_bytes
             segments = map_segments(comm, self.ranks, nbytes, reserve=False)
-        except UnavailableError as error:  # on every rank; algorithms that use messages only work without
+        except UnavailableError as error:  # on every rank; algorithms that only send messages still work
             self.problem, segments, slots = str(error), {}, 0
         own, *others = (self._words(segments, rank, WORDS, 0) for rank in (self.rank, *self.others))
         self.barrier = NodeBarrier(own, others, layout.oversubscribed, progress)
@@ -66,17 +63,19 @@ class NodeMemory:
         self.remote = attach_peers(comm, self.ranks)
 
     @staticmethod
-    def _words(segments: dict[int, Mapped], rank: int, count: int, start: int) -> memoryview:
+    def _words(segments: dict[int, MappedSegment], rank: int, count: int, start: int) -> memoryview:
+        """Return words of a rank's segment; words of private memory if there are no segments."""
         return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
-    def _slot(self, segments: dict[int, Mapped], number: int) -> PipelineSlot:
+    def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
+        """Return pipeline slot `number`, in the segments of the node's ranks."""
         line, begin = _LINE_BYTES * (number + 1), _WORDS_BYTES + number * self.slot_bytes
         own, *others = (self._words(segments, rank, 1, line) for rank in (self.rank, *self.others))
         memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
         return PipelineSlot(number, own, others, self.barrier.synchronize, memory)
 
     def require(self, name: str) -> None:
-        """Raise where not all ranks can share memory; `name` says for what it is needed.
+        """Raise unless all ranks can share memory; `name` is the algorithm or feature that needs it.
 
         Raises:
             UnavailableError: the ranks of a node cannot share memory.
@@ -90,21 +89,21 @@ class NodeMemory:
             )
 
     def require_memory(self, name: str) -> None:
-        """Raise UnavailableError where the ranks of a node cannot share memory."""
+        """Raise UnavailableError unless the ranks of each node can share memory; `name` needs it."""
         if self.problem:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
     def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:
-        """Raise MismatchError that names the ranks that called different collectives; all ranks of the node call it."""
+        """Exchange `facts` with the node's other ranks, which also call this, and raise MismatchError naming both."""
         facts_by_rank = {self.rank: facts}
         requests = [self.comm.isend(facts, rank, _MISMATCH_TAG) for rank in self.others]
         facts_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}
         for request in requests:
             request.wait()
-        differing = [at for at in range(len(FACTS)) if len({known[at] for known in facts_by_rank.values()}) > 1]
+        differing = [at for at in range(len(FACTS)) if len({other[at] for other in facts_by_rank.values()}) > 1]
         listed = "; ".join(
-            f"rank {rank}: " + ", ".join(f"{FACTS[at]} {known[at]}" for at in differing)
-            for rank, known in sorted(facts_by_rank.items())
+            f"rank {rank}: " + ", ".join(f"{FACTS[at]} {other[at]}" for at in differing)
+            for rank, other in sorted(facts_by_rank.items())
         )
         raise MismatchError(f"ranks called different collectives: {listed}; pass the same arguments on every rank")
 
@@ -119,5 +118,5 @@ class NodeMemory:
 
 
 def fingerprint_of(facts: Sequence[object]) -> int:
-    """Return a number for the arguments of a collective that is the same in every process."""
+    """Return a hash of the arguments of a collective that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT

@@ -35,9 +35,9 @@ class NodeBarrier:
     Args:
         own: this rank's WORDS words of 64 bits, zero at first.
         others: the words of the other ranks.
-        oversubscribed: whether ranks outnumber cores; then waiting yields the core sooner.
-        progress: the in-flight operations, which advance during waits.
-        ordered: whether the machine keeps stores in program order; None looks it up.
+        oversubscribed: whether ranks outnumber cores; then a wait yields the core sooner.
+        progress: the operations in flight, which waits advance.
+        ordered: whether the machine keeps stores in program order; None: detect it.
     """
 
     __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
@@ -63,7 +63,7 @@ class NodeBarrier:
         self._synchronize = None if self.window is None else self.window.Sync
 
     def fence(self) -> None:
-        """Wait until all ranks are here; what they stored before is visible after."""
+        """Block until all ranks have arrived; their earlier stores are visible afterwards."""
         if self._synchronize is not None:
             self._synchronize()
         self._own[0] = self._count = count = self._count + 1
@@ -75,7 +75,7 @@ class NodeBarrier:
 
     @property
     def synchronize(self) -> Callable[[], object] | None:
-        """A full memory barrier; None where the machine keeps stores in order."""
+        """The function that is a full memory barrier; None if the machine keeps stores in order."""
         return self._synchronize
 
     @property
@@ -84,7 +84,7 @@ class NodeBarrier:
         return (self._count + 1) & 1
 
     def enter(self, entry: int, source: int = 0, result: int = 0) -> bool | None:
-        """Wait for all ranks at the start of a collective; return whether all entered as DIRECT as this one.
+        """Block until all ranks enter a collective; return whether all of them set or cleared DIRECT as this one did.
 
         None means that ranks entered different collectives, or one with different arguments; all ranks get None.
 
@@ -110,6 +110,7 @@ class NodeBarrier:
         return tuple(other[word] for other in self._others for word in (at + 1, at + 2))
 
     def _wait(self, other: memoryview, count: int) -> None:
+        """Poll another rank's counter until it reaches `count`; meanwhile advance the operations in flight."""
         for _ in range(self._spins):
             if other[0] >= count:
                 return

@@ -40,7 +40,7 @@ class PipelineSlot:
         self._count = 0
 
     def arrive(self) -> None:
-        """Count this rank's arrival; what it stored before is visible to ranks for which `all_arrived` is true."""
+        """Count this rank's arrival and return; its stores are visible to ranks that then see `all_arrived` true."""
         if self._synchronize is not None:
             self._synchronize()
         self._own[0] = self._count = self._count + 1

@@ -28,8 +28,8 @@ from hpccoll.units import format_size
 DIRECTORY = "HPCCOLL_SHARED_DIR"  # where set, segments are files in this directory
 
 
-class Mapped(mmap.mmap):
-    """A mapping that supports weak references, and that arrays over it have as their base."""
+class MappedSegment(mmap.mmap):
+    """The mapped memory of a segment; unlike a plain mmap, it supports weak references."""
 
 
 def map_segments(
@@ -39,18 +39,18 @@ def map_segments(
     *,
     reserve: bool,
     environ: Mapping[str, str] = os.environ,
-) -> dict[int, Mapped]:
+) -> dict[int, MappedSegment]:
     """Create this rank's segment and return those of all ranks of this host, by rank; collective over `comm`.
 
     Args:
-        comm: all ranks, those of other hosts too.
-        node_ranks: the ranks of this host.
+        comm: all ranks, including those of other nodes.
+        node_ranks: the ranks of this node.
         nbytes: the size of this rank's segment; it may differ by rank, and 0 gives one page.
         reserve: allocate the pages now, so that a lack of memory shows here and not at the first access.
         environ: where HPCCOLL_SHARED_DIR is looked up.
 
     Raises:
-        UnavailableError: on every rank, where one has too little memory or memory cannot be shared.
+        UnavailableError: on every rank, if one has too little memory or memory cannot be shared.
 
     Cost: two small all-gathers; page faults for `nbytes` where reserved.
     """
@@ -64,8 +64,8 @@ def map_segments(
 
 def _share(
     comm: MPI.Intracomm, node_ranks: Sequence[int], nbytes: int, create: Callable[[], tuple[int, str]]
-) -> dict[int, Mapped]:
-    """Create a segment with `create`, offer it to the other ranks and map theirs; raise alike on all ranks."""
+) -> dict[int, MappedSegment]:
+    """Create a segment, map it and those of the node's other ranks, and return them; raise alike on all ranks."""
     created: list[tuple[int, str]] = []
 
     def offer() -> tuple[int, str, int, int]:
@@ -75,7 +75,7 @@ def _share(
         status = os.fstat(descriptor)
         return nbytes, path or f"/proc/{os.getpid()}/fd/{descriptor}", status.st_dev, status.st_ino
 
-    def map_all() -> dict[int, Mapped]:
+    def map_all() -> dict[int, MappedSegment]:
         return {rank: _map(*offers[rank], own=created[0][0] if rank == comm.rank else None) for rank in node_ranks}
 
     try:
@@ -89,23 +89,25 @@ def _share(
 
 
 def _cannot_share(reason: str) -> UnavailableError:
+    """Return the error that all ranks raise."""
     return UnavailableError(f"memory cannot be shared among the ranks of this host: {reason}")
 
 
-def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) -> Mapped:
+def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) -> MappedSegment:
     """Map a segment by its path, or this rank's own by its descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
     try:
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != (device, inode):
             raise UnavailableError(f"{path} belongs to another process: the ranks have separate PID namespaces")
-        return Mapped(descriptor, nbytes)
+        return MappedSegment(descriptor, nbytes)
     finally:
         if own is None:
             os.close(descriptor)
 
 
 def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
+    """Return the descriptor of a new memfd, and no path; `reserve` allocates its pages."""
     if reserve:
         _require(nbytes, psutil.virtual_memory().available, "memory", "ask for smaller buffers, or for more memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
@@ -120,6 +122,7 @@ def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
 
 
 def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
+    """Return the descriptor and path of a new file in `directory`, with all pages allocated."""
     remedy = (
         f"enlarge it (mount -o remount,size=... {directory}; docker run --shm-size=...), or name a directory on "
         f"another memory file system in {DIRECTORY}"
@@ -140,6 +143,7 @@ def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
 
 
 def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
+    """Raise UnavailableError unless `free` bytes are enough."""
     if nbytes > free:
         raise UnavailableError(
             f"this rank needs {format_size(nbytes)} of {where}, which has {format_size(free)} left; {remedy}"
@@ -147,6 +151,7 @@ def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
 
 
 def _shared_directory(given: str | None) -> Path:
+    """Return the `given` directory, or /dev/shm if it exists, or the directory of temporary files."""
     memory = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
     return Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
 

@@ -24,7 +24,7 @@ from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.segment import map_segments
 
 Bytes = NDArray[np.uint8]
-_BUFFER_NUMBERS = 2**20  # then numbers start again
+_BUFFER_NUMBERS = 2**20  # after that many, numbers start again
 _LARGEST_OFFSET = 2**42  # bytes
 _TOKEN = 2**63  # set in a token, and in no address
 
@@ -33,8 +33,8 @@ _TOKEN = 2**63  # set in a token, and in no address
 class SymmetricBuffer:
     """One symmetric buffer: its owner, its number, this rank's address and size in bytes, the other ranks' memory.
 
-    `peers` are the other ranks' memory by rank: bytes of host memory, or `OpenedMemory` of a device. This rank's memory
-    is not among them: it lives as long as the user's array, and the peers' as long as this object.
+    `peers` are the other ranks' memory by rank: bytes of host memory, or `OpenedMemory` of a device; this object keeps
+    it alive. This rank's own memory is not in `peers`: the user's array keeps it alive.
     """
 
     owner: object
@@ -54,7 +54,7 @@ class SymmetricBuffer:
 
 
 class BufferRegistry:
-    """All symmetric buffers of this process, by address."""
+    """All symmetric buffers of this process, by address; `remove` also frees the buffer."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -87,12 +87,7 @@ def buffer_registry() -> BufferRegistry:
 
 
 class SymmetricBuffers:
-    """The symmetric buffers of one communicator.
-
-    Args:
-        comm: all ranks.
-        node_ranks: the ranks of this host.
-    """
+    """The symmetric buffers of one communicator, on the ranks of this node."""
 
     def __init__(self, comm: MPI.Intracomm, node_ranks: tuple[int, ...]) -> None:
         self._comm, self._node_ranks = comm, node_ranks
@@ -117,7 +112,7 @@ class SymmetricBuffers:
         return np.asarray(flat.view(element.numpy).reshape(extents))
 
     def agree_on(self, shape: int | tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], DType]:
-        """Return the checked shape and element type once all ranks have asked for the same; raise as `empty`."""
+        """Return the checked shape and element type, which all ranks must ask for; raises as `empty`. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:
             extents = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -214,7 +209,7 @@ class SymmetricBuffers:
         buffer.free()
 
     def close(self) -> None:
-        """Free all buffers."""
+        """Free all buffers of this communicator on this rank."""
         for buffer in list(self._buffers.values()):
             buffer.free()
 
@@ -235,6 +230,7 @@ def as_torch_tensor(array: Any) -> Any:
 
 
 def _address(array: Any) -> int:
+    """Return the address of an array's first element."""
     if hasattr(array, "data_ptr"):
         return int(array.data_ptr())
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__

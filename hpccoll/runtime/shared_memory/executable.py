@@ -2,15 +2,15 @@
 
 Direct: the ranks access each other's buffers in place, where every accessed buffer is symmetric, or is large and can be
 read by cross-memory attach. The ranks tell each other the locations of their buffers when they enter, and bind again
-where these have changed. Staged: chunks are copied through the slots, segment by segment. Where some ranks enter direct
-and others staged, all of them learn it at the entry and run staged.
+where these have changed. Staged: chunks are copied through the slots, segment by segment. If some ranks enter direct
+and others staged, all of them detect it at the entry and run staged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import TypeAlias
 
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
@@ -28,7 +28,7 @@ from hpccoll.selection import Selection
 LEAST_REMOTE_BYTES = 256 * 2**10  # of a buffer: from here on, cross-memory attach costs less than copies through slots
 
 
-# The calls of a staged run before the ranks enter, those after, and the slot that the next run begins with.
+# The calls of a staged run before and after `NodeBarrier.enter`, and the number of the slot for the next run.
 StagedCalls: TypeAlias = tuple[list[BoundCall], list[BoundCall], int]
 
 
@@ -53,6 +53,7 @@ class SharedMemoryExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
+        """The calls of the next run, to time one by one; none if they are not bound yet."""
         barrier, slot = self._context.node.barrier, self._context.node.next_slot
         if self.direct and self._locations is not None:
             return (partial(barrier.enter, self._entry | DIRECT, *self._location), *self._direct_calls)
@@ -72,9 +73,11 @@ class SharedMemoryExecutable(PlanExecutable):
             step()
 
     def start(self) -> None:
-        self()  # loads and stores need this core anyway
+        """Run to the end: nothing is in flight afterwards."""
+        self()  # loads and stores occupy this core: they cannot run in the background
 
     def free(self) -> None:
+        """Drop the bound calls as well; a later run raises UsageError."""
         super().free()
         self._direct_calls.clear()
         self._staged.clear()
@@ -110,7 +113,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
-        """Bind to the other ranks' buffers at `locations`, two per rank; the first fence is the entry."""
+        """Return calls on the ranks' buffers at `locations`, two per rank; `enter` replaces the first fence."""
         node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
@@ -121,7 +124,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return [*binder.bind(before), *binder.bind(after)]
 
     def _bind_staged(self, slot: int) -> StagedCalls:
-        """Bind to the slots, segment after segment, from `slot` on; the first fence is the entry."""
+        """Return calls through the slots, from `slot` on, a segment each; `enter` replaces the first fence."""
         node = self._context.node
         calls: tuple[list[BoundCall], list[BoundCall]] = [], []
         for number, segment in enumerate(self._segments()):
@@ -137,6 +140,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return (*calls, slot)
 
     def _segments(self) -> list[ChunkSegment]:
+        """Return the segments of a staged run; each fits a slot."""
         sizes = chunk_sizes(self.plan, self._call.count)
         room = self._context.node.slot_bytes // self._call.dtype.itemsize - len(sizes)  # segments differ by an element
         return cut_chunks(sizes, max(-(-int(sizes.sum()) // room), 1))
@@ -156,39 +160,37 @@ def split_at_first_fence(
 
 
 def slot_memory(slot: PipelineSlot, node: NodeMemory, call: CollectiveCall) -> dict[int, object]:
-    """Return the memory of a slot as arrays of the call's dtype, by rank, this rank's at OWN."""
+    """Return the memory of a slot as arrays of the call's dtype, by rank; OWN is this rank's."""
     itemsize = call.dtype.itemsize
 
     def typed(rank: int) -> object:
+        """Return a rank's buffer as an array."""
         memory = slot.memory[rank]
         return memory[: len(memory) // itemsize * itemsize].view(call.dtype.numpy)
 
     return {OWN: typed(node.rank)} | {rank: typed(rank) for rank in node.others}
 
 
-def peer_locations(node: NodeMemory, locations: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the other ranks of the node, each with the locations of its input and its output."""
-    return zip(node.others, zip(locations[::2], locations[1::2], strict=True), strict=True)
-
-
 def add_peer_buffers(space: AddressSpace, node: NodeMemory, call: CollectiveCall, locations: Sequence[int]) -> None:
-    """Map the inputs and outputs of the other ranks of the node, given their `locations`, two per rank."""
+    """Record in `space` where the other ranks' inputs and outputs are; `locations` has two per rank.
+
+    Maps no memory and does not communicate. Raises UsageError if one is a symmetric buffer that was freed on this rank.
+    """
     itemsize = call.dtype.itemsize
-    for rank, pair in peer_locations(node, locations):
-        for kind, location in zip(USER_MEMORY, pair, strict=True):
-            if not is_token(location):
-                space.add_peer(kind, rank, None, location)
-                continue
-            memory, offset = node.symmetric.resolve(rank, location)
-            if call.module.on_device:
-                space.add_peer(kind, rank, None, memory.address + offset)
-                continue
-            array = memory[offset:]
-            space.add_peer(kind, rank, array[: len(array) // itemsize * itemsize].view(call.dtype.numpy), 0)
+    for (rank, kind), location in zip(product(node.others, USER_MEMORY), locations, strict=True):
+        if not is_token(location):
+            space.add_peer(kind, rank, None, location)
+            continue
+        memory, offset = node.symmetric.resolve(rank, location)
+        if call.module.on_device:
+            space.add_peer(kind, rank, None, memory.address + offset)
+            continue
+        array = memory[offset:]
+        space.add_peer(kind, rank, array[: len(array) // itemsize * itemsize].view(call.dtype.numpy), 0)
 
 
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
-    """Whether the other ranks can access in place what the program lets them access of this rank's buffers."""
+    """Whether the other ranks can access in place all buffers of this rank that the program lets them access."""
     if program.uses_slots:  # these chunks are in no user's memory
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):

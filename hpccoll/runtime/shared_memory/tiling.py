@@ -1,7 +1,7 @@
-"""From reduces, copies and fences to ready calls on memory, cut into tiles that stay in the cache.
+"""Turns reduces, copies and fences into calls on memory, cut into tiles that stay in the cache.
 
 Memory that this process maps is an array like any other. Memory of another process is read into a bounce buffer of one
-tile before it is reduced, and copied in larger tiles where it is only moved.
+tile before it is reduced; copies use larger tiles.
 """
 
 from __future__ import annotations
@@ -27,23 +27,18 @@ class LocalBinder:
     """Binds the local instructions of a program to memory.
 
     Args:
-        space: the memory.
-        fence: waits for the ranks of the node.
-        remote: access to other processes' memory; None where none is needed.
-        bounce: `bounce_count` elements; None where no memory of other processes is read.
+        fence: the call that waits for the ranks of the node.
+        remote: access to other processes' memory; None if not needed.
+        bounce: `bounce_count` elements; None if no memory of other processes is read.
     """
 
     def __init__(
-        self,
-        space: AddressSpace,
-        fence: BoundCall,
-        remote: CrossMemory | None = None,
-        bounce: FlatArray | None = None,
+        self, space: AddressSpace, fence: BoundCall, remote: CrossMemory | None = None, bounce: FlatArray | None = None
     ) -> None:
         self._space, self._fence, self._remote, self._bounce = space, fence, remote, bounce
 
     def bind(self, instructions: Sequence[LocalInstruction]) -> list[BoundCall]:
-        """Return the calls that carry out the instructions, in order."""
+        """Return the calls that carry out the instructions, in order; runs none."""
         calls: list[BoundCall] = []
         group: list[Reduce | Copy] = []
         for instruction in instructions:
@@ -60,7 +55,7 @@ class LocalBinder:
         return calls
 
     def _bind_group(self, group: Sequence[Reduce | Copy]) -> Iterator[BoundCall]:
-        """Yield the calls of instructions that run tile by tile: all on the first tile, then all on the second."""
+        """Yield the calls of a group tile by tile: every instruction on the first tile, then on the next, and so on."""
         if not group:
             return
         space = self._space
@@ -80,6 +75,7 @@ class LocalBinder:
                     yield from self._bind_reduce(places)
 
     def _bind_copy(self, source: MemoryRange, out: MemoryRange) -> BoundCall:
+        """Return the call that copies a range; either side may be memory of another process."""
         space = self._space
         source_view, out_view = space.view(source), space.view(out)
         if source_view is None:
@@ -90,6 +86,7 @@ class LocalBinder:
         return space.module.bind_copy(out_view, source_view)
 
     def _bind_reduce(self, places: Sequence[MemoryRange]) -> Iterator[BoundCall]:
+        """Yield the calls of a reduce; operands in other processes are first read into the bounce buffer."""
         space = self._space
         views = [space.view(place) for place in places]
         for operand, place in enumerate(places[:2]):
@@ -101,6 +98,7 @@ class LocalBinder:
         yield space.module.bind_reduce(space.reduce_function, *views)
 
     def _bind_read(self, place: MemoryRange, local_address: int) -> BoundCall:
+        """Return the call that reads a range from another process."""
         if self._remote is None:
             raise LookupError(f"{place} is memory of another process, which cannot be read")
         space = self._space

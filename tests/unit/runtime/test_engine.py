@@ -309,7 +309,7 @@ def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monke
 
 
 def test_a_library_collective_is_no_plan(engine):
-    with pytest.raises(UsageError, match="all_reduce by the MPI library is no plan"):
+    with pytest.raises(UsageError, match="all_reduce by the MPI library has no plan"):
         engine._make_executable(request(np.ones(3)), Selection(None, 1, "asked for"))
 
 
