@@ -102,7 +102,7 @@ class CallCache:
 
 
 def _describe(array: Any, forget: Any) -> KnownArray:
-    """Return what is known of an array; `forget` is called when the array is deleted."""
+    """Return the dtype, storage and weak reference of an array; its deletion calls `forget`."""
     storage = (array.data_ptr(), array.nbytes) if is_torch_tensor(array) else None
     return array.dtype, storage, weakref.ref(array, forget)
 

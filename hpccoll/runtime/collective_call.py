@@ -64,7 +64,7 @@ def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tupl
 
 
 def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
-    """Return the bound calls to run after the plan: `avg` divides the result by the number of ranks."""
+    """Return the calls to make after the plan: for `avg`, one that divides the result by the number of ranks."""
     if call.reduction.name != "avg" or call.result is None:
         return ()
     return (call.module.bind_divide(call.result.flat, ranks),)

@@ -25,7 +25,7 @@ _KILL_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended."""
+    """The outcome and output of a command that has ended or was killed."""
 
     command: str  # as a person would type it
     succeeded: bool  # whether it ended with exit status 0
@@ -87,7 +87,7 @@ def run_command(
 def run_python(
     arguments: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None, shown: str | None = None
 ) -> CommandResult:
-    """Run this Python interpreter with `arguments` (such as `-m MODULE`); otherwise like `run_command`."""
+    """Run `arguments` (such as `-m MODULE`) by this Python interpreter in a new process; see `run_command`."""
     return run_command([sys.executable, *arguments], limit_s, environ, shown or shlex.join(["python", *arguments]))
 
 

@@ -46,7 +46,7 @@ PROGRAMS: Final = 256
 
 
 class Engine:
-    """The runtime of one communicator; making it is collective. `takes_device_memory`: whether MPI accepts it."""
+    """The runtime of one communicator, made collectively. `takes_device_memory`: whether MPI accepts device memory."""
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size

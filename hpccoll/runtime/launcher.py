@@ -68,9 +68,9 @@ def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None
 
 
 def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bool) -> None:
-    """Raise LauncherError for MPICH built without PMIx under Open MPI's mpirun; to be called before MPI_Init.
+    """Raise LauncherError for MPICH built without PMIx under Open MPI's mpirun; call it before MPI_Init.
 
-    MPI_Init would abort unexplained; the error names launcher and library, and how to start the job instead.
+    MPI_Init would abort without an explanation; this error names launcher, library and remedy.
     """
     if _OPEN_MPI not in environ or _MPICH in environ or not library.startswith("MPICH") or speaks_pmix:
         return

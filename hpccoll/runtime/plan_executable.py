@@ -37,7 +37,7 @@ class Context:
 
 
 class PlanExecutable:
-    """The base class of executables that run plans. Without `scratch`, they share the communicator's scratch pool."""
+    """The base class of executables that run plans; `scratch` None stands for the communicator's shared pool."""
 
     __slots__ = (
         "__weakref__",

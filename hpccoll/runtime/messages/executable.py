@@ -92,7 +92,7 @@ def message_calls(
 
 
 def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
-    """Return the call that carries out a local instruction on this rank's memory."""
+    """Return the call that carries out a reduce or copy on this rank's memory."""
     if isinstance(step, Copy):
         return space.module.bind_copy(space.own_view(step.out), space.own_view(step.source))
     return space.module.bind_reduce(space.reduce_function, *map(space.own_view, (step.left, step.right, step.out)))

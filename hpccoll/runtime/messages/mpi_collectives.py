@@ -217,6 +217,7 @@ def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:
     start, wait = request.Start, request.Wait
 
     def start_and_wait() -> None:
+        """Start the request, then block until it is complete."""
         start()
         wait()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PipelineSlot:
-    """One slot, as one rank sees it.
+    """One rank's view of a slot.
 
     Args:
         number: its index, the same on all ranks.

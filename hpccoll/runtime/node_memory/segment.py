@@ -69,13 +69,14 @@ def _share(
     created: list[tuple[int, str]] = []
 
     def offer() -> tuple[int, str, int, int]:
-        """Return the size and path of this rank's segment, and the device and inode expected there."""
+        """Create this rank's segment; return its size and path, and the device and inode expected there."""
         created.append(create())
         descriptor, path = created[0]
         status = os.fstat(descriptor)
         return nbytes, path or f"/proc/{os.getpid()}/fd/{descriptor}", status.st_dev, status.st_ino
 
     def map_all() -> dict[int, MappedSegment]:
+        """Map the segments of the node's ranks."""
         return {rank: _map(*offers[rank], own=created[0][0] if rank == comm.rank else None) for rank in node_ranks}
 
     try:

@@ -82,7 +82,7 @@ class BufferRegistry:
 
 @cache
 def buffer_registry() -> BufferRegistry:
-    """Return the registry of this process."""
+    """Return the one registry of this process's symmetric buffers."""
     return BufferRegistry()
 
 
@@ -115,6 +115,7 @@ class SymmetricBuffers:
         """Return the checked shape and element type, which all ranks must ask for; raises as `empty`. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:
+            """Return the shape as a tuple and the dtype's name; raise if they are invalid."""
             extents = (shape,) if isinstance(shape, int) else tuple(shape)
             if any(extent < 0 for extent in extents):
                 raise UsageError(f"shape {extents} has a negative extent")
@@ -191,7 +192,7 @@ class SymmetricBuffers:
         return buffer.peers[rank], token % _LARGEST_OFFSET
 
     def free_with(self, executable: Executable, *buffers: Buffer | None) -> None:
-        """Free `executable` as soon as one of the symmetric buffers among `buffers` is freed."""
+        """Have `executable` freed as soon as one of the symmetric buffers among `buffers` is freed."""
         for buffer in buffers:
             found = self.find(buffer.address, buffer.nbytes) if buffer else None
             if found is not None:

@@ -33,7 +33,7 @@ StagedCalls: TypeAlias = tuple[list[BoundCall], list[BoundCall], int]
 
 
 class SharedMemoryExecutable(PlanExecutable):
-    """A collective bound to the shared memory of one node; see `Executable` and `PlanExecutable`."""
+    """A collective of loads and stores on host buffers of one node; see `Executable` and `PlanExecutable`."""
 
     __slots__ = ("_direct_calls", "_entry", "_facts", "_location", "_locations", "_staged", "direct")
 

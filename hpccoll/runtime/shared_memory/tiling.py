@@ -19,7 +19,7 @@ REMOTE_COPY_BYTES = 2**20
 
 
 def bounce_count(itemsize: int) -> int:
-    """Return the elements of the bounce buffer: a tile for each operand of a reduce."""
+    """Return the elements that a bounce buffer needs: a tile for each operand of a reduce."""
     return 2 * (REMOTE_TILE_BYTES // itemsize)
 
 
