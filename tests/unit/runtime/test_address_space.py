@@ -164,7 +164,7 @@ def test_a_segment_of_the_roots_input_is_located_on_ranks_that_have_none(memory)
     )
     last = cut_chunks(chunk_sizes(memory.plan, COUNT), 2)[1]
     space, other = memory.space(segment=last, rank=RANK), np.arange(50, 60, dtype=np.float32)
-    space.map_peer(SOURCE, 0, other, address_of(other))
+    space.add_peer(SOURCE, 0, other, address_of(other))
     assert last.sizes == (3, 3)
     assert space.own_view(MemoryRange(SOURCE, 0, 3, 0)).tolist() == [52, 53, 54]
     assert space.own_view(MemoryRange(SOURCE, 3, 6, 0)).tolist() == [57, 58, 59]
