@@ -2,4 +2,5 @@
 
 Start with `examples.py`, the list; `in_hpccoll.py`, `in_mpi4py.py` and `in_torch.py` hold the same calls in three
 libraries.
+The package re-exports nothing, because an example imports the library that it shows.
 """

@@ -2,4 +2,5 @@
 
 Start with `forecast.py`: the simulation of an algorithm for a rank count, a machine and a message size. The machines
 are in `machine_catalogue.py`; `fit.py` fits one to measurements.
+The package re-exports nothing, because fits import SciPy and maps matplotlib.
 """

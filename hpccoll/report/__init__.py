@@ -2,4 +2,5 @@
 
 Data flows from load.py (read files) to curves.py and scaling_curves.py (group measurements), then to findings/
 (problems and remedies) and the *_sections.py files (charts and tables), and at last to page.py, which writes the HTML.
+The package re-exports nothing, because a page imports jinja2, which only this command needs.
 """

@@ -4,4 +4,5 @@ Start with engine.py: it selects an algorithm, lowers its plan for this rank (lo
 (address_space.py) and runs one of five kinds of executable: messages/, shared_memory/, hierarchical/ (both), cuda/, or
 the MPI library's own collective (messages/mpi_collectives.py). arrays/ is one interface to the array libraries,
 node_memory/ the memory of a node's ranks. No lower package imports mpi4py, CuPy or torch.
+The package re-exports nothing, because most of its modules load MPI.
 """
