@@ -1,4 +1,4 @@
-"""The exceptions that hpccoll raises; `exit_status` is that of a command that ends with the exception."""
+"""The exceptions that hpccoll raises; `exit_status` is the exit status of a command that raises it."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ from hpccoll.plan.drawing.scene import (
     TextLabel,
 )
 
-SMOOTH = 2  # drawn pixels per kept pixel in each direction; 1 for large pictures
-MOST_PIXELS = 80_000_000  # drawn at once, which takes 240 MB
+SMOOTH = 2  # drawn pixels per pixel of the result in each direction; 1 for large pictures
+MOST_PIXELS = 80_000_000  # most pixels drawn at once (240 MB)
 SHADES = SMOOTH**2  # shades of a smoothed edge, from a colour to its background
 FRAME_MS, LAST_MS = 1100, 3000
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def render_png(scene: Scene, scale: float = 2.0) -> bytes:
-    """Return the bytes of a PNG of `scene` with `scale` pixels per unit, or fewer if it would exceed MOST_PIXELS.
+    """Return the bytes of a PNG of `scene` with `scale` pixels per unit, or fewer to stay within MOST_PIXELS.
 
     Raises UsageError if the picture is too large even at one pixel per unit.
     """
@@ -89,7 +89,7 @@ def render_image(scene: Scene, scale: float) -> Image.Image:
 
 
 def _make_palette() -> Image.Image:
-    """Return an image with the palette of all frames: colours, their shades to white, and shades of text on them."""
+    """Return an image with the palette of all frames: colours, their shades to white, and shades of text on colours."""
     ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
     lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
     # Pure colours come first, with none close to EMPTY: Pillow confuses colours that differ by less than four.
@@ -104,7 +104,7 @@ def _make_palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """Return red, green and blue of the mix of two colours: `share` of `under`, the rest of `over`."""
+    """Return a mix of two colours as red, green and blue, where `share` is the share of `under`."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
@@ -155,7 +155,7 @@ class _Pen:
         return max(round(width * self._scale), 1)
 
     def _corners(self, box: Box) -> Box:
-        """Return left, top, right and bottom pixel of a box given as x, y, width and height; all four are inside it."""
+        """Return the left, top, right and bottom pixels inside a box that is given as x, y, width and height."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)

@@ -1,4 +1,4 @@
-"""Units of bytes (sizes use binary multiples: 1M = 2**20, bandwidths decimal ones: GB = 1e9), and ranges of numbers."""
+"""Units of bytes (binary for sizes: 1M = 2**20; decimal for bandwidths: GB = 1e9), and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
-    """Return `numbers` in their order, separated by commas, with consecutive ones as a range: `0-3,7`."""
+    """Return `numbers` in their order, separated by commas, with consecutive numbers as a range: `0-3,7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,6 +1,6 @@
-"""Plans: the language that collectives are written in, and everything that reads a plan without running it.
+"""Plans of collectives: their vocabulary, and the functions that prove, simulate, draw and export them.
 
-A plan is a number of rounds; a round is a list of steps (`Move`, `Load`, `Store`, `Fence`), each an array over ranks.
+A plan is a sequence of rounds. A round is a list of steps (`Move`, `Load`, `Store`, `Fence`) over arrays of ranks.
 Start with `step`, `rounds` and `plan`; docs/write-your-own.md is an introduction. `check` proves a plan, `replay`
 executes it in one process, `simulate` predicts its time. Pure Python and NumPy: no MPI, torch, clock or I/O.
 """

@@ -24,7 +24,7 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 class Groups:
     """A division of the ranks: group g has `sizes[g]` ranks, and `members` lists all ranks group by group.
 
-    `members` is None where the groups hold the ranks 0, 1, 2, ... in order.
+    `members` is None if the list would be 0, 1, 2, ...
     """
 
     sizes: tuple[int, ...]
@@ -78,7 +78,7 @@ class Groups:
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
     """Return rounds that run `make(slot, size)` within every group at once.
 
-    Groups with fewer rounds begin later, so that all end together. Each further group size adds a step per round.
+    Groups with fewer rounds begin later, so that all end together. Each distinct group size has its own steps.
     """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
@@ -91,8 +91,8 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
 def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
     """Return rounds that run `make(group, number of groups)` among the ranks of equal slot.
 
-    Only the first `slots` slots take part, and every group needs that many ranks. All slots use the same chunk numbers;
-    shift them where slots must differ.
+    Only slots below `slots` take part, and every group must have at least `slots` ranks. All slots use the same chunk
+    numbers; shift the result if slots need different chunks.
     """
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)

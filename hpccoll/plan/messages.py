@@ -20,8 +20,8 @@ from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Op, Step
 class PlanMessage:
     """Chunks `send` of rank `source` become chunks `recv` of rank `dest`; `source == dest` is a local copy.
 
-    Empty chunk lists are a signal without data, as in barriers. `via` states which end transfers the data: both
-    (a message), `dest` alone (a load) or `source` alone (a store).
+    A message with empty chunk lists is a signal without data, as in barriers. `via` states which end transfers the
+    data: both (a message), `dest` alone (a load) or `source` alone (a store).
     """
 
     source: int
@@ -40,7 +40,7 @@ class PlanMessage:
 def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
     """Return the messages of one step of all n ranks, in the order of receivers; none for a fence.
 
-    A send without a receiver is left out; plans that `check` accepts have none.
+    A send without a receive, which `check` would refuse, is left out.
     """
     listed = []
     for move in to_moves(step, n):
@@ -55,7 +55,7 @@ def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
 
 
 def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
-    """Yield the messages of each round, sorted by receiver; those of one receiver in the order in which they land."""
+    """Yield the messages of each round, sorted by receiver and then by the order in which they are received."""
     for steps in plan.rounds():
         listed = [message for step in steps for message in list_step_messages(step, plan.ranks)]
         yield sorted(listed, key=lambda message: message.dest)

@@ -1,13 +1,12 @@
-"""Loads and stores expressed as moves, for code that follows the data, whichever rank transfers it.
+"""Conversion of loads and stores to moves, for code that ignores which end transfers the data.
 
-Shapes: n ranks; all functions are over all n.
+Shapes: n ranks. All functions work on all n ranks at once.
 
-A load is a message that only the receiver acts on, a store one that only the sender acts on. In a plan that `check` has
-proven, executing each round as messages gives the same values, so fences are dropped: they only separate accesses to
-shared memory. Barriers are the exception, because there a fence itself informs ranks (`share_at_fences`).
+A load is a message that the receiver transfers alone, and a store is a message that the sender transfers alone. In a
+plan that `check` has proven, executing each round as messages gives the same values, so fences, which only separate
+accesses to shared memory, are dropped. In barriers, fences inform ranks (`share_at_fences`).
 
-A move has one receiver per sender. Where several ranks load from one rank, or store to one, in a step, the step becomes
-as many moves.
+A move has at most one receiver per sender. A step in which k ranks load from (or store to) one rank becomes k moves.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
 
 
 def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
-    """Return a region that gives each rank the chunks that `region` gives to the peer of the rank."""
+    """Return a region in which each rank has the chunks that its peer has in `region`."""
     at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])

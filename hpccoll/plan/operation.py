@@ -2,10 +2,10 @@
 
 Shapes: P ranks of a column, n ranks in all, C chunks per rank, K weights per contribution.
 
-`input_mask` selects the chunks that form the input of a rank, in order, and `output_mask` those of its output; check,
-replay and the runtime read the same two masks. A contribution is an input chunk of a rank. Every contribution has a
-weight, and sums of weights identify contributions: random weights prove which ones a sum holds, one-hot weights count
-them.
+`input_mask` selects the chunks that form the input of a rank, and `output_mask` the chunks of its output. Check, replay
+and the runtime read the same two masks. A contribution is an input chunk of a rank. Every contribution has a weight,
+and a sum of weights identifies its contributions. Random weights prove which contributions a sum contains; one-hot
+weights count them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Operation(Enum):
     def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return the sum of weights that each output chunk should hold in the end, shape (n, C, K).
 
-        Entries of other chunks are meaningless. `weights` holds those of each contribution, shape (n, C, K), and zero
-        where a rank has no input.
+        Entries of other chunks are meaningless. `weights` has the weights of each contribution, shape (n, C, K), and
+        zeros for chunks without input.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
@@ -118,7 +118,7 @@ class Operation(Enum):
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return which chunks of each rank are its own block, the root's, the first or second n, all or none (`kind`)."""
+    """Return a mask of chunks by `kind`: a rank's own block, the root's block, the first or second n, all or none."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

@@ -18,8 +18,8 @@ from hpccoll.plan.step import Fence, IntArray
 class Cost:
     """The cost of a plan: steps, and bytes moved per rank as fractions of S (mean over ranks, and maximum).
 
-    Steps are the rounds in which data moves. A rank moves what it sends, loads and stores; loads and stores by other
-    ranks in its memory are not counted.
+    Steps are the rounds in which data moves. The bytes of a rank are those that it sends, loads and stores. Accesses to
+    its memory by other ranks are not counted.
     """
 
     steps: int
@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An algorithm on `ranks` ranks: `make(ranks of a column)` returns the rounds of these ranks.
+    """An algorithm on `ranks` ranks; `make(rank)` returns the rounds of the ranks in the array `rank`.
 
     `cost` is the cost that the algorithm states; `check` compares it with the plan. A `period` p states that rank r + p
     does the same as rank r, with all peers (and chunks numbered by rank) increased by p.

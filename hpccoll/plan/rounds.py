@@ -40,13 +40,13 @@ class Rounds:
         return Rounds(count + after.count, self.chunks, lambda t: first(t) if t < count else second(t - count))
 
     def map_steps(self, change: Callable[[Step], Step]) -> Rounds:
-        """Return the rounds with `change` applied to every step, each time that a round is read."""
+        """Return the rounds with `change` applied to every step, whenever a round is computed."""
         return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
-        """Return the rounds in reverse order with senders and receivers exchanged, receiving by `op`.
+        """Return the rounds in reverse order with senders and receivers exchanged; receives use `op`.
 
-        A gather becomes a scatter, a reduce a broadcast. Loads become stores, stores become loads, fences stay.
+        A gather becomes a scatter, and a reduce becomes a broadcast. Loads become stores and vice versa; fences stay.
         """
         last = self.count - 1
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
@@ -65,7 +65,7 @@ class Rounds:
         return self.map_regions(lambda region: region.shifted(base), chunks)
 
     def delayed(self, rounds: int) -> Rounds:
-        """Return the same rounds after `rounds` empty ones."""
+        """Return `rounds` empty rounds, followed by the rounds of this object."""
         return Rounds(self.count + rounds, self.chunks, lambda t: self.at(t - rounds) if t >= rounds else [])
 
 
@@ -86,7 +86,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
-    """Return `change` with its last results cached by the identity of the array, since rounds reuse few arrays."""
+    """Return `change` with a cache of its last `keep` results by array identity, since rounds reuse few arrays."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:
@@ -115,8 +115,9 @@ def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
     """Return an allreduce of n ranks that runs `make(rank, core)` among the ranks below `core`.
 
-    Before, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces it; afterwards
-    rank r receives the result. This costs two more rounds per `core` further ranks.
+    First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces it; at the end,
+    rank r receives the result. This adds 2 ceil((n - core) / core) rounds: two for every `core` ranks beyond the first
+    `core`, or part of them.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)
@@ -126,7 +127,7 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
     """Return rounds in which every rank r >= core sends `whole` to rank r mod core, which reduces it by OWN_FIRST.
 
-    In each round, `core` ranks send.
+    At most `core` ranks send in each round.
     """
     layer, core_rank = rank // core, rank % core
 

@@ -1,4 +1,4 @@
-"""Serial execution of plans: one process plays all ranks. The reference for values and for the order of reduction."""
+"""Serial execution of plans in one process, as the reference for values and for the order of reductions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
     Args:
         plan: the plan to execute.
         count: elements of the vector, or of one block.
-        inputs: one 1-D array of input chunks per rank, or None for a rank without input; not changed.
+        inputs: one 1-D array of input chunks per rank, or None for a rank without input.
         combine: returns left (+) right of two 1-D arrays; required where the operation reduces.
 
     Returns:

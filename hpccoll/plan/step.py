@@ -40,8 +40,8 @@ def _as_column(value: Ints) -> IntArray:
 class Span:
     """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`) for j < count.
 
-    `first`, `count` and `base` may differ by rank. `first` need not be reduced modulo `mod`, which saves a division
-    over all ranks in every step.
+    `first`, `count` and `base` may differ by rank. `first` may be any integer, so that callers need not compute it
+    modulo `mod` in every step.
     """
 
     first: Ints
@@ -78,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """An ordered list of any `count` chunks; `table()` returns their numbers, shape (P, count), is called lazily."""
+    """An ordered list of any `count` chunks; `table()` returns their numbers, shape (P, count), when needed."""
 
     count: int
     table: Callable[[], IntArray]
@@ -132,8 +132,8 @@ class _StepBase:
 class Move(_StepBase):
     """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
-    The peers form a partial permutation of the ranks; `dest == source ==` the rank itself is a local copy. A message is
-    a stream of elements: the sender's chunks in order become the receiver's chunks in order. `op` may differ by rank.
+    The peers form a partial permutation of the ranks; A rank that is its own `dest` and `source` copies locally. The
+    elements of the sender's chunks, in order, become the elements of the receiver's chunks. `op` may differ by rank.
     """
 
     dest: IntArray
@@ -185,7 +185,7 @@ class Store(_StepBase):
 
 @dataclass(frozen=True, slots=True)
 class Fence(_StepBase):
-    """A barrier among the ranks that name the same `leader`, one of them (usually the lowest).
+    """A barrier among the ranks with the same `leader`, which is one of these ranks (usually the lowest).
 
     Ranks with leader -1 take no part. After the fence, ranks see each other's earlier stores. Between two fences, no
     two ranks may access the same chunk of a rank if one of them writes it, except as `Load` allows.

@@ -1,7 +1,7 @@
 """The drawing of a round's messages: a disc per rank, and arrows that start at labels with the chunks they carry.
 
 The data of an arrow that ends in a plus is reduced into the receiver's chunk; the data of an arrow that ends in a tip
-is copied over it. Arrows have the sender's colour only to make them easier to follow.
+is copied over it. The colour of an arrow is the sender's colour and has no other meaning.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from hpccoll.plan.operation import Operation
 from hpccoll.units import format_ranges
 
 RADIUS, LABEL_HEIGHT, HEAD = 9.0, 13.0, 4.5
-MOST_SEPARATE = 4  # messages of one rank up to which each arrow has an end of its own
+MOST_SEPARATE = 4  # a rank with more messages has one common end for its arrows
 LABEL_SIZE, SMALLEST_SIZE = 9.5, 6.5  # pixels of the font of labels
 EN_DASH = "\u2013"
 
 
 def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> float:
-    """Return the height in pixels from the discs' top to the arrows' ends; wide arrows get more, to be less flat."""
+    """Return the height in pixels from the top of the discs to the ends of the arrows, which grows with their width."""
     longest = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL_HEIGHT if history.chunks > 1 else 0) + 40 + min(4.0 * longest, 36.0)
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return the disc of a rank with its number and its cut corner, if any; the disc of an idle rank is not filled."""
+    """Return a disc with the number of a rank and the cut corner that marks some ranks; it is hollow if `idle`."""
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
@@ -52,10 +52,10 @@ def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
 
 
 def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list[SceneShape]:
-    """Return the labels and arrows of a frame; those of one rank stand side by side, ordered by the peer's rank.
+    """Return the labels and arrows of a frame; the arrows of one rank are side by side, sorted by the peer's rank.
 
-    The columns of the grid give the positions of the ranks. `at` is the left edge of the grid and the top of the discs,
-    `bottom` the y of the arrows' ends.
+    The columns of the grid give the positions of the ranks. `at` has the x of the grid's left edge and the y of the
+    discs' top; `bottom` is the y at which the arrows end.
     """
     (left, y), gap = at, HEAD + 2
     start, end = y + 2 * RADIUS + 4, bottom - gap
@@ -64,7 +64,7 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
     labelled = layout.history.chunks > 1
     width = 1.6 if len(frame.messages) <= MOST_SEPARATE * layout.history.ranks else 0.8
     lines: list[SceneShape] = []
-    heads: dict[XY, list[SceneShape]] = {}  # arrows that end at one point share one head
+    heads: dict[XY, list[SceneShape]] = {}  # arrows that end at the same point have one common head
     for message, start_x, end_x in zip(frame.messages, starts, ends, strict=True):
         foot = left + start_x, start + (LABEL_HEIGHT if message.send and labelled else 0)
         tip = left + end_x, end
@@ -95,7 +95,7 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
 
 @dataclass(frozen=True, slots=True)
 class _MessageLabel:
-    """The names of the sent chunks, to be drawn in a box of `width` around the x `middle`."""
+    """The names of a message's chunks, drawn in a box of `width` pixels around the x `middle`."""
 
     middle: float
     words: str
@@ -112,7 +112,7 @@ class _MessageLabel:
 def _message_labels(
     layout: GridLayout, messages: Sequence[PlanMessage], starts: Sequence[float]
 ) -> Iterator[_MessageLabel]:
-    """Yield a label per message, or a single one for a rank whose messages carry the same chunks or are too many."""
+    """Yield a label per message; a rank gets a single label if its messages carry the same chunks or are too many."""
     for rank in range(layout.history.ranks):
         own = [(m.send, x) for m, x in zip(messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)

@@ -1,8 +1,8 @@
 """The grid that shows the contents of all ranks after a round, with a column per rank and a cell per chunk.
 
-In reductions and barriers a cell has a fixed place for the contribution of each rank, drawn as a coloured piece. Where
-blocks are only moved, a cell is a tile with the name of its block. A cell that changed in the round has a grey rim; a
-complete cell of the output has a black frame.
+In reductions and barriers a cell has a fixed place for the contribution of each rank, drawn as a coloured piece. In
+operations that only move blocks, a cell is a tile with the name of its block. A cell that changed in the round has a
+grey rim; a complete cell of the output has a black frame.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hpccoll.plan.drawing.scene import (
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.step import NO_CHUNK
 
-PER_LINE = 8  # contributions side by side in a cell; more ranks take a second line
-MOST_LINES = 16  # chunks below each other; more chunks take further columns
-MOST_NUMBERED = 1100  # pieces per frame up to which each piece shows its rank's number
+PER_LINE = 8  # contributions per line of a cell
+MOST_LINES = 16  # chunks per column; a rank with more chunks has several columns
+MOST_NUMBERED = 1100  # in a frame with more pieces, pieces do not show rank numbers
 COLUMNS = ("in", "out", "work")  # columns of an all-to-all: input, output (n chunks each), blocks in transit
 GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """The sizes of a grid in pixels: `cell` and `piece` are (width, height); chunk c stands in line c mod `lines`.
+    """The sizes of a grid in pixels; `cell` and `piece` are (width, height), and chunk c is in line c mod `lines`.
 
     If `numbered`, pieces show the number of their rank.
     """
@@ -65,7 +65,7 @@ class GridLayout:
         return self.lines * (self.cell[1] + GAP) - GAP
 
     def corner(self, rank: int, chunk: int) -> XY:
-        """Return the upper left corner of a cell, relative to that of the grid."""
+        """Return the upper left corner of a cell, relative to the upper left corner of the grid."""
         left = self.middle(rank) - self.width / 2
         return left + chunk // self.lines * (self.cell[0] + GAP), chunk % self.lines * (self.cell[1] + GAP)
 
@@ -117,7 +117,7 @@ def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
 
 
 def get_column_name(chunk: int, lines: int) -> str:
-    """Return the name of the column of an all-to-all chunk: in, out or work."""
+    """Return the name of the column in which the drawing of an all-to-all shows a chunk: in, out or work."""
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
 
@@ -177,7 +177,7 @@ class CellPainter:
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 
     def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
-        """Add a box in the owner's colour with its cut corner and label."""
+        """Add a labelled box in the owner's colour, with the cut corner that marks some owners."""
         x, y, w, h = box
         fill = rank_colour(owner)
         self._filled.setdefault(fill, []).append(box)

@@ -1,7 +1,7 @@
-"""The history of a plan: the messages of each round, and what every rank holds after it.
+"""The history of a plan: the messages of each round, and the contents of every rank after the round.
 
-Shapes: n ranks, C chunks per rank. A barrier has no chunks; it is shown as one chunk, whose contributions are the ranks
-that are known to have arrived. A wrong plan is not refused: its history shows the fault.
+Shapes: n ranks, C chunks per rank. A barrier has no chunks. It is shown as one chunk per rank, which contains the ranks
+known to have arrived. Wrong plans are accepted, and their history shows the fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Frame:
         counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
         origin: `origin[r, c]` is the chunk where the content of chunk c of rank r was at the start; -1 if empty.
         changed: the chunks that messages of this round wrote.
-        done: the complete chunks of the output.
+        done: the output chunks that are complete.
         fences: the groups of ranks that wait for each other in this round.
     """
 
@@ -48,7 +48,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """The frames of a plan: the start, and one per round; `nodes` holds the ranks per node, empty if not shown."""
+    """The frames of a plan (the start and one per round); `nodes` has the ranks per node, and is empty if not shown."""
 
     operation: Operation
     algorithm: str
@@ -143,7 +143,7 @@ class _State:
 
 
 def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
-    """Return the name of each frame's phase; empty for the start, and unless an all-reduce reduces and copies."""
+    """Return the phase name of each frame after the start; only all-reduces that both reduce and copy have phases."""
     kinds = [frozenset(message.reduces for message in frame.messages) for frame in frames]
     if operation is not Operation.ALL_REDUCE or len(frozenset[bool]().union(*kinds)) < 2:
         return [""] * len(frames)
@@ -155,7 +155,7 @@ def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
 def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
     """Return the names of the reducing and the copying phase.
 
-    They are reduce-scatter and all-gather if more than half of the ranks are the first to complete some chunk.
+    The phases are reduce-scatter and all-gather if more than half of the ranks are the first to complete a chunk.
     """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]

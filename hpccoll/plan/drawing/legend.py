@@ -13,7 +13,7 @@ from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel, e
 from hpccoll.plan.operation import Operation
 
 SIZE, LINE_HEIGHT, BETWEEN, ABOVE = 10.0, 25.0, 24.0, 18.0
-DrawSample = Callable[[XY], list[SceneShape]]  # receives the left end of the middle line
+DrawSample = Callable[[XY], list[SceneShape]]  # takes the point in the middle of the symbol's left edge
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Pages: all frames of a history on one page (time runs down, then to the next column), or one page per frame.
 
-A frame is drawn as a panel: the ranks as discs above, arrows with the chunks they carry, the grid of contents below.
+A frame is drawn as a panel. From top to bottom, a panel shows ranks as discs, messages as arrows and the grid.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hpccoll.plan.operation import Operation
 EDGE, TITLE, AFTER, BESIDE = 22.0, 52.0, 20.0, 40.0
 ASPECT = 1.25  # preferred ratio of width to height of a page
 LEAST_WIDTH = 560.0
-MARGIN = 104.0  # left of the grid: the round's name and the chunks' names
-DISCS_HEIGHT = 2 * RADIUS + 10  # from the panel's top to its grid if nothing is sent
+MARGIN = 104.0  # margin left of the grid, for the names of the round and the chunks
+DISCS_HEIGHT = 2 * RADIUS + 10  # distance from a panel's top to its grid in a round without messages
 
 
 def lay_out_page(history: PlanHistory) -> Scene:
@@ -55,7 +55,7 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in columns of equal length; their number brings the page closest to the ratio ASPECT."""
+    """Return the frames in columns of equal length, as many as bring the ratio of the page closest to ASPECT."""
     column_width = MARGIN + layout.full_width + BESIDE
     row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
 

@@ -1,7 +1,7 @@
 """Colours that colour-blind readers can tell apart, and marks that carry the same information without colour.
 
-Eight colours serve sixteen ranks: ranks from 8 on have a cut corner. The piece of a rank also has a fixed place in each
-cell, and shows the rank where there is room. Source of the colours: Okabe and Ito, "Color universal design", 2008.
+Eight colours suffice for sixteen ranks, as ranks 8 to 15 have cut corners. The piece of a rank has a fixed place in
+each cell and shows the rank's number if there is room. Source: Okabe and Ito, "Color universal design", 2008.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ INK, QUIET, PALE, EMPTY, PAPER, GLOW = "#1a1a1a", "#6b6b6b", "#c9c9c9", "#ececec
 
 
 def rank_colour(rank: int) -> str:
-    """Return a rank's fill colour as #rrggbb; ranks 8 apart share one."""
+    """Return a rank's fill colour as #rrggbb; ranks r and r + 8 have the same colour."""
     return COLOURS[rank % len(COLOURS)]
 
 

@@ -86,5 +86,5 @@ class Scene:
 
 
 def estimate_text_width(words: str, size: float) -> float:
-    """Return the approximate width of `words` in DejaVu Sans at `size` pixels, a little too large rather than small."""
+    """Return the approximate width of `words` in DejaVu Sans at `size` pixels, which tends to be too large."""
     return size * sum(_NARROW if c in _THIN_LETTERS else _WIDE if c in _BROAD_LETTERS else _USUAL for c in words)

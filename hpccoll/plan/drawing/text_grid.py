@@ -16,7 +16,7 @@ from hpccoll.units import format_ranges
 
 LINE_WIDTH = 116  # characters
 MOST_PLACES = 8  # up to this many ranks, a cell has a fixed place for each rank's contribution
-LONGEST_LIST = 11  # characters up to which a cell lists ranges of ranks
+LONGEST_LIST = 11  # most characters of the ranges of ranks in a cell
 
 
 def format_text_grid(history: PlanHistory) -> str:
@@ -42,7 +42,7 @@ def _legend_lines(history: PlanHistory) -> Iterator[str]:
 
 
 def _frame_lines(history: PlanHistory, frame: Frame) -> Iterator[str]:
-    """Yield the lines of a frame: title, fences, messages, grid; a wide grid is split into several of fewer columns."""
+    """Yield the lines of a frame: title, fences, messages, grid; a wide grid is split into grids of fewer columns."""
     title = f"round {frame.number}" if frame.number else "start"
     yield f"{title}, {frame.phase}" if frame.phase else title
     yield from _arrange_in_columns([f"{format_ranges(group)} wait for each other" for group in frame.fences])
@@ -98,7 +98,7 @@ def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> s
 
 
 def _format_owners(owners: Sequence[int], ranks: int) -> str:
-    """Return the ranks that contributed as ranges, or how many they are if the ranges are too long for a cell."""
+    """Return the contributing ranks as ranges, or their number if the ranges are too long for a cell."""
     if len(owners) == ranks:
         return "all"
     listed = format_ranges(owners)

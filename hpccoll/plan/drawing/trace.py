@@ -1,7 +1,7 @@
 """A timeline as a Chrome trace (JSON) for ui.perfetto.dev and chrome://tracing: a track per rank, an arrow per message.
 
-Times are microseconds. Source: "Trace Event Format", The Chromium Project: complete events (X), flow events (s, f) and
-metadata (M).
+Times are microseconds. The trace has complete events (X), flow events (s, f) and metadata (M). Source: "Trace Event
+Format", The Chromium Project.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def format_trace_json(timeline: Timeline) -> str:
 
 
 def _metadata_event(name: str, rank: int, value: str | int) -> dict[str, Any]:
-    """Return the event that names the process or a rank's track, or sorts the tracks."""
+    """Return the metadata event that names the process, names a rank's track or sets the position of the track."""
     key = "sort_index" if name.endswith("index") else "name"
     return {"name": name, "ph": "M", "pid": 0, "tid": rank, "args": {key: value}}
 
@@ -48,7 +48,7 @@ def _slice_event(piece: Slice) -> dict[str, Any]:
 
 def _arrow_events(number: int, message: TimelineMessage) -> list[dict[str, Any]]:
     """Return the two events that draw a message as an arrow; `number` identifies it."""
-    # A viewer attaches the end of an arrow to the slice around it, so the arrow ends just before that slice does.
+    # A viewer attaches the end of an arrow to the slice around it, so arrows end just before the end of a slice.
     end = message.received_us - 0.01 * (message.received_us - message.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [

@@ -2,8 +2,8 @@
 
 As in the runtime, the operations of a rank in a round wait for its operations in its previous round. Empty messages are
 left out, except for the signals of a barrier, which count as one byte (LogGOPSim charges size - 1). Local copies and
-the arithmetic of reductions take no time in the schedule. Loads and stores become messages; since both ends of a
-message wait, their fences are left out. A barrier that consists of fences is refused.
+the arithmetic of reductions take no time in the schedule. Loads and stores become messages, and fences are left out
+because both ends of a message wait. A barrier with fences is refused.
 
 Format: `num_ranks N`, then for each rank in order `rank R { ... }` with lines `l1: send 8b to 1 tag 0`,
 `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider
@@ -37,7 +37,7 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
     for t, messages in enumerate(list_messages_by_round(plan)):
         for message in messages:
             nbytes = _message_bytes(plan, message, sizes, itemsize)
-            if nbytes and message.source != message.dest:  # the tag is the round; a pair of ranks keeps its order
+            if nbytes and message.source != message.dest:  # the tag is the round
                 programs[message.source].add(t, f"send {nbytes}b to {message.dest} tag {t}")
                 programs[message.dest].add(t, f"recv {nbytes}b from {message.source} tag {t}")
     bodies = [f"rank {rank} {{\n{''.join(program.lines)}}}\n" for rank, program in enumerate(programs)]

@@ -4,12 +4,12 @@
      "cost": {"steps": 2, "mean": "1", "most": "1"},
      "rounds": [[{"from": 1, "to": 0, "send": [0], "recv": [0], "op": "own_first"}, ...], ...]}
 
-`send` lists chunks of the sender, `recv` as many chunks of the receiver; `op` is copy, own_first or incoming_first (the
-operand order of a reduction). The messages of a round read the state at its start; a rank receives its messages in the
-order listed. A message with `"via": "load"` is performed by `to` alone, one with `"via": "store"` by `from` alone; a
-rank performs its loads and stores in the order listed. `{"fence": [[0, 1], [2, 3]]}` lists groups of ranks that
-wait for each other. A round holds messages, or loads and stores, or fences. `cost` (in multiples of the message S) may
-be null. A file holds the plan for one number of ranks.
+`send` lists chunks of the sender, and `recv` an equal number of chunks of the receiver. `op` is copy, own_first or
+incoming_first (the operand order of a reduction). The messages of a round read the state at its start; a rank receives
+its messages in the order listed. A message with `"via": "load"` is performed by rank `to` alone, and a message with
+`"via": "store"` by rank `from` alone. A rank performs its loads and stores in the order listed. A fence, such as
+`{"fence": [[0, 1], [2, 3]]}`, lists groups of ranks that wait for each other. A round has only messages, only loads and
+stores, or only fences. `cost` (in multiples of the message S) may be null. A file is for one number of ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Move, Op, Picks, Step, Store
 
 FORMAT = "hpccoll-plan/1"
-MOST_RANKS, MOST_PLACES = 2**20, 2**27  # ranks, and ranks x chunks: beyond this a proof runs out of memory
+MOST_RANKS, MOST_PLACES = 2**20, 2**27  # most ranks, and most ranks x chunks; proofs of larger plans run out of memory
 _OPS = {op.name.lower(): op for op in Op}
 _KEYS = ("format", "operation", "algorithm", "ranks", "root", "chunks", "cost", "rounds")
 _MESSAGE_KEYS = ("from", "to", "send", "recv", "op")
@@ -86,8 +86,8 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     """Return the plan that the JSON in `text` describes, without proving it; error messages call the file `name`.
 
     Raises:
-        UsageError: not JSON, or a value is missing, unknown, of another type or out of range; the message names it.
-        PlanError: chunks that do not fit the operation, or a message whose ends differ in chunks; names the round.
+        UsageError: `text` is not JSON, or a value is missing, unknown, of a wrong type or out of range.
+        PlanError: the number of chunks does not fit the operation, or the ends of a message differ in chunks.
     """
     try:
         document = json.loads(text)
@@ -125,7 +125,7 @@ class _JsonReader:
         return UsageError(f"{self.name}: {where} is {shown}; need {needed}")
 
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
-        """Return the values of an object that has exactly these keys."""
+        """Return the values of a JSON object; raise unless its keys are exactly `keys`."""
         if not isinstance(value, dict):
             raise self.wrong(where, value, f"an object with the keys {', '.join(keys)}")
         if missing := [key for key in keys if key not in value]:
@@ -147,7 +147,7 @@ class _JsonReader:
         return value
 
     def operation(self, value: Any) -> Operation:
-        """Return the operation of that name; raise if there is none."""
+        """Return the operation called `value`; raise if there is none."""
         known = {operation.value: operation for operation in Operation}
         if not isinstance(value, str) or value not in known:
             raise self.wrong("operation", value, f"one of {', '.join(known)}")
@@ -219,8 +219,8 @@ class _JsonReader:
 def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups]) -> list[StepBuilder]:
     """Return the steps of a round for any column of ranks.
 
-    A step holds messages of one kind and length; a rank sends and receives at most once in it, or carries out at most
-    one load or store. The order of a rank's messages is kept.
+    A step has messages of one kind and length. In a step, a rank sends and receives at most one message, or performs at
+    most one load or store. The order of a rank's messages is kept.
     """
     steps: list[list[PlanMessage]] = []
     kinds: list[tuple[TransferKind, int]] = []
@@ -247,7 +247,7 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        # Rows are those of the rank that performs the transfer: a load names both regions, and so does a store.
+        # Each row is of the rank that performs the transfer, since a load or store names the regions of both ranks.
         sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source

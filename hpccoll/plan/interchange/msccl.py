@@ -1,15 +1,15 @@
 """A plan as an MSCCL algorithm file, the XML that the MSCCL runtime for NCCL and RCCL loads.
 
 Every rank becomes a `gpu` with one threadblock per peer and direction, and one for local steps. Steps of one
-threadblock run in order; `depid`/`deps` order steps of different threadblocks: each step waits for the last steps that
-wrote the chunks it reads, or that read or wrote the chunks it writes. If a message would overwrite chunks that the same
-round still sends, it is received into scratch and copied or reduced from there after that send. So both ends of an
-exchange can send at once, even if the connection buffers little.
+threadblock run in order; `depid` and `deps` order steps of different threadblocks. A step waits for the last steps that
+wrote the chunks it reads, and for the last steps that read or wrote the chunks it writes. If a message would overwrite
+chunks that the same round still sends, it is received into scratch and copied or reduced from there after that send.
+Both ends of an exchange can therefore send at once, even with small buffers.
 
-Buffers: input `i` and output `o` are one memory (inplace="1"), except for all_to_all, which keeps blocks in transit in
-scratch `s`. In a reduce, all ranks but the root work in scratch, so their input is unchanged. The format cannot state
-the operand order of reductions; MSCCL chooses it. Loads and stores become messages; fences are left out, since both
-ends of a message wait for each other.
+The buffers input `i` and output `o` are the same memory (inplace="1"), except in all_to_all, which keeps blocks in
+transit in scratch `s`. In a reduce, all ranks but the root work in scratch, so their input is unchanged. The format
+cannot state the operand order of reductions; MSCCL chooses it. Loads and stores become messages; fences are left out,
+since both ends of a message wait for each other.
 
 Source: the reader of microsoft/msccl (its attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).
@@ -36,7 +36,7 @@ COLLECTIVES = {
     Operation.REDUCE: "reduce",
     Operation.ALL_TO_ALL: "alltoall",
 }
-LOCAL = -1  # in place of a peer
+LOCAL = -1  # peer number of steps without a peer
 BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 
 
@@ -82,7 +82,7 @@ def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
         if gpu.in_use.isdisjoint(written):
             kind = "cpy" if local else "rrc" if message.reduces else "r"
             receive = gpu.add(kind, message.source, source if local else target, target, count)
-            gpu.in_use |= written  # a second message for the same chunks lands after the first
+            gpu.in_use |= written  # a later message for the same chunks must be received after an earlier one
         else:
             scratch, kind = gpu.reserve_scratch(count), "cpy" if local else "r"
             receive = gpu.add(kind, message.source, source if local else scratch, scratch, count)
@@ -128,7 +128,7 @@ class _MscclStep:
     index: int
     waits: list[_MscclStep]
     waited: bool = False
-    peer_index: BufferIndex | None = None  # the other end of the message; the runtime ignores it, people read it
+    peer_index: BufferIndex | None = None  # the peer's end of the message, for people; the runtime ignores it
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class _Threadblock:
     send: int
     recv: int
     steps: list[_MscclStep] = field(default_factory=list)
-    waited_for: dict[int, int] = field(default_factory=dict)  # other threadblocks: their last step waited for
+    waited_for: dict[int, int] = field(default_factory=dict)  # for each other threadblock, the last step waited for
 
 
 class _MscclGpu:
@@ -194,8 +194,8 @@ class _MscclGpu:
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
         """Append a step to its threadblock and return it; it waits for earlier steps that use the same chunks.
 
-        These are the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes. Adds a
-        `nop` step for every wait but one.
+        The step waits for the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes. A
+        `nop` step is added for every wait but one.
         """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
@@ -209,7 +209,7 @@ class _MscclGpu:
                 last[step.block] = step
         steps, waited_for = self.threadblocks[at].steps, self.threadblocks[at].waited_for
         waits = [last[block] for block in sorted(last) if waited_for.get(block, -1) < last[block].index]
-        for wait in waits[:-1]:  # a step can wait for only one other, so further waits take a step of their own
+        for wait in waits[:-1]:  # a step can wait for only one other step, so each additional wait needs a `nop` step
             steps.append(_MscclStep(at, "nop", None, None, 0, len(steps), [wait]))
         step = _MscclStep(at, kind, source, target, count, len(steps), waits[-1:])
         steps.append(step)

@@ -1,8 +1,8 @@
-"""Proofs of plans and of free programs; no rank runs anything.
+"""Proofs of plans and of free programs, without running them.
 
 Start with `check` in checker.py, which proves a plan. `symbolic_state` tracks the contributions in each chunk and
 checks the final state; `races` proves that loads and stores are free of data races. `check_program` proves free
-programs: one list of sends and receives per rank, without rounds.
+programs, which are lists of sends and receives per rank, without rounds.
 """
 
 from hpccoll.plan.proof.checker import Proof, check

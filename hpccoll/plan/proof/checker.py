@@ -1,12 +1,13 @@
 """The proof of a plan, for all ranks at once: no deadlock, and every contribution arrives exactly once.
 
-For every round: each send has its receive in the same round (so no round waits for a later one, which excludes
-deadlocks), both ends agree on chunks and elements for every given layout, no chunk is read before it is written, and no
-message overwrites another of the same round. Loads and stores are checked as messages here; races.py proves that their
-results do not depend on the speed of the ranks.
+`check` verifies for every round that each send has its receive in the same round (so there is no deadlock), both ends
+agree on chunks and elements for every given layout, no chunk is read before it is written, and no message overwrites
+another of the same round. `check` treats loads and stores as messages; races.py proves that their results do not depend
+on the speed of the ranks.
 
-At the end: every output chunk holds every required contribution exactly once (in a barrier: every rank has heard from
-every rank), all ranks reduced it in the same order, and steps and bytes equal the cost that the algorithm states.
+`check` verifies for the final state that every output chunk has every required contribution exactly once (in a barrier,
+that every rank has heard from every rank), that all ranks reduced a chunk in the same order, and that steps and bytes
+equal the cost that the algorithm states.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. Source of the idea to check a collective against a postcondition:
 MSCCLang (Cowan et al., ASPLOS 2023).
@@ -124,9 +125,9 @@ class _PlanWalk:
         return to_moves(step, self.n)
 
     def transfer(self, move: Move, kind: TransferKind, heard: NDArray[np.bool_] | None) -> _ReceivedChunks | None:
-        """Check the messages of a move, count them and their chunks, and return the chunks that arrive, None if none.
+        """Check the messages of a move, count them and their chunks, and return the chunks that arrive, or None.
 
-        Raises PlanError if both ends do not match. `heard` (of a barrier) is updated.
+        Raises PlanError if the two ends of a message do not match. In a barrier, `heard` is updated.
         """
         dest, source = self.checked_peers(move.dest), self.checked_peers(move.source)
         senders, receivers = np.nonzero(dest != NO_PEER)[0], np.nonzero(source != NO_PEER)[0]
@@ -167,7 +168,7 @@ class _PlanWalk:
         return array
 
     def read_chunks(self, move: Move, source: IntArray, target: IntArray) -> _ReceivedChunks | None:
-        """Return the chunks that messages from `source` deliver to `target`, None if none; PlanError if invalid."""
+        """Return the chunks that messages from `source` deliver to `target`, or None; PlanError for invalid chunks."""
         sizes = self.message_sizes(move, source, target)
         if not sizes.any():
             return None

@@ -1,9 +1,9 @@
-"""Free programs: one list of sends and receives per rank, without rounds; and their proof.
+"""The proof of free programs, which are lists of sends and receives per rank, without rounds.
 
 Messages between two ranks arrive in the order in which they were sent. A synchronous send completes when its receive
 starts, a buffered send completes immediately, and a receive completes when its message has arrived. Receives name their
-sender, so the final state does not depend on the order in which ranks advance: advancing every rank as far as possible
-finds every deadlock.
+sender, so the final state does not depend on the order in which ranks advance. Advancing every rank as far as possible
+therefore finds every deadlock.
 
 Cost: O(actions) time. Source: Kahn, "The semantics of a simple language for parallel programming", IFIP 1974.
 """
@@ -24,7 +24,7 @@ from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, check_postcondition, random_weights
 from hpccoll.plan.step import NO_PEER, Op
 
-NO_DATA = -1  # in place of a chunk number: a message without data
+NO_DATA = -1  # chunk number of a message without data
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ def check_program(
 
 
 def flatten_plan(plan: Plan) -> list[list[Action]]:
-    """Return `plan` as a free program: in each round a rank's buffered sends, then its receives, chunk by chunk.
+    """Return `plan` as a free program, in which a rank's buffered sends of a round precede its receives.
 
-    Loads and stores become messages. Raises PlanError for a barrier with fences, which messages do not replace.
+    Loads and stores become messages. Raises PlanError for a barrier with fences, which messages cannot replace.
     """
     n = plan.ranks
     if plan.operation is Operation.BARRIER and plan.has_fences():
@@ -141,7 +141,7 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A message in flight: the sender's step and action, the contents, in a barrier the ranks the sender heard from."""
+    """A message in flight: the sender's step and action, the contents, and (in a barrier) the ranks it heard from."""
 
     step: int
     send: SendAction
@@ -198,7 +198,7 @@ class _ProgramRunner:
         return PlanError(f"rank {rank} step {self.at[rank]} ({_format_action(action)}): {why}")
 
     def send(self, rank: int, action: SendAction) -> int | None:
-        """Put a message in flight; return its destination, which may now continue, or None if already in flight."""
+        """Put a message in flight; return its destination, which may now continue, or None if it was already sent."""
         if self.posted[rank]:
             return None
         values = None
@@ -216,7 +216,7 @@ class _ProgramRunner:
         return action.dest
 
     def receive(self, rank: int, action: RecvAction) -> int | None:
-        """Receive a message into the state; return its source, which may now continue, or None if none has arrived."""
+        """Receive a message into the state; return its source, which may now continue, or None without a message."""
         channel = self.channels.get((action.source, rank))
         if not channel:
             return None
@@ -276,7 +276,7 @@ def _index_arrays(rank: int, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _find_cycle(peers: dict[int, int]) -> list[int]:
-    """Return ranks of which each waits for the next, first and last the same; an empty list if there is no cycle."""
+    """Return a cycle of ranks that wait for the next rank, with the first repeated at the end; or an empty list."""
     for start in peers:
         path = [start]
         while path[-1] in peers and peers[path[-1]] not in path:

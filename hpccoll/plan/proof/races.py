@@ -5,16 +5,16 @@ Shapes: n ranks, C chunks, A accesses. A place is a chunk of a rank.
 Under these rules, the values after a round do not depend on the speed of the ranks; they are the same as if loads and
 stores were messages:
 
-- The steps of one rank run in order; two ranks are ordered only by a fence in which both take part. Such a fence must
-  separate two accesses to one place by different ranks if one of them writes.
-- Exception: what a load copies in becomes visible only at the loading rank's next fence. So other ranks may load from
-  that place in the same round, or an earlier one; they read the contents before the load.
-- A rank may not access the memory of another before the first fence of the two (the other may not have started yet),
-  nor after their last fence (the other may have finished).
-- In one round, no rank reads what its own earlier step wrote; a load from the rank itself reads the contents at the
-  start of the round.
+- If two ranks access the same place and one of them writes, a fence in which both ranks take part must separate the
+  accesses. The steps of one rank run in order.
+- Exception: data written by a load becomes visible only at the loading rank's next fence. Other ranks may therefore
+  load from the written place in the same or an earlier round; they read its contents before the load.
+- A rank may access the memory of another rank only after the first fence of both ranks (the other rank has started) and
+  before their last fence (the other rank has not finished).
+- In one round, no rank reads data that its own earlier step wrote; a load from the rank itself reads the contents at
+  the start of the round.
 
-Messages do not order accesses here. Cost: O(A log A) time and O(A) memory, more where several ranks use a place.
+Messages do not order accesses to shared memory. Cost: O(A log A) time and O(A) memory, more if ranks share places.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_races(plan: Plan) -> None:
 
 
 class _RaceChecker:
-    """The checks of the rules above for one plan, and the fences found in it."""
+    """Checks the rules of this module for one plan, and collects its fences."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n = plan, plan.ranks
@@ -115,7 +115,7 @@ class _RaceChecker:
     def list_accesses(self, t: int, step: Load | Store | Move) -> list[IntArray]:
         """Return the reads and the writes of a step, each as rows of actor, place, kind and round.
 
-        Raises PlanError if a rank reads what its earlier step of the round wrote; notes the writes in `self.wrote`.
+        Raises PlanError if a rank reads data that its earlier step of the round wrote; adds to `self.wrote`.
         """
         ranks = np.arange(self.n)
         if isinstance(step, Load):
@@ -137,7 +137,7 @@ class _RaceChecker:
         return [reads, writes]
 
     def list_region(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
-        """Return the accesses of `kind` to `region`, in memory of `owner`, by every rank with a peer; rows as above."""
+        """Return the accesses of `kind` to `region`, in memory of `owner`, by ranks with a peer, as rows."""
         actors = np.nonzero(peers != NO_PEER)[0]
         ids = region.ids(self.n)[actors]
         row, column = np.nonzero(ids != NO_CHUNK)
@@ -153,7 +153,7 @@ class _RaceChecker:
         return found
 
     def check_lifetimes(self, accesses: _Accesses) -> None:
-        """Raise PlanError for accesses to another rank's memory before the first or after the last fence of the two."""
+        """Raise PlanError for accesses to another rank's memory before the first or after the last fence of both."""
         remote = accesses.take(accesses.place // self.chunks != accesses.actor)
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds.count
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
@@ -167,7 +167,7 @@ class _RaceChecker:
                 raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
     def check_conflicts(self, shared: _Accesses) -> None:
-        """Raise PlanError if two ranks access one place, one of them writing, without a fence of both in between."""
+        """Raise PlanError if no fence separates accesses of two ranks to one place, at least one of which writes."""
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]

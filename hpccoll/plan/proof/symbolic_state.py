@@ -2,11 +2,11 @@
 
 Shapes: n ranks, C chunks, K weights per contribution, M places (rank, chunk).
 
-Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of those reduced into it.
-Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100, so a repeated,
-missing or misplaced contribution is found. Weights wrap around (2**64 repetitions weigh nothing), so
-contributions are also counted, in floating point, which never wraps: where the count is right, no weight has wrapped.
-The order of a reduction is a hash that does not commute: equal hashes mean equal expressions, operand by operand.
+Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of the weights of its
+contributions. Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100,
+so a repeated, missing or misplaced contribution is found. Weights wrap around: 2**64 repetitions weigh nothing. So
+contributions are also counted, in floating point, which does not wrap. If the count is right, no weight has wrapped.
+The order of a reduction is represented by a hash that is not commutative. Equal hashes mean equal expressions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.step import IntArray, Ints, Op
 
 Hashes = NDArray[np.uint64]
-_MOST_RECOUNTED = 2**22  # weights of a recount (32 MiB); larger plans fail without naming contributions
+_MOST_RECOUNTED = 2**22  # most weights of a recount (32 MiB); errors of larger plans name no contributions
 _LEFT, _RIGHT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT = np.uint64(29)
 _COPY, _OWN_FIRST = int(Op.COPY), int(Op.OWN_FIRST)  # plain integers: reading an enum member costs a microsecond
@@ -58,8 +58,8 @@ class SymbolicState:
     """The state of all ranks between two rounds of an operation.
 
     Arrays of shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts` of contributions,
-    `order` hashes, `valid` (chunks that were written or are input). `heard`, shape (n, n), holds for a barrier which
-    ranks each rank has heard from; it is None for other operations.
+    `order` hashes, `valid` (chunks that were written or are input). `heard`, shape (n, n), marks the ranks that each
+    rank has heard from in a barrier; in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
@@ -85,7 +85,7 @@ class SymbolicState:
         return SymbolicValues(self.weights[rank, chunk], self.counts[rank, chunk], self.order[rank, chunk])
 
     def receive(self, op: Ints, rank: IntArray, chunk: IntArray, values: SymbolicValues) -> None:
-        """Copy or reduce `values` into distinct places of this state; `op` is one for all or has shape (M,)."""
+        """Copy or reduce `values` into distinct places of this state; `op` is one value or has shape (M,)."""
         place = rank, chunk
         if isinstance(op, np.ndarray) and op.any():
             reduced = self._reduce(op == _OWN_FIRST, place, values)
@@ -112,7 +112,7 @@ class SymbolicState:
 
 
 def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[Weights], SymbolicState]) -> None:
-    """Raise PlanError unless the final `state` is the one that its operation requires.
+    """Raise PlanError unless the final `state` meets the postcondition of its operation.
 
     Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
     every other, and all ranks whose output includes a chunk must have reduced it in the same order. `run_again`

@@ -1,4 +1,4 @@
-"""Predictions of how long a plan takes on a machine, by a clock per rank.
+"""Predictions of the time that a plan takes on a machine, with one clock per rank.
 
 Start with `simulate` in simulator.py and the cost model in machine.py. `round_costs` computes the cost of a round from
 `links` and `chunk_bytes`, `symmetry` finds the few ranks that represent all, `critical_path` and `timeline` explain a

@@ -1,13 +1,13 @@
 """Lower bounds on the time of any plan of messages on a machine: the latency bound and the bandwidth bound.
 
-Latency: data of one rank must reach all others, or data of all ranks one. A rank that has the data sends it to one more
-rank every `overhead`, and a message takes alpha: the optimal broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993),
-ceil(log2 n) alpha where overhead = alpha. The same holds for nodes, which send to as many nodes at once as they have
-ranks.
+Latency: the data of one rank must reach all ranks, or the data of all ranks must reach one rank. A rank that has the
+data sends it to one more rank every `overhead`, and a message takes alpha. The bound is the time of the optimal
+broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993), ceil(log2 n) alpha if overhead = alpha. The bound for nodes
+is alike: a node sends to as many nodes at once as it has ranks.
 
-Bandwidth: the bytes that the busiest rank must send or receive, over its fastest link; and those that the busiest node
-must send or receive, over all its NICs. A plan takes at least the larger of the two bounds; they do not add up. Ranks
-that load and store in shared memory pay no alpha and may be faster than these bounds.
+Bandwidth: the bytes that the busiest rank must send or receive, over its fastest link, and the bytes that the busiest
+node must send or receive, over all its NICs. A plan takes at least the larger of the two bounds; they do not add up.
+Ranks that load and store in shared memory pay no alpha and may be faster than these bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALL = (Operation.BROADCAST, Operation.REDUCE)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The lower bounds in seconds: of the longest chain of messages, and of the bytes through the busiest port."""
+    """Lower bounds in seconds, from the longest chain of messages and from the bytes through the busiest port."""
 
     latency_s: float
     bandwidth_s: float
@@ -52,7 +52,7 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the shortest time of a broadcast to n ranks, each of which sends to `at_once` more every `overhead_s`."""
+    """Return the shortest time of a broadcast to n ranks, if a rank can send to `at_once` ranks every `overhead_s`."""
     coming, known, now = [(alpha_s, at_once)], 1, 0.0
     while known < n:
         now, informed = heappop(coming)

@@ -1,7 +1,7 @@
-"""The sizes of regions of chunks in bytes, for each rank, also where chunks differ in size.
+"""The sizes in bytes of regions of chunks, for each rank, even if chunks differ in size.
 
-If all chunks have one size, the bytes follow from the number of chunks; otherwise prefix sums over the chunks give them
-without listing the chunks of a region.
+If all chunks have one size, the bytes follow from the number of chunks; otherwise they follow from prefix sums over the
+chunks, without a list of the region's chunks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from hpccoll.plan.step import IntArray, Region, Span
 
 Floats: TypeAlias = NDArray[np.float64]
-Bytes: TypeAlias = int | Floats  # integral values: floats hold them exactly and multiply faster
+Bytes: TypeAlias = int | Floats  # whole numbers as floats, which are exact and multiply faster
 
-_TABLES = 64  # cached at once; each has one entry per chunk
+_TABLES = 64  # number of cached tables, each with one entry per chunk
 
 
 class ChunkBytes:

@@ -23,8 +23,8 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 class TracedRound:
     """A simulated round; all arrays have shape (P,).
 
-    `messages` holds per move the sources and the bytes sent, `entered` when each rank entered the round, and
-    `waited_for` the number (from 1) of the move whose message it waited for, 0 for none.
+    `messages` has the sources and the bytes sent per move, `entered` the times at which the ranks entered the round,
+    and `waited_for` the number (from 1) of the move whose message each rank waited for (0: none).
     """
 
     round: int
@@ -35,9 +35,9 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """A wait of `rank` in `round` for a message of `nbytes` from `source`; `far` means that the two are on two nodes.
+    """A wait of `rank` in `round` for a message of `nbytes` from `source`; `far`: on another node.
 
-    The sender entered that round at `entered_s`.
+    The source entered the round at `entered_s`.
     """
 
     round: int
@@ -50,7 +50,7 @@ class MessageWait:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The waits that delayed `rank`, the last rank to finish, in the order of time."""
+    """The waits that delayed `rank`, the last rank to finish, in chronological order."""
 
     rank: int
     waits: tuple[MessageWait, ...]
@@ -60,9 +60,9 @@ def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n:
     """Return the path to the rank that finishes last.
 
     Args:
-        segments: the traced rounds in segments, the last segment first, each in the order of rounds.
+        segments: lists of traced rounds; the last list comes first, and the rounds of a list are in order.
         clocks: the times at which the simulated ranks finish, shape (P,).
-        n: number of ranks that the simulated ranks represent; the path names these n.
+        n: number of ranks that the simulated ranks represent; the path is among all n.
         machine: states which ranks share a node.
     """
     size, q = len(clocks), machine.ranks_per_node

@@ -1,6 +1,6 @@
 """The links and NICs that moves use, computed once per pair of peer arrays and independent of message sizes.
 
-Shapes: P simulated ranks, which represent all n: all of them, or one period, in which r mod P represents rank r.
+Shapes: P simulated ranks, which are all n ranks or one period of them; rank r mod P represents rank r.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpccoll.plan.step import NO_PEER, IntArray, Move
 
 Mask: TypeAlias = NDArray[np.bool_]
 NEVER = -np.inf
-_MOST_CACHED = 32  # pairs of arrays
+_MOST_CACHED = 32  # cached pairs of peer arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class PeerLinks:
     """The peers of a move and the links between them, arrays of shape (P,).
 
     `dest` and `source` are the plan's arrays; `dest_index` and `source_index` are the simulated ranks that represent
-    these peers (the rank itself where it has none). `far` marks messages that leave their node (None if none does),
-    `local` ranks that copy to themselves (None if none does). `bends` are pairs (bytes, change of beta from there on).
-    `flight` is alpha - overhead, during which no port is busy, or NEVER where no message arrives.
+    these peers (a rank without a peer itself). `far` marks messages that leave their node, and `local` ranks that copy
+    to themselves (None if there are none). `bends` are pairs (bytes, seconds per byte added to beta for the bytes
+    beyond that size). `flight` is alpha - overhead, when no port is busy, or NEVER for ranks that receive no message.
     """
 
     dest: IntArray
@@ -113,10 +113,10 @@ class LinkTable:
         return ranks if self.n == self.size else ranks % self.size
 
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
-        """Return, for each move of a round, how many ranks share the NIC of each message at the busier end, or None.
+        """Return, for each move of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        Ranks are counted, not messages, because a rank sends its messages of a round one after the other. `sent` states
-        for each move which ranks send a message, shape (P,).
+        None for every move if no NIC is shared. Ranks are counted, not messages, because a rank sends its messages of a
+        round one after the other. `sent` states for each move which ranks send a message, shape (P,).
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
@@ -128,7 +128,7 @@ class LinkTable:
         return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
-        """Whether no NIC is shared even if every message of the round is sent, also empty ones; cached."""
+        """Whether no NIC is shared even if every message of the round is sent, including empty messages; cached."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
             return True
         key = tuple(id(each) for each in peers)
@@ -141,7 +141,7 @@ class LinkTable:
     def _count_ranks_per_nic(
         self, peers: Sequence[PeerLinks], sent: Sequence[Mask]
     ) -> tuple[IntArray, IntArray] | None:
-        """Return how many ranks send, and how many receive, through each NIC; None if no NIC serves two of either."""
+        """Return the numbers of ranks that send and that receive through each NIC; None if no number exceeds one."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:
@@ -154,7 +154,7 @@ class LinkTable:
 
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    """Return the value of each active rank's link, within the node or between nodes, and `otherwise` for the rest."""
+    """Return `wide_s` for active ranks with a far link, `near_s` for other active ranks, else `otherwise`."""
     return np.where(active, np.where(far, wide_s, near_s), otherwise)
 
 

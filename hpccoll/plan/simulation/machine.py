@@ -1,7 +1,7 @@
 """The machine model of simulations: nodes of ranks, a link within nodes, and links between nodes through NICs.
 
-A message of B bytes takes alpha + B * beta on its link. It keeps the ports of sender and receiver busy for overhead +
-B * beta; a port carries one message at a time in each direction. The rest of alpha is time of flight, during which the
+A message of B bytes takes alpha + B * beta on its link. It keeps the ports of sender and receiver busy for overhead + B
+* beta. A port carries one message at a time in each direction. The rest of alpha is time of flight, during which the
 next message may start. With overhead = alpha, the default, this is the one-port model of textbooks (Hockney); with a
 smaller overhead it is LogP.
 
@@ -25,7 +25,7 @@ from hpccoll.errors import UsageError
 Floats: TypeAlias = NDArray[np.float64]
 
 _US, _GB = 1e-6, 1e9
-_SHORTEST, _LONGEST = 1e-15, 1e6  # seconds per message or byte; values outside are mistakes or overflow
+_SHORTEST, _LONGEST = 1e-15, 1e6  # allowed seconds per message or byte; other values are mistakes or overflow
 _MOST = 2**20  # ranks or NICs per node
 
 
@@ -37,7 +37,7 @@ class MachineError(UsageError):
 class Link:
     """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are pairs (bytes, beta): each byte of a message beyond that number of bytes takes that beta. They model
+    `bands` are pairs (bytes, beta), in which beta is the seconds per byte beyond that size of a message. Bands model
     buffers, protocols and caches that make larger messages slower or faster.
     """
 
@@ -52,7 +52,7 @@ class Link:
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
-        """Return for how many seconds messages of `nbytes` keep their ports busy, without overhead; same shape."""
+        """Return the seconds (without overhead) for which messages of `nbytes` keep ports busy, same shape."""
         seconds = nbytes * self.beta_s_per_byte
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
@@ -65,7 +65,7 @@ class Link:
 
     @property
     def bends(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (bytes, change of beta from there on), one per band."""
+        """Pairs (bytes, change of beta beyond that size), one per band."""
         betas = [self.beta_s_per_byte, *(beta for _, beta in self.bands)]
         return tuple((start, beta - before) for (start, beta), before in zip(self.bands, betas, strict=False))
 
@@ -83,7 +83,7 @@ class Machine:
         gamma_s_per_byte: the time to reduce or copy a byte in memory.
         sources: citations of the figures.
         call_s: the overhead of a call before its first round, on every rank.
-        fence_s: the time from the last rank's arrival at a fence until all leave; None: alpha of `within`.
+        fence_s: the time from the last rank's arrival at a fence until all leave (None: alpha of `within`).
     """
 
     name: str
@@ -144,7 +144,7 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
 
 
 def _read_link(found: Mapping[str, Any], name: str, where: str) -> Link:
-    """Return the link that the table `name` describes; this and the next functions raise MachineError if invalid."""
+    """Return the link that the table `name` describes; raise MachineError if the table is invalid."""
     table = found.get(name)
     if not isinstance(table, Mapping):
         raise MachineError(f"{where}: needs a table [{name}] with alpha_us and bandwidth_GBps")

@@ -2,9 +2,9 @@
 
 Shapes: P ranks that represent all n (see links.py).
 
-A load or a store takes its actor the time of the bytes on the link within the node, without alpha; the port of the
-other rank stays free. A reduction adds gamma per byte; a load from the rank itself takes gamma only. Ranks leave a
-fence one alpha of that link (or `fence_s`) after the last of them has entered.
+A load or store takes as long as its bytes on the link within the node, without alpha. It occupies only the rank that
+performs it. A reduction adds gamma per byte; a load from the rank itself costs only gamma per byte. Ranks leave a fence
+one alpha of the link within the node (or `fence_s`) after the last rank has entered.
 
 Rounds repeat, so costs are cached: links by the identity of the peer arrays, and whole rounds by their bytes where P
 is so small that comparing bytes is cheaper than computing the costs again.
@@ -25,15 +25,15 @@ from hpccoll.plan.simulation.links import NEVER, LinkTable, Mask, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Move, Op, Step, Store
 
-_MOST_COMPARED = 512  # ranks whose bytes are worth comparing
-_MOST_CACHED = 2**18  # ranks times rounds
+_MOST_COMPARED = 512  # most ranks for which comparing bytes is cheaper
+_MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
     """The messages of one move, arrays of shape (P,), times in seconds.
 
-    Each rank sends `nbytes`, which keeps its own port busy for `busy`, and receives from `source` (simulated by rank
+    Each rank sends `nbytes`, which keeps its own port busy for `busy`. It receives from `source` (simulated by rank
     `source_index`): after `flight` (NEVER without a message) its port is busy for `receiving`, and then it reduces for
     `reducing`.
     """
@@ -57,7 +57,7 @@ class FenceCosts:
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
         """Return when each rank leaves its fence, and the last rank it waited for (itself if none), shape (P,) each.
 
-        `clocks` is when each rank enters, shape (P,); ranks without a fence leave at once.
+        `clocks` has the time at which each rank enters, shape (P,). Ranks without a fence leave at once.
         """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]
@@ -77,8 +77,8 @@ class FenceCosts:
 class RoundCosts:
     """The costs of the moves of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
 
-    A round of loads and stores has `accessing` instead of moves, the seconds of each rank; a round of fences `fences`.
-    `uses` counts the rounds with these costs whose bytes have not been added up yet.
+    A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
+    `fences`. `uses` counts the rounds with these costs whose bytes have not been added up yet.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -153,7 +153,7 @@ class RoundPricer:
         self.messages += costs.messages * costs.uses
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> tuple[object, ...] | None:
-        """Return a key that rounds of equal costs share; None if computing the costs again is cheaper."""
+        """Return a cache key that is equal for rounds of equal costs; None if computing the costs again is cheaper."""
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
             if isinstance(nbytes, int):

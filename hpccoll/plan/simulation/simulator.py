@@ -4,11 +4,11 @@ Shapes: P ranks that represent all n, T rounds.
 
 A rank enters a round when it has left the previous one, and leaves it when its own sends and receives of the round have
 completed. In a round, a rank sends its messages one after the other and receives one after the other, both at the same
-time and in the order of the moves; early messages wait for their receiver. Reductions follow the same order. Messages
-that share a NIC in a round share its bandwidth. A load or store delays only the rank that performs it, a fence only its
-members. Chunks have the sizes of a real run, and empty messages are not sent, except in barriers.
+time and in the order of the moves; early messages wait for their receiver. A rank reduces its messages in the same
+order. Messages that share a NIC in a round share its bandwidth. A load or store delays only the rank that performs it,
+and a fence delays only its members. Chunk sizes are those at run time, and empty messages are sent only in barriers.
 
-If every p-th rank of a plan does the same, p ranks represent all (symmetry.py), and the result equals that of the full
+If ranks r and r + p of a plan do the same, p ranks represent all (symmetry.py), and the result equals that of the full
 simulation. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.
 """
 
@@ -27,16 +27,16 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 
-_TRACED = 2**22  # clocks kept at once (32 MiB), and as many move numbers
+_TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """The predicted execution of a plan; arrays are over the P simulated ranks, which represent all.
 
-    `clocks_s` is when each rank finishes, without the overhead of the call. `within` are the bytes that it sends, loads
-    or stores inside its node, `between` those that it sends to other nodes. `steps` counts rounds in which data moves;
-    `messages` includes loads and stores; `nbytes` is S, as nccl-tests defines it.
+    `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
+    each rank sends, loads or stores inside its node, `between` the bytes that it sends to other nodes. `steps` counts
+    rounds in which data moves; `messages` includes loads and stores; `nbytes` is S, as nccl-tests defines it.
     """
 
     plan: Plan
@@ -152,7 +152,7 @@ class _Run:
     def path(self, clocks: Floats) -> CriticalPath:
         """Return the critical path; simulates all segments but the last again, to trace them."""
         pricer = self.pricer
-        # A pricer of its own, so that no message is counted twice.
+        # The repeated simulation has its own pricer, so that no message is counted twice.
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
@@ -170,8 +170,8 @@ class _Run:
 def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers | None = None) -> ClockState:
     """Return the state after a round with the given costs; `state` is not changed.
 
-    If given, `waited_for` is filled with the number (from 1) of the move whose message each rank waited for, or 0; at a
-    fence with 1 for the ranks that waited.
+    If given, `waited_for` is filled with the number (from 1) of the move whose message each rank waited for, or 0. In a
+    round of fences, it is 1 for the ranks that waited.
     """
     if costs.accessing is not None:
         return ClockState(state.clocks + costs.accessing, state.port)

@@ -1,10 +1,10 @@
-"""Periods of plans, by which a few simulated ranks represent all.
+"""Periods of plans, which allow a few simulated ranks to represent all ranks.
 
 An algorithm states the period of its plan (1 for a ring: each rank does the same as its neighbour, with all peers
 increased by 1). The period of a machine is the number of ranks per node; that of the chunks is the shortest rotation
 that leaves their sizes unchanged. If the least common multiple p of the three divides n, the ranks 0 to p - 1 represent
-all: rank r + p exchanges the same bytes at the same times as rank r, with peers increased by p. The stated period is
-verified: a sample of ranks is compared with their counterparts in other periods, in a sample of rounds.
+all: rank r + p exchanges the same bytes at the same times as rank r, with peers increased by p. To verify the stated
+period, a sample of ranks is compared with their counterparts in other periods, in a sample of rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
 
 
 def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
-    """Whether the sizes of the sent chunks have the period, too; raise PlanError if the plan itself does not."""
+    """Whether the sizes of the sent chunks have the period, too; raise PlanError if the plan lacks it."""
     n = plan.ranks
     draw = np.random.default_rng(n)
     some = np.unique(np.concatenate([[0, period - 1], draw.integers(0, period, _RANKS)]))
@@ -88,7 +88,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return the index of the first rank at which the two rounds differ, and the property; None if they are equal."""
+    """Return the index of the first rank at which two rounds differ, and the property; None for equal rounds."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
@@ -102,7 +102,7 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
     """Return the properties in which two steps must agree, by name; each is a pair of arrays that must be equal."""
     if isinstance(a, Fence) and isinstance(b, Fence):
-        # The leader moves with its ranks, or is the same for both (a group of all ranks, or of one rank per node).
+        # Leaders increase by `shift`, too, or are equal (in a group of all ranks, or of one rank per node).
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
         return {"the leader of its fence": (leader, b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):

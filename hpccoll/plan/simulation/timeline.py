@@ -1,4 +1,4 @@
-"""Timelines: the activities of each rank and their times, simulated, measured, or in rounds of equal length.
+"""Timelines of the activities of each rank, with simulated times, measured times, or rounds of equal length.
 
 Shapes: n ranks.
 """
