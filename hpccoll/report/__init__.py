@@ -1,5 +1,5 @@
-"""Result files as one self-contained HTML page: findings, curves, matrices of node pairs, and the environment.
+"""Shows result files as one self-contained HTML page: findings, curves, matrices of node pairs, and environment.
 
-Data flows from load.py (read files) to curves.py and scaling_curves.py (group measurements), then to findings/
-(problems and remedies) and the *_sections.py files (charts and tables), and at last to page.py, which writes the HTML.
+load.py reads files, and curves.py and scaling_curves.py group the measurements. findings/ finds problems and remedies,
+the *_sections.py files make charts and tables, and page.py writes the HTML.
 """
