@@ -34,7 +34,7 @@ from hpccoll.units import format_size
 AUTO, AGAIN = "auto", "auto again (A/A)"
 SHARE, US = 1.05, 1.5
 BUFFERS = ("host", "symmetric")
-MORE = 8192  # bytes beyond those of the two buffers, so that each can begin at a page boundary
+MORE = 8192  # extra bytes, so that each of two buffers can begin at a page boundary
 
 
 def measure(bench: Bench) -> Iterator[Result]:

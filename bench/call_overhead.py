@@ -36,7 +36,7 @@ FORMS_BYTES, FORMS_BATCH = (8, 64 * 1024), (100, 20)
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield the kinds of calls per size, then the forms of MPI's collectives."""
+    """Yield cases that compare kinds of calls per size, then cases that compare forms of MPI's collectives."""
     for nbytes in bench.sizes:
         yield from time_kinds_of_calls(bench, np.zeros(max(nbytes // 4, 1), np.float32))
     for operation in Operation:

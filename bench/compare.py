@@ -75,7 +75,7 @@ class Case:
     """A task and its sides, the implementations to compare on the same buffers.
 
     `before` runs before each sample, untimed. `check` runs a side on known data and returns the number of wrong
-    elements on this rank. `late` returns, after timing, the name of a side and its number of wrong timed elements.
+    elements on this rank. `late` runs after timing and returns a side's name and its number of wrong timed elements.
     """
 
     name: str

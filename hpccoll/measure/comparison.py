@@ -19,7 +19,7 @@ _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plo
 
 
 class TableKey(NamedTuple):
-    """The fields that all rows of one table share."""
+    """The fields of a record that are the same in all rows of one table, such as operation and ranks."""
 
     op: str
     dtype: str

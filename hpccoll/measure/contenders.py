@@ -23,7 +23,7 @@ REPLAYED_BYTES = 64 * 1024
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Prepare hpccoll's algorithm (or `auto`) on the workload's buffers, to be timed; collective over `comm`."""
+    """Prepare an algorithm of hpccoll (or `auto`) on the workload's buffers for timing; collective over `comm`."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -54,7 +54,7 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Prepare another library's collective on the workload's buffers, to be timed.
+    """Prepare another library's collective on the workload's buffers for timing.
 
     Raises:
         UsageError: the library does not offer this operation, dtype or reduction.

@@ -121,7 +121,7 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations take about TURN_S seconds: 1 to MOST_A_TURN, and no more than the rule allows."""
+        """Return how many iterations take about TURN_S seconds, from 1 to MOST_A_TURN and within the stopping rule."""
         median_s = max(contender.median_us / 1e6, 1e-7)
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))

@@ -6,7 +6,7 @@ and algorithm follow, then for each measured place the median's 95 % interval, t
 and the ratio's interval. The last column marks the best row of a size with *. No cell contains a blank. A ? after an
 interval means that there were too few iterations to cover 95 %.
 
-Under mpirun standard output is a pipe, so most users see plain text.
+Under mpirun, standard output is a pipe, so the table is plain text.
 """
 
 from __future__ import annotations

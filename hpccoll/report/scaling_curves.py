@@ -13,7 +13,7 @@ from hpccoll.measure.comparison import TableKey
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
-_SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks is compared with 1 MiB on 4 ranks
+_SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts as equal to 1 MiB on 4 ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class BenchRequest:
     """The operations, sizes and places that an `hpccoll bench` command asked for."""
 
     operations: tuple[str, ...]
-    sizes: tuple[int, ...]  # bytes, not yet rounded to whole elements
+    sizes: tuple[int, ...]  # message sizes in bytes, before rounding to whole elements
     places: tuple[bool, ...]  # True for in place
     itemsize: int
 
