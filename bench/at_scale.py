@@ -1,6 +1,6 @@
 """Simulate tree and ring on Summit's 24,576 GPUs, as published with NCCL 2.4, and draw the maps of fastest algorithms.
 
-Needs neither MPI nor a GPU, and gives the same results on every machine. docs/24576-ranks.md and
+This script needs neither MPI nor a GPU and gives the same results on every machine. docs/24576-ranks.md and
 docs/which-algorithm.md show the pictures and discuss the results.
 
     python bench/at_scale.py docs/pictures
@@ -25,7 +25,7 @@ from hpccoll.predict.winner_map import draw_winner_map
 
 PER_NODE, NODES = 6, 4096
 NBYTES = 8192
-RING_S, TREE_S = 180e-3, 1e-3  # as others quote the published comparison, which itself says "up to 180x"
+RING_S, TREE_S = 180e-3, 1e-3  # the ratio that others quote from the published comparison, which says "up to 180x"
 MACHINES = {"summit": 1536, "dgx-h100": 1024, "workstation": 1024}
 CONTENDERS = ("ring", "tree", "double_tree")
 INK = "#222222"

@@ -1,8 +1,8 @@
 """Compare `algorithm="auto"` with every algorithm, the MPI library and Gloo, on the same buffers.
 
-The best is the side with the smallest median of the case. As the minimum of many medians it is biased low; the A/A row
-shows by how much. Requirement: the ratio auto / best, at the lower end of its 95 % interval, is at most 1.05, or auto
-takes at most 1.5 us longer.
+The best side has the smallest median of a case. The minimum of many medians is biased low; the A/A row shows by how
+much. The requirement is that `auto` takes at most 1.5 us longer than the best, or that the lower end of the 95 %
+interval of auto / best is at most 1.05.
 
     mpirun -n 2 python bench/auto.py --json auto.jsonl
     mpirun -n 2 hpccoll tune all_reduce --output t.json; HPCCOLL_TUNING=t.json mpirun -n 2 python bench/auto.py
@@ -34,7 +34,7 @@ from hpccoll.units import format_size
 AUTO, AGAIN = "auto", "auto again (A/A)"
 SHARE, US = 1.05, 1.5
 BUFFERS = ("host", "symmetric")
-MORE = 8192  # bytes beyond those of the two buffers, so that each can begin at a page boundary
+MORE = 8192  # extra bytes, so that each of two buffers can begin at a page boundary
 
 
 def measure(bench: Bench) -> Iterator[Result]:
@@ -90,7 +90,7 @@ def contest(
 
 
 def make_auto_record(bench: Bench, case: Case, buffer: str) -> dict[str, Any]:
-    """Return the record of kind `auto`: auto against the fastest of all other sides, beside the noise."""
+    """Return the record of kind `auto`, which compares auto with the fastest other side and with the noise."""
     auto, again, *others = case.sides
     best = min(others, key=_median)
     ratio, noise = (ratio_of_medians(auto.samples_us, side.samples_us) for side in (best, again))

@@ -3,8 +3,8 @@
 `library.bind` is MPI's own all-reduce as hpccoll binds it, a lower bound for a prepared call. The other sides separate
 the exchange from the overhead of the call. On one rank there is no exchange.
 
-Then MPI's own collectives in their three forms; `PERSISTENT` in
-hpccoll/runtime/messages/mpi_collectives.py is what this measures.
+The script then times MPI's own collectives in blocking, persistent and non-blocking form. The constant `PERSISTENT` in
+hpccoll/runtime/messages/mpi_collectives.py is based on these times.
 
     mpirun -n 2 python bench/call_overhead.py --json call_overhead.jsonl
 """
@@ -36,7 +36,7 @@ FORMS_BYTES, FORMS_BATCH = (8, 64 * 1024), (100, 20)
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield the kinds of calls per size, then the forms of MPI's collectives."""
+    """Yield cases that compare kinds of calls per size, then cases that compare forms of MPI's collectives."""
     for nbytes in bench.sizes:
         yield from time_kinds_of_calls(bench, np.zeros(max(nbytes // 4, 1), np.float32))
     for operation in Operation:
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 def time_kinds_of_calls(bench: Bench, x: Floats) -> Iterator[Case]:
     """Time every kind of call of all_reduce on one array, then on new arrays."""
     comm, own = bench.comm, bench.own
-    # A communicator's blocking calls get slower after its first asynchronous operation, so that one has its own.
+    # Asynchronous calls use a communicator of their own, because they make later blocking calls on it slower.
     with Communicator(comm) as apart:
         prepared, bound = own.all_reduce_init(x), library_bound(comm, x)
         sides = [

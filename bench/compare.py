@@ -1,16 +1,15 @@
 """Time the sides of a case side by side, and make the records of the comparison; used by all scripts of this folder.
 
-A case is one task, such as an operation at a size; its sides are implementations of it on the same buffers. The first
-side is the baseline, the second is another instance of it: their ratio is the noise (the A/A row). A round times every
-side once, in a new random order; a sample is the time of `batch` calls back to back after a barrier, divided by
-`batch`, the maximum over the ranks. No sample is removed.
+A case is one task, such as an operation at a size. The sides of a case are implementations of the task on the same
+buffers. The first side is the baseline. The second side is another instance of the baseline, and the ratio of the two
+is the noise (the A/A row). A round times every side once, in a new random order. A sample is the time of `batch` calls
+back to back after a barrier, divided by `batch`, as the maximum over the ranks. No sample is removed.
 
-A ratio is median(baseline) / median(side): above 1 the side is faster. A side counts as slower only if the whole 95 %
-interval of its ratio lies below 1 and below the noise, which is the A/A row's interval or its inverse.
+A ratio is median(baseline) / median(side), so a ratio above 1 means that the side is faster. A side counts as slower
+only if the 95 % interval of its ratio is entirely below 1 and below the noise (the A/A row's interval or its inverse).
 
-Other programs distort a comparison. Every case therefore records how many cores they kept busy (`others_cores`: the CPU
-time of the machine minus that of the ranks), and `--patience N` repeats a case, up to N times, while that is more than
-QUIET cores; it keeps the repetition with the least, whatever its result.
+Other programs distort a comparison, so every case records how many cores they kept busy (`others_cores`). `--patience
+N` repeats a case, up to N times, while `others_cores` is more than QUIET, and keeps the repetition with the fewest.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ QUIET, PAUSE_S = 0.1, 5.0  # cores that other programs may keep busy; seconds be
 class Must:
     """A requirement that a side be no slower than the side `against`, up to noise.
 
-    With `share` or `us`: their medians differ by at most that fraction or by that many microseconds. With `times`: the
-    side is at least that many times as fast.
+    `share` or `us` also allow a median that is larger by this fraction or by this many microseconds. With `times`, the
+    side must be at least this many times as fast.
     """
 
     text: str
@@ -73,10 +72,10 @@ class Side:
 
 @dataclass(slots=True)
 class Case:
-    """Sides on one workload.
+    """A task and its sides, the implementations to compare on the same buffers.
 
     `before` runs before each sample, untimed. `check` runs a side on known data and returns the number of wrong
-    elements on this rank. `late` returns, after timing, the name of a side and its number of wrong timed elements.
+    elements on this rank. `late` runs after timing and returns a side's name and its number of wrong timed elements.
     """
 
     name: str
@@ -140,7 +139,7 @@ class Bench:
         return case
 
     def _time_case(self, case: Case) -> tuple[NDArray[np.float64], float]:
-        """Warm up and time all sides; return seconds per call, shape (rounds, sides), and cores busy with others."""
+        """Warm up and time all sides; return seconds per call, shape (rounds, sides), and cores kept busy by others."""
         order = random.Random(self.seed)  # noqa: S311 - the same order on every rank, not a secret
         for _ in range(WARM_UP):
             for side in case.sides:
@@ -208,7 +207,7 @@ def _summarize_side(case: Case, side: Side) -> dict[str, Any]:
 
 
 def all_reduce_check(comm: MPI.Intracomm, x: Floats) -> Callable[[Callable[[], object]], int]:
-    """Return a function that checks an in-place sum of `x` and then zeroes `x`, whose sums stay finite when timed."""
+    """Return a function that checks an in-place sum of `x` and then zeroes `x`, so that timed sums stay finite."""
     pattern = np.arange(len(x), dtype=np.float32) % 7
 
     def check(call: Callable[[], object]) -> int:
@@ -222,5 +221,5 @@ def all_reduce_check(comm: MPI.Intracomm, x: Floats) -> Callable[[Callable[[], o
 
 
 def summary_of(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Return the summary of timings given in seconds, in microseconds."""
+    """Return the summary, in microseconds, of times given in seconds."""
     return msgspec.structs.asdict(summarize([round(each * 1e6, 3) for each in seconds]))

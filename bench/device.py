@@ -1,8 +1,8 @@
 """Compare symmetric device memory with ordinary device buffers, the MPI library, Gloo and NCCL, and a copy.
 
-Needs a GPU; ranks may share one. Times are CUDA events on the current stream of each rank. The floor is the time of the
-bytes that all ranks of a device must move (each loads S and stores S in a two-shot all-reduce of n S), at the rate of
-one rank that copies device memory alone.
+The script needs a GPU; ranks may share a GPU. CUDA events on each rank's current stream measure the times. The floor is
+the time to move the bytes that all ranks of a device must load and store in a two-shot all-reduce, at the rate of one
+rank that copies device memory alone.
 
     mpirun -n 2 python bench/device.py --require --json device.jsonl
 """
@@ -86,7 +86,7 @@ def _side(name: str, call: Callable[[], object], buffer: Buffer, musts: tuple[Mu
 
 
 def _seconds(call: Callable[[], object], module: Any) -> float:
-    """Return the seconds of one call by events on the current stream, after a barrier."""
+    """Return the seconds of one call after a barrier, measured by events on the current stream."""
     from mpi4py import MPI
 
     begin, end, seconds = module.make_stream_timer()

@@ -1,8 +1,8 @@
 """Compare hpccoll's executables with hand-written mpi4py loops of the same algorithms, and with the MPI library.
 
-The loops use views, buffer specifications and scratch made once, Sendrecv and np.add(out=). Each rank rewrites the
-message before a single call, as an application does; small messages are also timed in batches of calls. The script also
-measures the cost of a step, of lowering and of binding, and how far 64 MiB are from the memory's limit.
+The loops call Sendrecv and np.add(out=) on views, buffer specifications and scratch that are made once. Each rank
+rewrites the message before a single call, as an application does. Small messages are also timed in batches. The script
+also measures the cost of a step, of lowering and of binding, and compares a 64 MiB ring with the memory's limit.
 
     mpirun -n 2 python bench/executables.py --json executables.jsonl
 """
@@ -104,7 +104,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats, executable: Call) -> Case:
-    """Return the case of two loops, the executable and the MPI library on x; for a large ring also memory accesses."""
+    """Return the case of two loops, the executable, the MPI library and, for a large ring, bare memory accesses."""
     comm = bench.comm
     musts = [Must("no slower than the loop", "loop")]
     sides = [
@@ -120,9 +120,9 @@ def all_reduce_case(bench: Bench, name: str, loops: tuple[Call, Call], x: Floats
 
 
 def memory(x: Floats, n: int) -> Call:
-    """Return a function that makes the fewest memory accesses of a rank in a ring of n: it adds or stores messages."""
+    """Return a function that makes the fewest memory accesses that a ring of n needs on one rank, without messages."""
     chunk = max(len(x) // n, 1)
-    mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # np.zeros maps all to one page until written
+    mine, other = x[:chunk], np.full(chunk, 0, np.float32)  # not np.zeros, whose unwritten pages share memory
 
     def move() -> None:
         for _ in range(n - 1):
@@ -173,8 +173,8 @@ def compiled(bench: Bench, name: str, count: int) -> dict[str, Any]:
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
     """Return the record that compares the ring with the memory's limit, the case's side MEMORY.
 
-    In each of n - 1 steps a rank reads a received chunk and its own and writes the sum: 3 chunks. In n - 1 more it
-    reads and writes a chunk: 2.
+    In each of n - 1 steps a rank reads two chunks and writes their sum. In each of n - 1 more steps, a rank reads
+    and writes one chunk.
     """
     n = bench.comm.size
     moved = 5 * (n - 1) * (case.nbytes // n)

@@ -1,4 +1,4 @@
-"""Compare all-reduces of float16 and bfloat16 with float32 of as many bytes, in host memory.
+"""Compare all-reduces of float16 and bfloat16 with float32, with equal numbers of bytes, in host memory.
 
 All sides run the same prepared algorithm on separate buffers and differ only in the element type. They add the same
 small integers, which each type represents exactly.
@@ -21,7 +21,7 @@ from script import Result, main
 from hpccoll.runtime.arrays import get_dtype
 
 BASELINE = "float32"
-MUST = Must("at most 2x slower", BASELINE, share=1.0)  # takes at most the time of float32 longer
+MUST = Must("at most 2x slower", BASELINE, share=1.0)  # may take 100 % longer than float32
 
 
 def measure(bench: Bench, algorithm: str) -> Iterator[Result]:

@@ -1,8 +1,8 @@
 """Compare two-level collectives with flat ones and the MPI library's own, and with the limit of the nodes' links.
 
-With --link-mbit, the rate of each node's link, every large case ends with a record of kind `floor`: the least bytes
-that leave the busiest node over that rate, and the time of each side over that. Short messages end with
-the fastest side.
+--link-mbit states the rate of each node's link. Every case of a large message then ends with a record of kind `floor`:
+the least time in which the busiest node can send its bytes, and the ratio of each side's time to it. Every case of a
+short message ends with a record of the fastest side.
 
     hpccoll lab run --link 400M -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --link-mbit 400
     hpccoll lab run --latency 1ms -- srun --mpi=pmi2 -N4 --ntasks-per-node=2 python bench/hierarchy.py --sizes 8,1K,8K
@@ -32,15 +32,15 @@ from hpccoll.units import KiB, MiB, format_size
 
 LIBRARY, AGAIN = "MPI library", "MPI library (A/A)"
 LARGE = 4 * MiB
-# The algorithms to time: those of two levels first, then the flat ones.
+# The algorithms to time: first two-level algorithms, then flat algorithms.
 RACED = {
     Operation.ALL_REDUCE: ("hierarchical_ring", "hierarchical_doubling", "ring", "recursive_doubling"),
     Operation.REDUCE_SCATTER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
     Operation.ALL_GATHER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
     Operation.BROADCAST: ("hierarchical_chain", "hierarchical_tree", "chain"),
 }
-WITHIN, OTHERS = {Operation.ALL_REDUCE: 1.06}, 1.15  # the largest ratio to the floor, by operation and for the others
-TIMES = 1.9  # times as fast as the library
+WITHIN, OTHERS = {Operation.ALL_REDUCE: 1.06}, 1.15  # largest allowed ratio to the floor
+TIMES = 1.9  # required speed, as a multiple of the library's
 
 
 def measure(bench: Bench) -> Iterator[Result]:
@@ -85,7 +85,7 @@ def contest(
 
 
 def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
-    """Return the record that compares every side with the time of the busiest node's link for the least bytes."""
+    """Return the record that compares every side with the least time in which the busiest node can send its bytes."""
     nodes = detect_layout(bench.comm).nodes
     once = (nodes - 1) / nodes
     share = {Operation.ALL_REDUCE: 2 * once, Operation.BROADCAST: 1.0}.get(operation, once)

@@ -1,7 +1,7 @@
-"""Compare the `mpi` engine of `hpccoll bench` with a hand-written mpi4py loop: the difference is the bench's overhead.
+"""Measure the overhead of `hpccoll bench` by comparing its `mpi` engine with a hand-written mpi4py loop.
 
-The bench's own code times the engine and validates every result; the loop is plain mpi4py around time.perf_counter.
-Both start each call with the same bytes in the same buffers.
+The code of `hpccoll bench` times the engine and validates every result. The loop calls mpi4py between two calls of
+time.perf_counter. Both start each call with the same bytes in the same buffers.
 
     mpirun -n 2 python bench/mpi_engine.py --json mpi_engine.jsonl
 """

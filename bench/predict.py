@@ -1,7 +1,7 @@
 """Fit a machine to half of the sizes of a bench record, predict the other half, and print the errors.
 
-The record is one of `hpccoll bench`; only rows of engine hpccoll are used, all algorithms of an operation together.
-With --require the exit status is 1 if the median error on the sizes left out is above 15 %.
+The input is a result file of `hpccoll bench`, of which only engine hpccoll is used. All algorithms of an operation are
+fitted together. With --require, the exit status is 1 if the median error on the predicted sizes is above 15 %.
 
     mpirun -n 2 hpccoll bench all_reduce all_gather reduce_scatter --engine hpccoll --algorithm all -e 16M --json FILE
     python bench/predict.py FILE --json predict-2.jsonl

@@ -1,11 +1,11 @@
-"""Run `hpccoll preflight` on a lab with injected faults: healthy, one link at a quarter of its rate, one node slowed.
+"""Run `hpccoll preflight` on a lab without a fault, with one link at a quarter of its rate, and with one slow node.
 
     python bench/preflight_trials.py -n 20 --json preflight_trials.jsonl
 
 Each trial degrades a random node, runs the step of slurm/preflight.sh on the lab, and restores the node. The exit
-status is 1 unless every trial reported the degraded node and nothing else. Writes one JSON object per trial, kind
-`preflight_trial`: `condition`, `spoiled` (null on a healthy lab), `named` (faults as `kind node`), `right`, `seconds`,
-`load` (of this machine, per core, before the trial).
+status is 1 unless every trial reported the degraded node and nothing else. The script writes one JSON object of kind
+`preflight_trial` per trial: `condition`, `spoiled` (null on a healthy lab), `named` (faults as `kind node`), `right`,
+`seconds`, `load` (of this machine, per core, before the trial).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from hpccoll.records import RunRecord
 from hpccoll.runtime import job
 from hpccoll.units import format_size, parse_size
 
-Result = Case | dict[str, Any]  # a dict is a record of another kind; the table shows its field `line`
+Result = Case | dict[str, Any]  # a case, or a record of another kind as a dict, whose field `line` the table shows
 HEAD = f"{'size':>8} {'calls':>5}  {'case':<22} {'side':<34} {'us a call':>10} {'95 %':<22} {'ratio':>6} 95 %"
 
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
 
 
 def _silent(_: object) -> None:
-    """Do nothing: only rank 0 prints and writes."""
+    """Do nothing; used on all ranks but 0, because only rank 0 prints and writes."""
 
 
 def _run_record(comm: Any, command: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _header(run: Mapping[str, Any]) -> str:
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """Return a record as a row of the table; above 1x a side is faster than the baseline, the first row of a case."""
+    """Return a record as a row of the table; a ratio above 1x means faster than the baseline, a case's first row."""
     if record["kind"] != "comparison":
         return str(record["line"])
     times, ratio = record["time_us"], record["ratio"]

@@ -58,7 +58,7 @@ def section(path: Path) -> Iterator[str]:
 
 
 def _cases(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the comparison records of each case; a baseline, which has no ratio, begins a new case."""
+    """Yield the comparison records of each case; a record without ratio is a baseline and begins a new case."""
     case: list[dict[str, Any]] = []
     for record in records:
         if record["kind"] != "comparison":

@@ -1,7 +1,7 @@
 """Compare symmetric and ordinary buffers with the MPI library and Gloo, and with the limit of the memory.
 
-The other libraries get ordinary buffers, on which they are faster. The floor is the time of all ranks to read and write
-the bytes that each must move, at once, in the same windows, without waiting for each other.
+The other libraries use ordinary buffers, on which they are faster. The floor is the time in which all ranks, at once
+and without waiting for each other, read and write the bytes that they must move in the same windows.
 
     mpirun -n 2 python bench/symmetric.py --json symmetric.jsonl
 """
@@ -87,7 +87,7 @@ def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
 
 
 def calls(nbytes: int) -> int:
-    """Return how many calls a sample times back to back, so that each side starts with its own cache contents."""
+    """Return the number of calls per sample: several for short messages, so that the caches hold the side's data."""
     return max(LARGE // nbytes, 1)
 
 
@@ -124,7 +124,7 @@ def in_turn(steps: Iterable[Callable[[], object]]) -> Callable[[], object]:
 def floor(bench: Bench, case: Case) -> dict[str, Any]:
     """Return the record that compares a symmetric collective with the memory's limit, the case's side FLOOR."""
     n = bench.comm.size
-    # Bytes read and written: all_reduce n slices of S/n; all_gather all n blocks; broadcast (n - 1)/n S.
+    # Bytes that a rank reads and writes: S in all_reduce, n blocks in all_gather, (n - 1)/n S in broadcast.
     moved = 2 * case.nbytes * (n - 1) // n if case.name == "broadcast" else 2 * case.nbytes
     took, measured = (float(np.median(case.side(name).samples_us)) for name in (FLOOR, SYMMETRIC))
     return {
@@ -205,7 +205,7 @@ def broadcast_case(bench: Bench, count: int) -> Case:
     x[:] = 7 if comm.rank == 0 else 0
     ours = partial(own.broadcast, x, algorithm="shared")
     wrong = _wrong(comm, ours, x, 7)
-    chunk = -(-count // comm.size)  # the root writes the first chunk to all ranks; these read the other chunks
+    chunk = -(-count // comm.size)  # the root writes the first chunk to all ranks; the others read the other chunks
     each = windows(bench, x)
     pairs = [(other[:chunk], x[:chunk]) for other in each[1:]] if comm.rank == 0 else [(x[chunk:], each[0][chunk:])]
     library = partial(comm.Bcast, [a, MPI.FLOAT])
@@ -226,7 +226,7 @@ def _pair(
     wrong: int,
     least: Callable[[], object] | None = None,
 ) -> Case:
-    """Return the case of a library and hpccoll; `least`, if given, is the side of the fewest memory accesses."""
+    """Return the case of a library and hpccoll; `least`, if given, makes the fewest possible memory accesses."""
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
     if least is not None:
         sides.insert(2, Side(FLOOR, least, checked=False))

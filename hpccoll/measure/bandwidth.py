@@ -1,6 +1,6 @@
 """Bandwidths as nccl-tests defines them, comparable with published numbers.
 
-An operation moves a message of S bytes in t seconds: algbw = S / t, and busbw = algbw * factor, in GB/s (1e9 bytes per
+For a message of S bytes that takes t seconds, algbw = S / t and busbw = algbw * factor, both in GB/s (1e9 bytes per
 second). The factor is the multiple of S that any algorithm must move over the busiest link of a rank, so that busbw is
 comparable with the hardware's bandwidth for any operation and number of ranks n.
 
@@ -13,7 +13,7 @@ comparable with the hardware's bandwidth for any operation and number of ranks n
 | barrier                              | 0                      | 0        |
 
 `count` is the number of elements of a rank's vector, or of one block if the message has n blocks.
-Source: nccl-tests, doc/PERFORMANCE.md; all_to_all, gather, scatter and send_recv from its source.
+Sources: doc/PERFORMANCE.md of nccl-tests; for all_to_all, gather, scatter and send_recv, the code of nccl-tests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hpccoll.units import GB
 SEND_RECV: Final = "send_recv"
 TimedOperation: TypeAlias = Operation | Literal["send_recv"]
 _WHOLE = (Operation.BROADCAST, Operation.REDUCE, SEND_RECV)
-_SHORTEST = 1e-9  # seconds, below any clock's resolution: avoids a division by zero
+_SHORTEST = 1e-9  # seconds; shorter times count as this one, to avoid a division by zero
 
 
 def find_timed_operation(name: str) -> TimedOperation:
-    """Return the operation of a name, SEND_RECV for `send_recv`; raise UnknownNameError for any other name."""
+    """Return the operation with this name, or SEND_RECV for `send_recv`; raise UnknownNameError if none has it."""
     if name == SEND_RECV:
         return SEND_RECV
     names = [operation.value for operation in Operation]
@@ -55,9 +55,9 @@ def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int)
 
 
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
-    """Return the most elements per vector or block whose message size S is at most `nbytes`; 0 for a barrier.
+    """Return the largest count for which the message size S is at most `nbytes`; 0 for a barrier.
 
-    The count is at least 1 if `nbytes` is above 0, so S may be larger than `nbytes`.
+    The count is at least 1 if `nbytes` is positive, even if the message of one element is larger than `nbytes`.
     """
     if op is Operation.BARRIER:
         return 0

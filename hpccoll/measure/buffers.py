@@ -14,14 +14,14 @@ _ALIGNED = 4096
 
 
 class PreallocatedModule:
-    """Part of an array module: allocates arrays one after another from `memory`, an array of bytes."""
+    """Base class of array modules that allocate arrays one after another from `memory`, an array of bytes."""
 
     def __init__(self, memory: FlatArray) -> None:
         super().__init__()
         self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
-        """Forget all allocations: the next `empty` returns memory from the start of the buffer and overwrites them."""
+        """Forget all allocations, so that the next `empty` returns memory from the start of the buffer again."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:

@@ -1,4 +1,4 @@
-"""Makes the record of a case from its samples: their summary, and the bandwidths at the median."""
+"""Makes the record of a benchmark case from its samples, with their summary and the bandwidths at the median."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Compares engines and algorithms on the same operation and size.
 
-The place of a record is in place or out of place. Its ratio is the median of engine `mpi` in the same place divided by
-the record's median: above 1 the record is faster. The best record has the smallest median without wrong results.
+A record's place is in place or out of place. A record's ratio is the median of engine `mpi` in the same place divided
+by the record's median, so a record with a ratio above 1 is faster than `mpi`. The best record is the one with the
+smallest median among records without wrong results.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plo
 
 
 class TableKey(NamedTuple):
-    """The fields that all rows of one table share."""
+    """The fields of a record that are the same in all rows of one table, such as operation and ranks."""
 
     op: str
     dtype: str
@@ -82,7 +83,7 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
-    """Return one comparison per table key and size: keys in order of appearance, sizes ascending.
+    """Return one comparison per table key and size, with keys in order of appearance and sizes ascending.
 
     If a case was measured twice, its last record is used.
     """
@@ -105,7 +106,7 @@ def get_engine_sort_key(name: tuple[str, str | None]) -> tuple[int, str, str]:
 
 
 def _group_by_engine(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
-    """Return records of one table key and size, grouped and sorted by engine and algorithm; the last duplicate wins."""
+    """Return records of one table key and size, grouped and sorted by engine and algorithm; keep the last duplicate."""
     places = {(record.engine, record.algorithm, record.in_place): record for record in records}
     names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=get_engine_sort_key)
     return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

@@ -1,4 +1,4 @@
-"""Prepares calls on the same buffers to be timed against each other: hpccoll's algorithms, and other libraries."""
+"""Prepares calls of hpccoll's algorithms and of other libraries on the same buffers, to be timed against each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLAYED_BYTES = 64 * 1024
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Prepare hpccoll's algorithm (or `auto`) on the workload's buffers, to be timed; collective over `comm`."""
+    """Prepare an algorithm of hpccoll (or `auto`) on the workload's buffers for timing; collective over `comm`."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -42,7 +42,7 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
 
 
 def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
-    """Return a function that computes this rank's exact output: it replays all ranks' steps without communication."""
+    """Return a function that computes this rank's exact output by replaying all ranks' steps without communication."""
     task = workload.task
 
     def replay_plan() -> Array:
@@ -54,7 +54,7 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Prepare another library's collective on the workload's buffers, to be timed.
+    """Prepare another library's collective on the workload's buffers for timing.
 
     Raises:
         UsageError: the library does not offer this operation, dtype or reduction.
@@ -65,7 +65,7 @@ def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
 
 
 def _free_nothing() -> None:
-    """Do nothing: other libraries hold no resources for a prepared call."""
+    """Do nothing, because prepared calls of other libraries hold no resources."""
 
 
 def prepare_contenders(
@@ -73,8 +73,8 @@ def prepare_contenders(
 ) -> tuple[list[Contender], list[str]]:
     """Prepare all contenders on the workload's buffers: `algorithms` of hpccoll, and the started engines `peers`.
 
-    Collective over `comm`. Returns the contenders that can run here, and for each other one a sentence with the reason;
-    the same on all ranks.
+    Collective over `comm`. Returns the contenders that can run, and a sentence with the reason for each contender that
+    cannot run. The result is the same on all ranks.
     """
     ready: list[Contender] = []
     refused: list[str] = []

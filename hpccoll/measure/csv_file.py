@@ -1,4 +1,4 @@
-"""`--csv`: one flat line per measurement, without its samples, for spreadsheets and data frames."""
+"""Writes the file of `--csv`: one line per measurement, without samples, for spreadsheets and data frames."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reproducible inputs, and the results that every engine must produce from them.
 
-Inputs repeat with a prime period, so they are cheap to make at any size and neighbouring chunks differ. Every rank can
-make every rank's input, so it computes the expected result without communication.
+Inputs repeat with a prime period, so that large inputs are cheap to make and neighbouring chunks differ. Every rank
+computes its expected result without communication, because it can make the inputs of all ranks.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ExpectedResult:
 
 
 def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
-    """Return a new array of shape (count,), the input of `rank`: pseudo-random, different on every rank.
+    """Return the input of `rank`: a new array of `count` pseudo-random elements, different on every rank.
 
-    Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Integers use all bits and may overflow:
-    all engines wrap around.
+    Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Sums and products of integers may
+    overflow, which all engines handle by wrapping around.
     """
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)

@@ -1,4 +1,4 @@
-"""Times contenders on the same buffers: they take turns of several iterations, in a new random order every round.
+"""Times contenders on the same buffers in turns of several iterations, in a new random order every round.
 
 A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration; its exit skew is part of
 the sample and the same for all contenders. Rank 0 decides how many iterations a turn has and when to stop, and
@@ -56,7 +56,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """`warmup` untimed iterations, then timed ones until `rule` ends them; `check` validates every result."""
+    """Numbers of iterations: `warmup` untimed ones, then timed ones until `rule` says stop; `check` validates all."""
 
     rule: StoppingRule
     warmup: int
@@ -121,7 +121,7 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations take about TURN_S seconds: 1 to MOST_A_TURN, and no more than the rule allows."""
+        """Return how many iterations take about TURN_S seconds, from 1 to MOST_A_TURN and within the stopping rule."""
         median_s = max(contender.median_us / 1e6, 1e-7)
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
@@ -150,7 +150,7 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return why to stop timing a contender, or None to continue; local, and `run` uses rank 0's answer only."""
+        """Return why to stop timing a contender, or None to continue; local. `run` uses only the answer of rank 0."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))

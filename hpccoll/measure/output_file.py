@@ -1,4 +1,4 @@
-"""Checks of output files, so that a command fails before hours of measuring and not after."""
+"""Checks that output files can be written, so that a command fails before it measures for hours."""
 
 from __future__ import annotations
 

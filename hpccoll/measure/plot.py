@@ -1,10 +1,10 @@
-"""`--plot`: latency and bus bandwidth against size, on logarithmic axes, one line per engine and algorithm.
+"""Draws `--plot`: latency and bus bandwidth over size on logarithmic axes, one line per engine and algorithm.
 
-Each operation (and dtype, reduction, root, buffer and number of ranks) has a row of two panels. A line is the median,
-the band around it the median's 95 % interval. Colour and marker together identify the engine and algorithm, also in
-greyscale, and are the same in every plot; other libraries are black and grey. If both places were measured, in place is
-solid with filled markers and out of place is thin and dashed with open ones; a single place is solid and named in the
-title. Rows of 0 bytes are left out, as a logarithmic axis cannot show them.
+Each operation (and dtype, reduction, root, buffer and number of ranks) has a row of two panels. A line shows medians,
+and the band around the line shows their 95 % intervals. Colour and marker together identify the engine and algorithm,
+also in greyscale, and are the same in every plot. Other libraries are black and grey. If a plot has both places,
+in-place lines are solid and out-of-place lines are dashed; a single place is solid and named in the title. Measurements
+of 0 bytes are left out, because a logarithmic axis cannot show them.
 
 Colours: Okabe and Ito, Color Universal Design, 2008.
 """
@@ -31,7 +31,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# An algorithm's position selects its colour and marker; algorithms not listed here get the positions after these.
+# An algorithm's position in this list selects its colour and marker; unlisted algorithms get the next positions.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
@@ -90,7 +90,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     """Return a matplotlib figure with a row of two panels and a legend per table key; writes no file."""
-    # Without pyplot, which would choose a backend and keep every figure for the life of the process.
+    # This avoids pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -189,7 +189,7 @@ def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
 
 
 def _format_y_axis(axes: Axes, setting: TableKey) -> None:
-    """Set the value axis's ticks once the curves are drawn; write the reason into a panel without curves."""
+    """Set the ticks of the vertical axis after the curves are drawn; a panel without curves states the reason."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:

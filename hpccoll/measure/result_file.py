@@ -1,8 +1,8 @@
-"""Result files: JSON Lines, written record by record, so that a killed run leaves its finished records.
+"""Reads and writes result files: JSON Lines, one record after another, so that a killed run loses no finished record.
 
 Each record is one line, flushed before the next case is measured. A run killed in the middle of a line leaves an
-incomplete last line: the reader skips and reports it, and the writer truncates it when it resumes the file. A damaged
-line anywhere else, or a file of another kind, is an error: no record is ever appended to a foreign file.
+incomplete last line. The reader skips and reports an incomplete last line, and the writer removes it when it resumes
+the file. A damaged line elsewhere, or a file that hpccoll did not write, is an error, and the file stays unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FileContents:
         return f"{self.name}, line {self.lines[index]}"
 
     def collectives(self) -> list[CollectiveRecord]:
-        """Return the validated records of kind `collective`, only the last one of each case; the rest is ignored.
+        """Return the last record of kind `collective` of each case, validated; ignore records of other kinds.
 
         Raises:
             UsageError: a record lacks a field or has one of the wrong type or range.
@@ -89,7 +89,7 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
 
 
 class RecordWriter:
-    """Writes records to a file or standard output, flushed one by one. Creating it truncates or resumes the file.
+    """Writes records to a file or standard output, flushed one by one; its constructor truncates or resumes the file.
 
     Args:
         path: the file; `-` for standard output, None to write nothing.
@@ -149,7 +149,7 @@ class RecordWriter:
 
 
 def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
-    """Open a file for writing and truncate it; to resume, remove only an incomplete last line and go to the end."""
+    """Open a file for writing: truncate it, or, to resume, remove only an incomplete last line and seek to the end."""
     try:
         if not (resume and path.exists()):
             return path.open("wb")

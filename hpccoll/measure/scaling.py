@@ -13,7 +13,7 @@ _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algo
 
 
 def find_result_files(paths: Sequence[str]) -> list[Path]:
-    """Return the files that `paths` name, and all `.jsonl` files below folders; tests that paths exist, reads no file.
+    """Return the files that `paths` name, and all `.jsonl` files below folders; reads no file.
 
     Raises:
         UsageError: a path does not exist, or a folder contains no such file.
@@ -55,7 +55,7 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Return the scaling record of measurements that differ only in ranks; ratios are to the first one's median."""
+    """Return the scaling record of measurements that differ only in ranks, with ratios to the median of the first."""
     first = records[0]
     points = tuple(
         ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)

@@ -29,7 +29,7 @@ FIXED_PLACES = {Operation.BROADCAST: True, Operation.BARRIER: True}
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """The cases to measure: `sizes` in bytes; `places`, True for in place; `algorithms`, `all` and `auto` included."""
+    """The cases to measure: `sizes` in bytes, `places` True for in place, `algorithms` possibly `all` or `auto`."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -43,7 +43,7 @@ class BenchmarkConfig:
     method: TimingOptions
 
     def list_algorithms(self, operation: Operation) -> list[str]:
-        """Return the configured algorithms that exist for an operation; `all` becomes their names, `auto` stays."""
+        """Return the configured algorithms that exist for an operation, with `all` replaced by their names."""
         known = list_algorithm_names(operation)
         wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
@@ -71,7 +71,7 @@ class BenchmarkConfig:
 
 
 class BenchmarkSession:
-    """A benchmark on the ranks of `world`, timed by `run`; `refused` collects why some contenders could not run."""
+    """A benchmark on the ranks of `world`, timed by `run`; `refused` has the reasons why contenders could not run."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class BenchmarkSession:
 
     @property
     def case_count(self) -> int:
-        """The number of cases of a complete run, including those whose contender may turn out unable to run."""
+        """The number of cases of a complete run, including cases whose contender may turn out to be unable to run."""
         return sum(len(self.peers) + len(self._list_algorithms(task)) for task in self.tasks)
 
     def share_budget(self, seconds: float) -> None:
-        """Set every case's time budget to an equal share of `seconds`; each still runs its minimum of iterations."""
+        """Set every case's time budget to an equal share of `seconds`; the minimum of iterations still applies."""
         method = self.config.method
         rule = replace(method.rule, budget_s=seconds / max(self.case_count, 1))
         self.config = replace(self.config, method=replace(method, rule=rule))
@@ -121,7 +121,7 @@ class BenchmarkSession:
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
-        """Allocate the buffers of a workload (over those of the last one) and prepare its contenders; collective."""
+        """Allocate a workload's buffers in the previous workload's memory and prepare its contenders; collective."""
         if isinstance(self.module, PreallocatedModule):
             self.module.rewind()
         workload = Workload(task, self.module)

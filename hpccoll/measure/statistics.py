@@ -2,12 +2,11 @@
 
 Timings are skewed and multimodal, so there is no mean and no standard deviation here. Of n independent samples, the
 number below the true median is binomial(n, 1/2); so the r-th smallest and the r-th largest enclose the median with a
-known probability, whatever the distribution. This uses the exact binomial: its normal approximation
-floor((n - z sqrt n)/2), ceil(1 + (n + z sqrt n)/2) is wider and, below 6 samples, names samples that do not exist.
-No sample is ever removed.
+known probability, whatever the distribution. This module computes that probability from the exact binomial
+distribution. The usual normal approximation gives wider intervals and fails below 6 samples. No sample is removed.
 
-Few samples have no 95 % interval: the widest one, from the smallest to the largest of n, covers 1 - 2**(1-n) (75 % for
-3, 93.75 % for 5). It is returned, and `coverage` states its probability.
+With fewer than 6 samples there is no 95 % interval. The interval is then the range from the smallest to the largest of
+the n samples, and its `coverage` is 1 - 2**(1-n): 75 % for 3 samples, 93.75 % for 5.
 
 Sources: Hoefler and Belli, SC'15, section 3; David and Nagaraja, Order Statistics, section 7.1.
 """
@@ -78,9 +77,9 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float = CONFIDENCE) -> Interval:
     """Return median(numerator) / median(denominator) and an interval that covers the true ratio.
 
-    Each median gets an interval that misses with half the allowed probability; the ratio lies between the quotients
-    of their opposite ends. That is wider than a bootstrap, but it holds for any distribution and few samples, needs
-    no random numbers, and the samples may depend on each other across the two sets (interleaved runs do).
+    Each median gets an interval that misses it with half the allowed probability, and the bounds of the ratio are the
+    quotients of opposite ends. This interval is wider than a bootstrap interval. It is valid for any distribution and
+    few samples, and if the two sets of samples depend on each other, as in interleaved runs.
 
     Raises:
         UsageError: no samples, an invalid sample, or an interval of the denominator that reaches zero.
@@ -95,7 +94,7 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
-    """Return r and a probability: that the r-th smallest and the r-th largest of n samples enclose the true median.
+    """Return r and the probability that the r-th smallest and r-th largest of n samples enclose the true median.
 
     r is the largest number whose probability is at least `confidence`, or 1 if there is none.
     """
@@ -112,7 +111,7 @@ def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
 
 
 def _sort_samples(samples: Samples) -> NDArray[np.float64]:
-    """Return a sorted copy of the samples; raise UsageError if there are none or one is not a time."""
+    """Return a sorted copy of the samples; raise UsageError if there is no sample, or one is not a valid time."""
     array = np.sort(np.asarray(samples, np.float64), axis=None)
     if not len(array):
         raise UsageError("a summary needs at least one sample; ask for at least one with --iterations")

@@ -1,8 +1,8 @@
 """Times every step of one call on every rank, for a timeline of a real run.
 
-Reading the clock takes about 0.2 us per step, as long as a short step, so a timed call is slower than an untimed one
-(`hpccoll bench` times whole calls). Ranks on one host share a clock. On several hosts each rank's times count from its
-exit of a barrier, so slices of different hosts may be shifted by the barrier's exit skew; the timeline's note says so.
+Reading the clock takes about 0.2 us per step, as long as a short step, so timing slows down the measured call
+(`hpccoll bench` times whole calls). Ranks on one host share a clock. On several hosts, a rank's times start when the
+rank leaves a barrier, so the timelines of two hosts may be shifted by the time between their exits. A note says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decides when a case has enough samples: its median is known well, or time or iterations ran out.
+"""Decides when to stop timing a case: its median is precise enough, or its time or iterations are used up.
 
-`interleaved` asks on rank 0 after every turn and broadcasts the answer. Stopping as soon as the interval is tight
-favours samples that agree by chance: the 95 % interval of a case that stopped because of it contains the true median
-in 93 % of simulated cases.
+After every turn, rank 0 of a benchmark applies the rule and broadcasts the answer. Stopping as soon as the interval is
+tight favours samples that agree by chance. In simulations, 93 % instead of 95 % of the intervals of cases that stopped
+for this reason contain the true median.
 """
 
 from __future__ import annotations

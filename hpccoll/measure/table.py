@@ -1,12 +1,12 @@
 """Tables of results: plain text that nccl-tests' parsers can also read, or a table by the library rich on a terminal.
 
 Plain text has one line per engine and algorithm; comment lines begin with #. The first 13 columns are nccl-tests': five
-that describe the case, four for out of place and four for in place (N/A for a place that was not measured). The next
-ones are engine and algorithm, and for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is
-faster) and its interval; the last column marks the best row of a size with *. No cell contains a blank. An interval
-followed by ? comes from too few iterations to cover 95 %.
+describe the case, four are for out of place and four for in place (N/A if a place was not measured). The columns engine
+and algorithm follow, then for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster)
+and the ratio's interval. The last column marks the best row of a size with *. No cell contains a blank. A ? after an
+interval means that there were too few iterations to cover 95 %.
 
-Under mpirun standard output is a pipe, so most users see plain text.
+Under mpirun, standard output is a pipe, so the table is plain text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLACES = {False: "out-of-place", True: "in-place"}
 
 
 class TableColumn(NamedTuple):
-    """A heading, its unit, the place it belongs to (None: both), and its alignment."""
+    """A column of the table: its heading, unit, place (None if it describes both places) and alignment."""
 
     name: str
     unit: str
@@ -132,7 +132,7 @@ def _list_places(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
 
 
 def _list_legend(*, unsure: bool) -> Iterator[str]:
-    """Yield the lines that explain the table's marks; `unsure` adds the one on the question mark."""
+    """Yield the lines that explain the table's marks; `unsure` adds the line that explains the question mark."""
     yield f"{BEST} smallest median of its size; time95, ratio95: 95 % intervals; ratio: time of mpi / time"
     if unsure:
         yield "? too few iterations for 95 %: the interval is the range of the samples"
@@ -191,7 +191,7 @@ def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], d
     return table
 
 
-# Columns to drop on narrow terminals, in this order: first those that the title repeats.
+# Columns to drop on narrow terminals, in this order; the first ones only repeat the title.
 _DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
 
 
@@ -217,7 +217,7 @@ def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = Non
 
 
 def _make_fitting_tables(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
-    """Return one table, or one per place if that is too wide for the console, with as many columns as fit."""
+    """Return one table, or one per place if one table is too wide for the console, with as many columns as fit."""
     places = _list_places(cases)
     for drop in ((), _DISPENSABLE[0]):
         table = make_rich_table(cases, places, drop)

@@ -1,8 +1,8 @@
 """Runs `hpccoll tune`: times every candidate at every size side by side, and makes the tuning table's points.
 
-The candidates are all algorithms of an operation and the MPI library's own collective. They run as a call without `out`
-does: all_reduce and reduce in place, the others with a separate output. A candidate that is far slower than the best
-after a few iterations is stopped; a candidate with a wrong result does not enter the table.
+The candidates are all algorithms of an operation and the MPI library's own collective. All_reduce and reduce are timed
+in place, the other operations with a separate output, as in calls without `out`. Timing a candidate ends early if it is
+far slower than the best after a few iterations. A candidate with a wrong result does not enter the table.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # operations that work in place unless a call passes `out`
 HOPELESS, GLANCE = 3.0, 5  # stop a candidate this many times slower than the best after this many iterations
-FEWEST, MOST = 9, 1000  # iterations per case; 9 have a 95 % interval without their extremes
+FEWEST, MOST = 9, 1000  # iterations per case; the 95 % interval of 9 samples excludes the smallest and the largest
 TIGHT = 0.01
 BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 
 
 class PruningBenchmark(InterleavedBenchmark):
-    """Times contenders as its base class does, but stops those early that are far slower than the best."""
+    """Times contenders in turns; stops timing a contender early if it is far slower than the best."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -48,7 +48,7 @@ class PruningBenchmark(InterleavedBenchmark):
         self._all = list(contenders)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return why to stop timing a contender, or None to continue; BUDGET for one far slower than the best."""
+        """Return why to stop timing a contender, or None to continue; BUDGET if it is far slower than the best."""
         best = min(each.median_us for each in self._all)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
@@ -68,7 +68,7 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return the benchmarks to run in one kind of buffer; a barrier, which has none, in the first kind only."""
+        """Return the benchmarks to run in one kind of buffer; a barrier has no data and runs in the first only."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         configs = []
         for dtype in self.dtypes:
@@ -86,7 +86,7 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """Times the candidates of one benchmark; appends a series of one point to `found` after each size."""
+    """Times candidates; after each size, `found` gets a series with one point: the times of all right candidates."""
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
@@ -121,7 +121,7 @@ class TuningSession(BenchmarkSession):
 
 
 class OtherProcessLoad:
-    """Measures how many cores other programs keep busy, for jobs on one node; collective, also the constructor."""
+    """Measures how many cores other programs keep busy, for jobs on one node; its constructor is collective."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._begin, self._busy = comm, time.perf_counter(), self._sum_busy_s(comm)
@@ -144,8 +144,8 @@ def make_tuning_sessions(
 ) -> list[TuningSession]:
     """Return one session per kind of buffer, element type and place, with buffers allocated; measures nothing yet.
 
-    Collective over `world`, whose ranks `comm` must contain. A case takes up to `row_s` seconds; if that is None, an
-    equal share of `budget_s`.
+    Collective over `world`; `comm` must contain all its ranks. A case takes up to `row_s` seconds or, if `row_s` is
+    None, up to an equal share of `budget_s`.
     """
     sessions: list[TuningSession] = []
     for buffer in sweep.buffers:

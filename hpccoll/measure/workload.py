@@ -20,7 +20,7 @@ IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROAD
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """A collective as rank `rank` of `ranks` runs it, with `count` elements per vector or block."""
+    """The arguments of a collective on rank `rank` of `ranks`, with `count` elements per vector or block."""
 
     operation: Operation
     count: int
@@ -36,7 +36,7 @@ class WorkloadSpec:
 class Workload:
     """The buffers of a collective on this rank, allocated by `module`, and the expected result.
 
-    `source` is the input, `result` the output (in place: the same memory or a part of it); None if the rank has none.
+    `source` is the input and `result` the output, or None if the rank has none. In place, one is a view of the other.
     """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
@@ -81,7 +81,7 @@ class Workload:
         return source, source
 
     def reset(self) -> None:
-        """Overwrite the output with a fill pattern, then restore the input; waits for copies to a device."""
+        """Overwrite the output with a fill pattern and restore the input; return after copies to a device are done."""
         if self.result is not None:
             self.module.bind_copy_from_host(self.result, self._poison)()
         if self.source is not None and self._mine is not None:
@@ -100,7 +100,7 @@ class Workload:
     def count_wrong(self, contender: str) -> int:
         """Return how many elements of this rank's output are wrong after a call of the contender of this name.
 
-        The bits of a contender's right result are kept: a later result with the same bits is right at once.
+        The bits of a contender's right result are kept, so that later results with the same bits need no other check.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:

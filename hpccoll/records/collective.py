@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from hpccoll.plan import Operation
 from hpccoll.records.record import Amount, Count, Positive, Record, about
 
-SEND_RECV: Final = "send_recv"  # no collective, but timed and recorded like one
+SEND_RECV: Final = "send_recv"  # an operation that is not a collective, but timed and recorded like a collective
 FEWEST_FOR_P99: Final = 100  # with fewer samples, the 99th percentile is the maximum
 if TYPE_CHECKING:
     OperationName: TypeAlias = str
@@ -80,7 +80,7 @@ class CollectiveCase(Record, frozen=True):
 
     @property
     def key(self) -> CaseKey:
-        """The fields that are the same if another run measures this case."""
+        """The fields that identify this case, also in the records of other runs."""
         return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
 

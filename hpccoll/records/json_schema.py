@@ -1,7 +1,7 @@
 """JSON Schema of the records, draft 2020-12, generated from their declarations.
 
-A record is one object per line; its `kind` selects the definition. Readers should accept unknown keys: later versions
-of schema hpccoll/1 may add keys and never remove one.
+Each line of a result file is one record, whose `kind` selects the definition. Readers should accept unknown keys,
+because later versions of schema hpccoll/1 may add keys, but never remove one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFINITIONS: dict[str, type[Record]] = {
     "train": TrainStepRecord,
     "train_summary": TrainSummaryRecord,
     "lab": LabRecord,
-    "simulated": SimulatedPlanRecord,  # this and the next have kind `plan`, and differ in `command`
+    "simulated": SimulatedPlanRecord,  # has kind `plan` like ProvenPlanRecord, but another `command`
     "plan": ProvenPlanRecord,
 }
 
@@ -62,7 +62,7 @@ def make_json_schema() -> Schema:
 
 
 def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return an if-then rule: a line of this kind (and `command`, if that is constant) must satisfy the definition."""
+    """Return a rule: lines of this kind (and `command`, if the definition fixes it) must satisfy the definition."""
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:
@@ -76,7 +76,7 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
         return _inline(components[schema["$ref"].rpartition("/")[2]], components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
     if "anyOf" in schema:
-        (value, _) = schema["anyOf"]  # the second is null: records have no other unions
+        (value, _) = schema["anyOf"]  # the second type is null, because the only unions in records are with null
         value = _inline(value, components)
         null = {"enum": [*value["enum"], None]} if "enum" in value else {"type": [value["type"], "null"]}
         plain = value | null | plain

@@ -30,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the record of the given versions, None for the rest; raise UsageError for a package without field."""
+        """Return the versions, None for packages not given; raise UsageError for a package that has no field."""
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:
@@ -51,7 +51,7 @@ class SlurmJob(Struct, frozen=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True):
-    """The command, software and ranks of a run, written before its measurements; a resumed file has one per run."""
+    """The command, software and ranks of a run, written before its measurements; a resumed file has several."""
 
     kind: ClassVar[str] = "run"
 

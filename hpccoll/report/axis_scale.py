@@ -9,7 +9,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 _MAX_TICKS = 7
-_NARROW, _WIDE = 0.9, 2.2  # decades: a narrower axis has equally spaced ticks; a wider one has powers of ten only
+_NARROW, _WIDE = 0.9, 2.2  # decades; below _NARROW, ticks have equal steps; above _WIDE, all are powers of ten
 
 
 @dataclass(frozen=True, slots=True)

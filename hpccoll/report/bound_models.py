@@ -2,10 +2,10 @@
 
 `hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
 per job (predict/fit.py): the alpha, beta and gamma for which simulated times are closest to the measured ones. A bound
-from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. If a
-record has a bound, that one is used.
+from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. A
+bound in a record takes precedence over the model's bound.
 
-The bounds are those of message passing: ranks that access shared memory directly may be faster (a ratio below 1x).
+The bounds assume message passing. Ranks that access shared memory directly may be faster (a ratio below 1x).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 class JobModel:
     """The machine model of one job, and its source in words.
 
-    `error` is the median relative error on sizes that were not fitted; None for a named machine.
+    `error` is the median relative error on sizes that were not used for the fit; None for a named machine.
     """
 
     machine: Machine
@@ -62,7 +62,7 @@ class BoundModels:
     missing: tuple[str, ...] = ()
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the lower bound on a record's time, its own or else the model's; None if there is none or it is 0."""
+        """Return the bound in the record, else the model's bound on its time; None if no bound is known or it is 0."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
         model = self.by_job.get((record.ranks, record.nodes))
@@ -80,7 +80,7 @@ def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Fit a machine model to the measured rows of each job, in seconds per job; call `advance(job)` after each."""
+    """Fit a machine model to the measurements of each job, which takes seconds; call `advance(job)` after each job."""
     models: dict[JobSize, JobModel] = {}
     missing: list[str] = []
     ordered = sorted(set(jobs))
@@ -118,7 +118,7 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Return some sizes of the algorithms that are cheapest to simulate, of one or more, up to `max_cost` in all."""
+    """Return some sizes of the algorithms that are cheapest to simulate, within `max_cost`; at least one algorithm."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
@@ -136,9 +136,9 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Return the cost of simulating an algorithm's rows; the unit is a round of a job with few ranks.
+    """Return the cost of simulating an algorithm's measurements, in units of one round of a job with few ranks.
 
-    A round of a direct algorithm, in which every rank sends to all others, counts once per rank.
+    In a direct algorithm every rank sends to all others, so a round costs as much as one round per rank.
     """
     ranks = rows[0].plan.ranks
     steps = [row.plan.cost.steps if row.plan.cost else ranks for row in rows]

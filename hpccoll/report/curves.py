@@ -1,7 +1,7 @@
-"""Measurements as curves (one engine and algorithm over sizes), and as groups of curves that are compared.
+"""Groups measurements into curves (one engine and algorithm over sizes) and groups of curves to compare.
 
-If the files have runs with several MPI libraries, each library has its own curves. If a case was measured several times
-its last measurement is drawn; findings/noise.py compares the repetitions.
+If the runs used several MPI libraries, each library has its own curves. If a case was measured several times, the last
+measurement is drawn, and findings/noise.py compares the repetitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Implementation(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[int, str, str, str]:
-        """A key that sorts other engines before hpccoll, then by name."""
+        """The sort key: other engines come before hpccoll, and algorithms are sorted by name."""
         return *get_engine_sort_key((self.engine, self.algorithm)), self.library
 
 
@@ -77,13 +77,13 @@ class CurveGroup:
         return min(candidates, key=lambda candidate: candidate[1].time_us.p50, default=None)
 
     def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
-        """Return the record of engine `mpi` at a size, or None; `library` as in `Implementation`."""
+        """Return the record of engine `mpi` at a size, or None; `library` is a library of an `Implementation`."""
         names = [(curve.implementation.engine, curve.implementation.library) for curve in self.curves]
         return self.curves[names.index(("mpi", library))].get_record(nbytes) if ("mpi", library) in names else None
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Group measurements of one table key and place; keys in order of appearance, in place before out of place."""
+    """Return one group per table key and place, keys in order of appearance, in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}

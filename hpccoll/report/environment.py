@@ -28,7 +28,7 @@ class EnvironmentFact:
 
 
 def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
-    """Return the table's rows, without those that no run record has a value for."""
+    """Return the table's rows, without rows that are empty for every run."""
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
     columns = {
@@ -55,7 +55,7 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
 
 
 def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:
-    """Return the SLURM part of the run record; empty if the run was outside SLURM."""
+    """Return the SLURM job in the run record; empty if the run did not use SLURM."""
     job = run.record.get("slurm")
     return job if isinstance(job, Mapping) else {}
 

@@ -1,9 +1,9 @@
 """Heat maps as SVG elements: a matrix of nodes by nodes that makes one slow or broken link among thousands visible.
 
-Colors compare each value with the best quartile of all values: pale to dark blue at or above it, yellow to red below
-it. (The median is unsuitable: one slow node of four slows half of all links.) Broken links are hatched and crossed. Up
-to 16 nodes every cell shows its value; up to 64 nodes a cell is a shape with a <title>; larger matrices are a bitmap
-with one pixel per cell, because browsers cannot handle a million shapes.
+Colors compare each value with the best quartile of all values: blue at least as good, yellow to red worse. (The median
+is unsuitable as a reference, because one slow node of four slows down half of all links.) Broken links are hatched and
+crossed. Up to 16 nodes, every cell shows its value. Up to 64 nodes, every cell is a shape with a <title>. Larger
+matrices are bitmaps with one pixel per cell, because browsers cannot handle a million shapes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hpccoll.report.axis_scale import thin_values
 _WIDTH = 560
 MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
-_MIN_SIDE_WITH_UNIT = 34.0  # pixels: a larger cell has room for the unit below the number
+_MIN_SIDE_WITH_UNIT = 34.0  # pixels; the cells of a larger side have room for the unit below the number
 _LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
-# Ratio to the best quartile, and the color there; brightness decreases monotonically on both sides of 1.
+# Ratios to the best quartile and their colors, which get darker with the distance from 1 on both sides.
 _COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),
@@ -39,7 +39,7 @@ _COLOR_STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """The value at a row and column, None if unknown; `name` and `details` are the tooltip's heading and text."""
+    """A cell with its value, None if unknown; `name` and `details` are the heading and text of its tooltip."""
 
     row: int
     column: int
@@ -108,7 +108,7 @@ def render_heat_map(heat: HeatMap) -> str:
 
 
 def _compute_best_quartile(values: Sequence[float], higher_is_better: bool) -> float:
-    """Return the value that the best quarter of the values reaches."""
+    """Return the quartile that separates the best quarter of the values from the rest."""
     if len(values) == 1:
         return values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")

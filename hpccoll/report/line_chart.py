@@ -1,8 +1,8 @@
-"""Line charts as SVG elements without colors and fonts, which the page's style sheet sets, and without script.
+"""Line charts as SVG elements. The page's style sheet sets their colors and fonts.
 
-Each line has its 95 % interval as a band and as whiskers, and every marker has its values as a <title>, which browsers
-show without script. Every element has two geometries, for a logarithmic and a linear vertical axis: the one shown first
-in its attributes, the other in data-alt; the page's script swaps them.
+A band and whiskers show the 95 % intervals of each line. Every marker has its values as a <title>, which browsers show
+without script. Every SVG element has two geometries, one for a logarithmic and one for a linear vertical axis. The
+attribute `data-alt` has the geometry that is hidden at first, and the page's script can swap the two geometries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpccoll.report.number_format import format_bounds
 WIDTH, HEIGHT = 560, 350
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 14, 46
 _MAX_X_LABELS = 8
-_MIN_WHISKER = 2.0  # pixels: the marker hides a shorter one
+_MIN_WHISKER = 2.0  # pixels; a shorter whisker is hidden by the marker
 
 
 class ChartPoint(NamedTuple):
@@ -52,9 +52,9 @@ class LineChart:
     format_x: Callable[[float], str]
     format_y: Callable[[float], str]
     lines: tuple[ChartLine, ...]
-    is_log: bool = True  # the vertical axis, at first
-    marks_one: bool = False  # with a horizontal line at 1
-    has_bands: bool = True  # with intervals as bands between the points
+    is_log: bool = True  # whether the vertical axis is logarithmic when the page opens
+    marks_one: bool = False  # whether to draw a horizontal line at 1
+    has_bands: bool = True  # whether to draw the intervals as bands between the points
 
 
 def render_line_chart(chart: LineChart) -> str:
@@ -91,7 +91,7 @@ def _select_positive_points(line: ChartLine) -> tuple[ChartPoint, ...]:
 
 
 def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) -> str:
-    """Return the horizontal axis with a tick at every measured x and labels at some."""
+    """Return the horizontal axis with a tick at every measured x and labels at some of the ticks."""
     floor = HEIGHT - BOTTOM
     parts = [f'<path class="base" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>']
     parts += [f'<path class="tick" d="M{_format_length(x_scale.position_of(x))} {floor}v4"/>' for x in xs]
@@ -118,7 +118,7 @@ def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
 
 
 def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: AxisScale, other: AxisScale) -> str:
-    """Return a line with its band, whiskers and markers, each with both vertical scales' geometry."""
+    """Return a line with its band, whiskers and markers, each with a geometry for both vertical scales."""
     parts = [f'<g class="line {line.style.css_class}" data-name="{escape(line.label)}">']
     hides_intervals = line.style.css_class == "bound" or line.style.is_muted
     for css_class, trace in (("band", _trace_band), ("bars", _trace_whiskers), ("path", _trace_line)):

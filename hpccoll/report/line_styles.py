@@ -1,8 +1,8 @@
 """The color and marker of each implementation, the same in all charts of the page.
 
 Color and marker together identify a line, so charts stay readable for color-blind readers and in print. Other libraries
-have fixed styles. For each operation, the COLORS implementations of hpccoll that are fastest most often, or closest to
-the fastest, get a color; the others are drawn thin and gray ("muted").
+have fixed styles. For each operation, the COLORS implementations of hpccoll that are fastest at the most sizes get a
+color; among equals, those closest to the fastest. Other implementations are drawn thin and gray ("muted").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpccoll.report.curves import CurveGroup, Implementation
 COLORS = 7  # classes .c1 to .c7 of the style sheet
 _MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross")
 _ENGINE_STYLES = {"mpi": ("peer", "hexagon"), "nccl": ("peer2", "star"), "gloo": ("peer3", "thin")}
-_FAR_BEHIND = 20.0  # lag of an implementation whose time cannot be compared with the fastest
+_FAR_BEHIND = 20.0  # assumed ratio to the fastest if an implementation's time cannot be compared
 _MARKER_PATHS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M-3.5-3.5h7v7h-7z",
@@ -52,7 +52,7 @@ MUTED_STYLE = LineStyle("muted", _MARKER_PATHS["dot"])
 
 
 def assign_line_styles(groups: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
-    """Return the style of every implementation; within an operation, styles that are not muted differ."""
+    """Return the style of every implementation; lines of an operation share a style only if they are muted."""
     by_operation: dict[str, list[CurveGroup]] = {}
     for group in groups:
         by_operation.setdefault(group.setting.op, []).append(group)
@@ -87,7 +87,7 @@ def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implem
 
 
 def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return each implementation's rank key, lower is better: minus its wins, then mean log ratio to the fastest."""
+    """Return sort keys, smallest for the fastest: minus the sizes won, then the mean log ratio to the fastest."""
     wins: dict[Implementation, int] = {}
     lags: dict[Implementation, list[float]] = {}
     for group in groups:

@@ -1,8 +1,8 @@
-"""Reads result files for a report: runs, their measurements, pairs of nodes, findings of the doctor.
+"""Reads the runs, measurements, preflight records and doctor's findings in result files, for a report.
 
-A resumed file has several runs, and a sweep writes several files: each record belongs to the last `run` record before
-it in its file. For a directory, all `*.jsonl` files below it are read; a file there that hpccoll did not write is
-skipped and listed, but it is an error if the user named it.
+A resumed file has several runs. A record belongs to the last `run` record before it in the same file. All `*.jsonl`
+files below a directory are read. A file that hpccoll did not write is an error if the user named the file; below a
+directory, the file is skipped and listed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RecordedRun:
 
     @property
     def is_measuring_command(self) -> bool:
-        """Whether the command was `hpccoll bench` or `preflight`: a run of these without measurements is a finding."""
+        """Whether the command was `hpccoll bench` or `preflight`; a report warns if it left no measurements."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
@@ -100,7 +100,7 @@ class Results:
 
     @property
     def pair_count(self) -> int:
-        """The number of pairs of nodes in preflight records, both directions counted once."""
+        """The number of measured pairs of nodes, regardless of direction; the same pair in two runs counts twice."""
         pairs = self.list_preflight_records("preflight_pair")
         ends = [(run.number, str(pair.get("source")), str(pair.get("destination"))) for run, pair in pairs]
         return len({(number, frozenset((source, dest))) for number, source, dest in ends})
@@ -154,7 +154,7 @@ class _ResultsBuilder:
         self.others: Counter[str] = Counter()
 
     def add(self, path: Path, named: bool) -> None:
-        """Read a file; one that is not hpccoll's raises UsageError if the user named it, else it is skipped."""
+        """Read a file; skip a file that hpccoll did not write, but raise UsageError if the user named it."""
         if str(path) in self.files:  # named twice, or below a named directory
             return
         try:
@@ -181,7 +181,7 @@ class _ResultsBuilder:
         return self.runs[-1]
 
     def _add_record(self, run: RecordedRun, record: Mapping[str, Any], location: str) -> None:
-        """Append a record to the list of its kind; only measurements are validated."""
+        """Append a record to the list of records of its kind; validate it only if it is a measurement."""
         kind = record["kind"]
         if kind == "collective":
             self.rows.append(RunMeasurement(read_collective_record(record, location), run))
@@ -193,7 +193,7 @@ class _ResultsBuilder:
             self.others[kind] += 1
 
     def build(self) -> Results:
-        """Return what was added, without runs that neither have a record to show nor should have one."""
+        """Return the contents of all added files, without runs of other commands that have no record to show."""
         shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
         shown |= {row.run.number for row in self.rows}
         return Results(

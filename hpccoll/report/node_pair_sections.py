@@ -21,7 +21,7 @@ _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines per second", "remark")
 
 @dataclass(frozen=True, slots=True)
 class LinkDirection:
-    """One direction of a link; the values are None if it could not be measured, and `broken` gives the reason."""
+    """One direction of a link; `broken` is the reason if it could not be measured, and its values are then None."""
 
     source: str
     destination: str

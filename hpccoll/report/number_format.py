@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def format_number(value: float) -> str:
-    """Return a number from 100 rounded to an integer, else with three significant digits: 0.0012, 20, 1,235."""
+    """Return a number below 100 with three significant digits, a larger one as an integer: 0.0012, 20, 1,235."""
     if value >= 100:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
@@ -16,7 +16,7 @@ def format_number(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Return a time in seconds as s, ms or µs, or as ns below 0.01 µs: `2.78 ms`."""
+    """Return a time, given in seconds, with the unit s, ms, µs or (below 0.01 µs) ns: `2.78 ms`."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= unit * 0.9995:
             return f"{format_number(value / unit)} {name}"
@@ -24,7 +24,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_bytes_per_s(value: float) -> str:
-    """Return a bandwidth in bytes/s as GB/s, MB/s, kB/s or B/s, decimal units: `1.2 GB/s`."""
+    """Return a bandwidth, given in bytes/s, with the unit GB/s, MB/s, kB/s or B/s: `1.2 GB/s`."""
     for unit, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
         if value >= unit * 0.9995:
             return f"{format_number(value / unit)} {name}"

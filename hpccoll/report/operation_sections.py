@@ -32,13 +32,13 @@ COLUMNS = (
     "wrong",
 )
 _TEXT_COLUMNS = {"fastest", "engine", "algorithm", "stopped by"}
-_TIE = 1.05  # an implementation within this factor of the smallest median counts as fastest, too
+_TIE = 1.05  # an implementation also counts as fastest if its median is within this factor of the smallest
 
 
 def build_operation_sections(
     groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> list[PageSection]:
-    """Return a section per table key; if both places were measured, figures for out of place are folded at first."""
+    """Return a section per table key; if both places were measured, the figures for out of place start folded."""
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
@@ -79,7 +79,7 @@ def _build_section(
 
 
 def _describe_fastest(group: CurveGroup) -> str:
-    """Return a sentence that names the fastest implementation of each range of sizes; a tie extends the range."""
+    """Return a sentence that names the fastest implementation in each range of sizes; ties do not end a range."""
     spans: list[tuple[str, int, int]] = []
     for nbytes in group.sizes:
         fastest = group.find_fastest(nbytes)
@@ -143,7 +143,7 @@ def _format_rounded_size(nbytes: float) -> str:
 
 
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
-    """Return a line per curve through the values that `get_value` returns; muted lines first, other engines last."""
+    """Return one line per curve, through the values of `get_value`, with muted lines first and other engines last."""
     lines = []
     for curve in group.curves:
         points = [

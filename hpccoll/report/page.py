@@ -1,7 +1,7 @@
 """Renders a report as one HTML page that needs no network and is readable without its script.
 
-The template, style sheet and script are in templates/. All text from result files is escaped; only SVG elements, whose
-text is escaped already, are inserted unchanged. The page's content security policy forbids all requests.
+The template, style sheet and script are in templates/. All text from result files is escaped. SVG elements are
+inserted unchanged, because their text is already escaped. The page's content security policy forbids all requests.
 """
 
 from __future__ import annotations

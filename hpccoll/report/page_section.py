@@ -12,7 +12,7 @@ from hpccoll.report.line_styles import LineStyle, LineStyles
 
 @dataclass(frozen=True, slots=True)
 class FigurePanel:
-    """A figure with a heading: `svg` is an <svg> element; `has_scale_button`: a button switches its vertical axis."""
+    """A figure `svg` (an <svg> element) with a heading and, if `has_scale_button`, a button for its vertical axis."""
 
     title: str
     svg: str
@@ -23,7 +23,7 @@ class FigurePanel:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table: `number_columns` are aligned to the right; `is_folded` hides the rows until the reader opens them."""
+    """A table; `number_columns` are aligned to the right, and `is_folded` hides the rows until the reader opens it."""
 
     title: str
     columns: tuple[str, ...]
@@ -34,7 +34,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: the paragraph `intro`, then figures with a legend and `side_table` beside them, tables."""
+    """A section of the page: a paragraph `intro`, figures with a legend, a `side_table` beside them, and tables."""
 
     element_id: str  # unique on the page; its panels' ids begin with it
     title: str
@@ -42,7 +42,7 @@ class PageSection:
     panels: tuple[FigurePanel, ...] = ()
     legend: tuple[tuple[str, LineStyle], ...] = ()  # label, style
     tables: tuple[PageTable, ...] = ()
-    folded_panels: tuple[FigurePanel, ...] = ()  # hidden under `folded_title` until the reader opens them
+    folded_panels: tuple[FigurePanel, ...] = ()  # figures, hidden until the reader opens `folded_title`
     folded_title: str = ""
     notes: tuple[str, ...] = ()
     side_table: PageTable | None = None

@@ -1,6 +1,6 @@
-"""Curve groups of one operation on several job sizes, to show how time changes with the number of ranks or nodes.
+"""Collects the curves of one operation on several job sizes, to show how time depends on the number of ranks or nodes.
 
-The x axis is the number of nodes if every job has a different one, else the number of ranks.
+The x axis is the number of nodes if no two jobs have the same number of nodes, else the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hpccoll.measure.comparison import TableKey
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import Curve, CurveGroup, Implementation
 
-_SIZE_TOLERANCE = 0.1  # in log2: 1048572 B on 3 ranks is compared with 1 MiB on 4 ranks
+_SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts as equal to 1 MiB on 4 ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """Groups that differ only in job size, sorted by it; `sizes`: a small, a middle and a large size that all have."""
+    """Groups that differ only in job size, sorted by job size; all groups have the message sizes `sizes`."""
 
     groups: tuple[CurveGroup, ...]
     over: str  # the x axis: "nodes" or "ranks"
@@ -61,7 +61,7 @@ def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
 
 
 def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
-    """Return the groups in order of job size, with the x axis and the sizes that they have in common."""
+    """Return the groups in order of job size, with the x axis and with message sizes that all groups have."""
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"

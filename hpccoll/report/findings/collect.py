@@ -32,7 +32,7 @@ def collect_findings(
 ) -> list[Finding]:
     """Return all findings on the results, most severe first.
 
-    `read_request` returns the cases that a run's command asked for, or None if unknown; the default knows none.
+    `read_request` returns the cases that a run's command asked for, or None (as by default) if they are unknown.
     """
     findings = [
         *find_wrong_results(results.rows),

@@ -20,7 +20,7 @@ from hpccoll.units import format_size
 # A finding is reported if the low end of an implementation's slowdown against the fastest exceeds this factor.
 AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
 BOUND_LIMIT = 3.0
-MIN_BUSBW_KEPT = 0.5  # fraction of the bus bandwidth, from one job size to the next
+MIN_BUSBW_KEPT = 0.5  # a larger job that keeps less than this fraction of the bus bandwidth is reported
 _MAX_LISTED = 4
 _SLOW_NODE = (
     "one slow link or node slows down all ranks: run hpccoll preflight on these nodes, and check how the added nodes "
@@ -30,7 +30,7 @@ _SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), 
 
 
 class Lag(NamedTuple):
-    """An implementation's slowdown against the fastest one at a size: the ratio of their medians, with interval."""
+    """An implementation's slowdown at a size: the ratio of its median to the fastest one's, with an interval."""
 
     ratio: Interval
     nbytes: int
@@ -84,7 +84,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
 
 
 def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
-    """Yield the implementations significantly slower than the fastest of the same MPI library, and their lag."""
+    """Yield (implementation, lag) for each one significantly slower than the fastest with the same MPI library."""
     fastest = group.find_fastest(nbytes)
     if fastest is None or fastest[1].time_us.min <= 0:
         return
@@ -171,14 +171,14 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
 
 
 def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield a warning per operation whose largest message loses half its bandwidth from one job size to the next."""
+    """Yield a warning per operation if its largest message has half the bandwidth on the next larger job size."""
     for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    """Yield a warning at the first job size whose best bus bandwidth is half the best of the size before, if any."""
+    """Yield a warning for the first job size with less than half of the bus bandwidth of the next smaller job size."""
     fastest: dict[int, tuple[float, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
         for x, record in scaling.find_records(implementation, nbytes):

@@ -12,7 +12,7 @@ from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_size
 
 MAX_UNCERTAINTY = 0.10  # half the interval's width divided by the median
-MACHINE_FRACTION = 0.25  # if a smaller fraction of the rows is affected, the cause is not the machine
+MACHINE_FRACTION = 0.25  # report noise of the machine only if at least this fraction of the rows is affected
 MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the end of its interval that is closer to 1
 _MIN_HALF = 12  # samples in each half of a row, to detect drift
 _MAX_LISTED = 3
@@ -89,7 +89,7 @@ def _compare_medians(first: RunMeasurement, second: RunMeasurement) -> Interval 
 
 
 def _is_beyond(ratio: Interval, limit: float) -> bool:
-    """Whether a ratio's whole interval is above `limit` or below its inverse."""
+    """Whether a ratio's whole interval is above `limit` or below 1 / `limit`."""
     return ratio.low > limit or ratio.high < 1 / limit
 
 

@@ -13,7 +13,7 @@ _PROBLEMS = ("lost_node", "broken_link")
 
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
-    """Yield a finding per fault of each preflight, an OK finding if it has none, a warning if it was cut short."""
+    """Yield a finding per preflight fault, OK for a preflight without faults, a warning if it did not finish."""
     summaries = results.list_preflight_records("preflight_summary")
     for run, summary in summaries:
         yield from _relay_summary(run, summary)

@@ -23,7 +23,7 @@ class BenchRequest:
     """The operations, sizes and places that an `hpccoll bench` command asked for."""
 
     operations: tuple[str, ...]
-    sizes: tuple[int, ...]  # bytes, not yet rounded to whole elements
+    sizes: tuple[int, ...]  # message sizes in bytes, before rounding to whole elements
     places: tuple[bool, ...]  # True for in place
     itemsize: int
 
@@ -49,7 +49,7 @@ def find_incomplete_runs(
     for row in results.rows:
         rows_by_file.setdefault(row.run.file, []).append(row)
     files_with_other_records = {run.file for run, _ in (*results.preflight, *results.doctor_findings)}
-    last_runs = {run.file: run for run in results.runs}  # the last run of a resumed file requests all cases
+    last_runs = {run.file: run for run in results.runs}  # a resumed file's last run requests all cases
     for file, run in last_runs.items():
         rows = rows_by_file.get(file, [])
         request = read_request(run)
