@@ -4,7 +4,7 @@
 #
 # Rank i of a node uses GPU i, as torch and hpccoll choose. All GPUs stay visible, because CUDA IPC between two ranks
 # needs both to see both GPUs. The kernel lists the cores near the GPU's PCI slot; memory that the rank touches first is
-# allocated near them. Without nvidia-smi, taskset or that list, the rank runs unbound.
+# allocated near them. Without nvidia-smi, taskset or the list of cores, the rank runs unbound.
 rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${PMI_LOCAL_RANK:-}}}}
 # Under mpirun all ranks inherit SLURM_LOCALID=0 from the batch script, so the launcher's own variables come first.
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$rank}}

@@ -197,7 +197,7 @@ ${LAUNCH[*]}: ${output#*Error: }"
 Unset HPCCOLL_LAUNCHER, set HPCCOLL_SRUN_MPI to a name from 'srun --mpi=list', or load the MPI that hpccoll was built for"
 }
 
-# Return 0 if SLURM has the plugin that LAUNCH names by --mpi=, or LAUNCH names none.
+# Return 0 if SLURM has the plugin that the --mpi= option in LAUNCH names, or LAUNCH has no such option.
 has_srun_plugin() {
     local word
     for word in "${LAUNCH[@]}"; do
@@ -206,7 +206,8 @@ has_srun_plugin() {
 }
 
 # step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks and wait, unless a warning signal has come; STATUS becomes the
-# highest exit status so far. It runs in the background, because bash handles signals only between foreground commands.
+# highest exit status so far. The command runs in the background, because bash handles signals only between foreground
+# commands.
 step() {
     local status=130 found
     if [ -z "$warned" ]; then
@@ -236,7 +237,7 @@ on_warning() {
     say "warned: the run stops after the current ${unit:-row}, is requeued, and resumes"
 }
 
-# print_unusable_nodes NODES: print those of NODES (or ALL) that SLURM cannot use, with the reasons; return 1 if none.
+# print_unusable_nodes NODES: print the nodes of NODES (or ALL) that SLURM cannot use, and why; return 1 if none.
 print_unusable_nodes() {
     local command=(sinfo --noheader --Node --format='%N %T %E')
     if [ "$1" != ALL ]; then command+=(--nodes="$1"); fi

@@ -17,7 +17,7 @@
 #SBATCH --ntasks-per-node=2         # ranks per node; with GPUs, one per GPU
 ##SBATCH --gpus-per-node=4          # GPUs per node; --gpus-per-task would break CUDA IPC
 #SBATCH --time=00:30:00             # time limit
-#SBATCH --signal=B:USR1@120         # send a warning so many seconds before: the job saves its state and is requeued
+#SBATCH --signal=B:USR1@120         # warn the job this many seconds before the limit: it stops cleanly and is requeued
 #SBATCH --requeue                   # SLURM restarts a job that was interrupted or lost a node; it resumes
 #SBATCH --open-mode=append          # a restarted job appends to its output file
 #SBATCH --output=%x-%j.out          # output file; %x is the job's name, %j its ID

@@ -1,9 +1,9 @@
 """The checks of `hpccoll doctor`, which report problems of an installation, a host or a job with evidence and a remedy.
 
-Each module checks one area and returns findings. Anything that may crash or hang (a driver, an MPI library, a tool of
-the site) runs in a process of its own with a time limit, and its outcome is the evidence. Nothing is changed or
-removed. An argument `root` is the directory with /proc, /sys and /dev; tests pass another one. Start reading at
-checks.py, which runs all checks.
+Each module checks one area and returns findings. A driver, an MPI library or a tool of the site may crash or hang, so
+each runs in a process of its own with a time limit. The checks change and remove nothing. An argument `root` is the
+directory that contains proc, sys and dev: `/`, or another one in tests. Start reading at checks.py, which runs all
+checks.
 """
 
 from hpccoll.doctor.finding import Finding, Severity

@@ -1,4 +1,4 @@
-"""Run all checks: the checks of a host on each host, the checks of the whole job on rank 0."""
+"""Run the checks of a host on each host, and the checks of the whole job on rank 0."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HostReport:
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
     """Run all checks of this host and block until they end. Starts processes, each for at most `limit_s` seconds.
 
-    `ranks` are the ranks of the job on this host, this rank first.
+    `ranks` lists the ranks of the job on this host, starting with this rank.
     """
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
@@ -100,9 +100,9 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the checks of the whole job, on rank 0 only; return them and the findings of all hosts, sorted by area.
+    """Run the checks of the whole job on rank 0; return their findings and all hosts' findings, sorted by area.
 
-    Within an area the most severe are first. A process that a check starts may run for `limit_s` seconds.
+    Within an area, the most severe findings are first. A process that a check starts may run for `limit_s` seconds.
     """
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]

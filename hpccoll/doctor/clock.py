@@ -20,7 +20,7 @@ def check_clock(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_clock_source(root: Path) -> Finding:
-    """Return a finding on the clock source: to read the time-stamp counter takes nanoseconds, a timer chip 1 us."""
+    """Return a finding on the kernel's clock source, which determines how long it takes to read the time."""
     directory = root / "sys/devices/system/clocksource/clocksource0"
     current, offered = (read_text(directory / f"{name}_clocksource") for name in ("current", "available"))
     flags = _read_cpu_flags(root)

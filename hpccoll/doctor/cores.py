@@ -24,7 +24,7 @@ _FEWER_RANKS = (
 
 
 def check_cores(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the cores of this host that this process may use, and on its CPU quota, read below `root`."""
+    """Return findings on the cores and the CPU quota of this process; topology and quota are read below `root`."""
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
     found, remedy = f"{len(usable)} of {online} logical cores may be used", ""
@@ -51,8 +51,8 @@ def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
 def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
     """Return the CPU quota of this process in cores (None: unlimited), and the file and value that set it.
 
-    cgroup v2 has `cpu.max` (`max 100000`, or quota and period such as `50000 100000`), v1 has `cpu.cfs_quota_us` (-1:
-    unlimited). The smallest quota of this control group and its ancestors applies.
+    The file is `cpu.max` in cgroup v2 (`max 100000`, or quota and period such as `50000 100000`), and
+    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). The smallest quota of this control group and its ancestors applies.
     """
     quotas: list[tuple[float, str]] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -90,7 +90,7 @@ def _read_quota_v1(group: Path) -> tuple[float, str] | None:
 
 
 def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float | None]) -> list[Finding]:
-    """Return a finding on oversubscription and one on binding for each host of a job; `quotas` are those in cores."""
+    """Return a finding on oversubscription and one on binding per host; `quotas` maps hosts to quotas in cores."""
     findings = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         on_host = [rank for rank in ranks if rank.host == host]
@@ -113,7 +113,7 @@ def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float |
 
 
 def _check_binding(ranks: Sequence[RankInfo]) -> Finding:
-    """Return a finding on the binding of the ranks of one host: several ranks bound to one core are a problem."""
+    """Return a finding on the binding of one host's ranks; it is a problem if several ranks are bound to one core."""
     evidence = "os.sched_getaffinity: " + format_list(
         [f"rank {rank.rank}: {format_ranges(rank.cores)}" for rank in ranks]
     )

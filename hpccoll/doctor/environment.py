@@ -32,7 +32,7 @@ class HarmfulSetting:
     """Values of an environment variable that cause a known problem."""
 
     name: str
-    is_harmful: Callable[[str], bool]  # whether a value causes the problem
+    is_harmful: Callable[[str], bool]  # whether a value of the variable causes the problem
     severity: Severity
     effect: str  # the problem, in words
     remedy: str = "unset {name}"  # the fix; `{name}` stands for the variable
@@ -124,7 +124,7 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
 
     Args:
         ranks: number of ranks of this job on this host.
-        cores: number of cores that these ranks have together.
+        cores: number of cores that the ranks of this job on this host may use.
         default_threads: threads that torch starts in a rank if OMP_NUM_THREADS is unset; 1 without torch.
     """
     findings = []
@@ -157,7 +157,7 @@ def report_network_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return a warning if all ranks' threads (by OMP_NUM_THREADS, else by default) exceed the cores; else []."""
+    """Return a warning if the ranks of a host start more threads than it has cores; else an empty list."""
     remedy = f"export OMP_NUM_THREADS={max(1, cores // max(1, ranks))}"
     if omp_num_threads.isdecimal() and int(omp_num_threads) * ranks > max(cores, ranks):
         threads = int(omp_num_threads) * ranks

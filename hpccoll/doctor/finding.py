@@ -15,9 +15,9 @@ _MAX_EVIDENCE_HOSTS = 4
 class Severity(IntEnum):
     """How severe a finding is; members compare by severity."""
 
-    OK = 0  # as it should be
+    OK = 0  # no problem
     NOTE = 1  # worth knowing; nothing to fix
-    WARNING = 2  # costs time, or fails in some cases
+    WARNING = 2  # makes programs slow, or makes them fail in some cases
     PROBLEM = 3  # something does not work, or results may be wrong
 
 
@@ -29,12 +29,12 @@ class Finding:
     severity: Severity  # how severe it is
     found: str  # the observation, in one sentence
     evidence: str  # the source of the observation: a value, a file, or a command and how it ended
-    remedy: str = ""  # commands and settings that fix it; empty if there is nothing to fix
-    provides: tuple[str, ...] = ()  # capabilities that `--require` may name and that this finding proves
-    hosts: tuple[str, ...] = ()  # hosts with this finding; empty for this host, or for the job as a whole
+    remedy: str = ""  # commands and settings that fix the problem; empty if there is none
+    provides: tuple[str, ...] = ()  # capabilities of `--require` that this finding proves
+    hosts: tuple[str, ...] = ()  # hosts with this finding; empty if it concerns this host or the whole job
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record of kind `finding`, which --json writes."""
+        """Return this finding as a record of kind `finding`, which --json writes."""
         severity: Any = self.severity.name.lower()
         texts = (self.area, severity, self.found, self.evidence, self.remedy or None)
         return FindingRecord(*texts, self.provides, self.hosts).as_dict()
@@ -44,7 +44,7 @@ Check = Callable[[], Sequence[Finding]]
 
 
 def run_check(area: str, check: Check) -> list[Finding]:
-    """Call `check` and return its findings; if it raises, return a warning in `area`, so that other checks run."""
+    """Return the findings of `check`; if it raises an exception, return a warning in `area` instead."""
     try:
         return list(check())
     except Exception as error:  # noqa: BLE001 - one unreadable file must not end the other checks
@@ -58,7 +58,7 @@ def run_check(area: str, check: Check) -> list[Finding]:
 
 
 def merge_findings(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
-    """Return one finding, which names the hosts, for all (host, finding) pairs that differ only in their evidence."""
+    """Merge findings of several hosts that differ only in their evidence into one finding, which names the hosts."""
     evidence_by_host: dict[Finding, dict[str, str]] = {}
     for host, finding in findings:
         evidence_by_host.setdefault(replace(finding, evidence=""), {})[host] = finding.evidence

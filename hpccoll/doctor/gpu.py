@@ -17,7 +17,7 @@ _SLOW_LINKS = (
     "SYS",
     "NODE",
     "PHB",
-)  # in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge
+)  # links in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge
 _NVML_SCRIPT = """
 import json, pynvml as n
 n.nvmlInit()
@@ -32,9 +32,9 @@ print(json.dumps({"version": cupy.__version__, "runtime": r.runtimeGetVersion(),
 
 
 def check_gpus(limit_s: float) -> list[Finding]:
-    """Start processes that query and use the GPUs of this host; return findings, a single one without a GPU.
+    """Start processes that query and use the GPUs of this host; return findings (only one if there is no GPU).
 
-    Each may run for `limit_s` seconds; those that create a CUDA context get at least a minute.
+    Each process may run for `limit_s` seconds, and for at least a minute if it creates a CUDA context.
     """
     result = run_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
     info = result.parse_json()
@@ -51,7 +51,8 @@ def check_gpus(limit_s: float) -> list[Finding]:
 def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
     """Try every MPI operation on device memory, each in a job of its own, and return one finding per operation.
 
-    Without `mpirun`, of the MPI library that this Python loads, each job has one rank. Each may run at least a minute.
+    `mpirun` belongs to the MPI library that this Python loads; without it, each job has one rank. A job may run for at
+    least a minute.
     """
     limit_s = max(limit_s, LIMIT_S)
     return judge_operations([(name, probe_operation(name, "device", mpirun, limit_s)) for name in OPERATIONS])
@@ -60,7 +61,7 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 def report_no_device(info: dict[str, Any]) -> Finding:
     """Return the finding for a host without a CUDA device: a problem if there is a GPU's device file, else a note.
 
-    `info` is the output of `probe_cuda`, as for `check_devices`.
+    `info` is the JSON object that `probe_cuda` prints.
     """
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
@@ -184,7 +185,7 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
     """Return a finding per MPI operation on device memory, and one more if all of them passed.
 
-    `results` are names of operations with the results of `probe_operation`.
+    `results` pairs the name of each operation with the result of `probe_operation`.
     """
     findings = []
     remedy = (

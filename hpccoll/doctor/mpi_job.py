@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 AREA = "launcher"
-# This program kills its parent process with a message unless it reads something from standard input in time. It is a
-# process because a thread or signal handler of the parent would not run while MPI_Init hangs in C.
+# This program kills its parent process with a message unless it reads something from standard input in time. A process
+# is needed because a thread or signal handler of the parent would not run while MPI_Init hangs in C.
 _WATCHDOG = """
 import os, select, signal, sys
 limit, parent, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -35,7 +35,7 @@ if not select.select([0], [], [], limit)[0] and os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class MpiJob:
-    """The ranks of this job, the communicator of all of them, and findings on their launcher."""
+    """The ranks of this job, a communicator of all ranks, and findings on the launcher."""
 
     world: MPI.Intracomm | None  # MPI.COMM_WORLD; None if this process did not start MPI
     ranks: tuple[RankInfo, ...]  # one entry per rank
@@ -96,7 +96,7 @@ def _make_single_process_job(findings: Sequence[Finding]) -> MpiJob:
 
 
 def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
-    """Return the set variables in which launchers state the number of ranks, for evidence."""
+    """Return, as evidence, the environment variables in which launchers state the number of ranks."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     return ", ".join(settings) or f"none of {', '.join(names)} is set"

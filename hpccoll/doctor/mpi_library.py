@@ -41,7 +41,7 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 def report_library(info: dict[str, Any]) -> Finding:
     """Return a finding with the library's name, version, MPI standard, thread level and file.
 
-    Here and below, `info` is the description that `probe_mpi` prints.
+    In this module, `info` is the JSON object that `probe_mpi` prints.
     """
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
@@ -50,7 +50,7 @@ def report_library(info: dict[str, Any]) -> Finding:
 
 
 def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
-    """Return a finding on MPICH's device: ch4 (`ch4:ucx`, `ch4:ofi`) is fast, ch3 slow; none for other libraries."""
+    """Return a finding on MPICH's device, of which ch4 is fast and ch3 is slow; none for other libraries."""
     match = re.search(r"MPICH Device:\s*(.+)", info["version"])
     if match is None:
         return []
@@ -76,7 +76,7 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 
 
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
-    """Return a problem if one process loads two MPI libraries, of which a call may use either; else []."""
+    """Return a problem if one process loads two MPI libraries, because a call may then use either; else []."""
     files: list[str] = info["files"]
     if (
         len({Path(file).parent for file in files}) < 2

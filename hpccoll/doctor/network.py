@@ -16,12 +16,12 @@ _CHOOSE_INTERFACE = (
 
 
 def check_network(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the network interfaces and InfiniBand ports of this host, read below `root`."""
+    """Return findings on the network interfaces and InfiniBand ports of this host, read from files below `root`."""
     return [check_interfaces(root), *check_infiniband(root)]
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding on the interfaces that are up; if there are several, with a remedy to choose one."""
+    """Return a finding on the interfaces that are up; its remedy explains how to choose one of several."""
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):
@@ -37,7 +37,7 @@ def check_interfaces(root: Path) -> Finding:
 
 
 def check_infiniband(root: Path) -> list[Finding]:
-    """Return findings on InfiniBand (or RoCE) ports: if a port is down, MPI falls back to TCP or fails."""
+    """Return findings on InfiniBand and RoCE ports; if a port is down, MPI falls back to TCP or fails."""
     directory = root / "sys/class/infiniband"
     ports = sorted(directory.glob("*/ports/*"))
     if not ports:

@@ -14,12 +14,12 @@ _LOCAL_DISTANCE = 10  # distance of a node to itself in the ACPI specification
 
 
 def check_topology(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on NUMA nodes, virtual machines and containers, read below `root`."""
+    """Return findings on NUMA nodes, virtual machines and containers, read from files below `root`."""
     return [*check_numa_nodes(root), *check_virtualization(root)]
 
 
 def check_numa_nodes(root: Path) -> list[Finding]:
-    """Return findings on the NUMA nodes, their cores and distances, and the kernel's migration of pages."""
+    """Return findings on the NUMA nodes, their cores and distances, and on page migration by the kernel."""
     directory = root / "sys/devices/system/node"
     nodes = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     if not nodes:
@@ -51,7 +51,7 @@ def check_numa_nodes(root: Path) -> list[Finding]:
 
 
 def check_virtualization(root: Path) -> list[Finding]:
-    """Return a note if this is a virtual machine, and one if it is a container; one OK finding if it is neither."""
+    """Return a note on a virtual machine and a note on a container; one OK finding if this is neither."""
     findings = []
     if " hypervisor" in (read_text(root / "proc/cpuinfo") or ""):
         found = "a virtual machine: other guests may take the cores, so that times vary"

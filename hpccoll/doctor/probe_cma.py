@@ -1,7 +1,7 @@
 """Try cross-memory attach in a process of its own, and print the outcomes as a JSON object.
 
 Ranks are sibling processes. Linux's Yama may allow a parent to read its child but not siblings to read each other, so
-both directions are tried: if a child may not read its parent, siblings may not read each other either.
+both directions are tried. If a child may not read its parent, two siblings may not read each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Try CUDA IPC between two processes, and print the outcome of each step as a JSON object.
 
-The first process allocates memory, writes a pattern and exports it; the second opens it, reads the pattern and writes
-another, which the first reads back. The first also tries to export memory of the stream-ordered allocator. CUDA refuses
-that, so a library that allocates there (torch's cudaMallocAsync backend) cannot share its memory by CUDA IPC.
+The first process allocates memory, writes a pattern and exports the memory. The second process opens the memory, reads
+the pattern and writes another one, which the first process reads. The first process also tries to export memory of
+CUDA's stream-ordered allocator. CUDA refuses this, so torch's cudaMallocAsync backend cannot share memory by IPC.
 """
 
 from __future__ import annotations

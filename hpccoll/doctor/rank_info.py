@@ -30,7 +30,7 @@ def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInf
 
 
 def check_versions(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return a problem for each package whose version differs between ranks; one OK finding if none does."""
+    """Return a problem for each package whose version differs between ranks, or one OK finding."""
     findings = []
     for name in dict.fromkeys(name for rank in ranks for name in rank.versions):
         by_version: dict[str, list[RankInfo]] = {}

@@ -16,7 +16,7 @@ _MIN_FREE_SHARE = 0.1
 
 
 def check_shared_memory(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the shared memory of this host, read below `root`."""
+    """Return findings on the shared memory of this host, read from files below `root`."""
     shm = root / "dev/shm"
     return [check_shm_space(shm), *check_stale_files(shm, root), *check_sysv_segments(root), check_huge_pages(root)]
 

@@ -89,7 +89,7 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
 def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
     """Return a finding on whether srun has a plugin that can start ranks of this MPI library.
 
-    `result` is that of `srun --mpi=list`; the other arguments are as in `check_slurm`.
+    `result` is the result of `srun --mpi=list`. The other arguments are those of `check_slurm`.
     """
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
     plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))

@@ -1,6 +1,6 @@
-"""Find shared memory that ended jobs left behind, and report its owner, age and size. Never removes anything.
+"""Find shared memory that ended jobs left behind, and report its owner, age and size. Nothing is removed.
 
-MPICH leaves files when a rank is killed or aborts; Open MPI also when a process starts MPI without mpirun.
+MPICH leaves files when a rank is killed or aborts. Open MPI also leaves files when MPI is started without mpirun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIBRARY_BY_PATTERN = {
     "torch_*": "torch",
     "cuda.shm.*": "CUDA",
 }
-_MAX_NAMED = 1000  # so that the `rm` command stays well below the length limit of a command line
+_MAX_NAMED = 1000  # keeps the `rm` command well below the length limit of a command line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SharedMemoryFile:
     """A file in /dev/shm whose name is that of a library's shared memory."""
 
     path: Path  # path of the file
-    library: str  # the library that uses such names
+    library: str  # the library whose files have names like this
     owner: str  # user name of the owner
     is_inspectable: bool  # whether this process may see which files the owner's processes use
     nbytes: int  # size of the file
@@ -104,7 +104,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least two."""
+    """Return a time in the largest unit that gives a value of at least 2."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -114,8 +114,8 @@ def _format_age(seconds: float) -> str:
 def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
     """Yield the files in `directory` whose names are those of a communication library's shared memory.
 
-    Reads the names first, then which files are in use, so a file that a job creates in between is not listed as unused.
-    A file that is removed in between is skipped.
+    The names are read before the files in use, so a file that a job creates in between is not listed as unused. A file
+    that is removed meanwhile is skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))

@@ -8,7 +8,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_python
 
 AREA = "torch"
-# Run in a process of its own, because importing torch takes seconds, may hang in a driver, and keeps torch loaded.
+# This runs in its own process, because importing torch takes seconds, may hang in a driver, and keeps torch loaded.
 _SCRIPT = """
 import json, torch
 d = torch.distributed

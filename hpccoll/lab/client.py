@@ -58,7 +58,7 @@ class LabClient:
 
 @contextmanager
 def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
-    """Context manager: pidfds of the supervisor and of its parent `unshare`, which ends last; empty if it has ended."""
+    """Context manager that yields pidfds of the supervisor and of its parent `unshare`; none if they have ended."""
     with ExitStack() as stack:
         descriptors: list[int] = []
         with suppress(OSError):
@@ -68,14 +68,14 @@ def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
             parent = int(status.partition("PPid:")[2].split()[0])
             name = Path(f"/proc/{parent}/comm").read_text(encoding="ascii", errors="replace").strip()
-            if name in isolation.unshare_command:  # else the parent is unrelated: it adopted the supervisor
+            if name in isolation.unshare_command:  # else an unrelated process adopted the supervisor
                 descriptors.append(os.pidfd_open(parent))
                 stack.callback(os.close, descriptors[1])
         yield descriptors
 
 
 def _kill_supervisor(descriptors: Sequence[int]) -> None:
-    """Send SIGKILL to the supervisor, the first of the pidfds; do not wait."""
+    """Send SIGKILL to the supervisor, whose pidfd is the first of `descriptors`; do not wait."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
 

@@ -3,7 +3,7 @@
     with Lab(ClusterSpec(nodes=4, bytes_per_s=50e6)) as lab:
         print(lab.run(["srun", "-N4", "hostname"]).stdout)
 
-After the `with` block its processes, networks and state directory are gone, even if this process is killed.
+After the `with` block the lab's processes, networks and state directory are gone, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Lab:
     def close(self) -> None:
         """Kill the commands that `start` started, end the lab and wait until its processes are gone."""
         for process in self._started:
-            if process.poll() is None:  # flat mode has no namespace whose end would kill it
+            if process.poll() is None:  # in flat mode no PID namespace kills the process
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         self._started.clear()
@@ -148,9 +148,7 @@ class Lab:
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
         own = {"PATH": requirements.extend_path(), "SLURM_CONF": str(self.client.paths.conf)}
         merged = defaults | inherited | own | dict(extra or {})
-        if (
-            merged[_MAPPING] == ":oversubscribe"
-        ):  # correct on one host; on several, it would place all ranks on the first
+        if merged[_MAPPING] == ":oversubscribe":  # would place all ranks on the first of several hosts
             merged[_MAPPING] = _OPEN_MPI[_MAPPING]
         return merged
 
@@ -233,7 +231,7 @@ class Lab:
         self.client.request("power", node=node, on=on)
 
     def throttle(self, node: str, percent: float) -> None:
-        """Take `percent` of the CPU time of a node's processes, except SLURM's, without blocking; 0 ends this."""
+        """Reduce the CPU time of a node's processes, except SLURM's, by `percent`; 0 ends this. Does not block."""
         self.client.request("throttle", node=node, percent=percent)
 
     def restore(self) -> None:
@@ -242,7 +240,7 @@ class Lab:
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Request the lab's status: `isolation`, `why` (not a better one), `shape` (configuration) and `nodes`."""
+        """Return the lab's status: `isolation`, `why` (the reason for it), `shape` (the configuration), `nodes`."""
         return self.client.request("status")
 
 

@@ -1,4 +1,4 @@
-"""`ClusterSpec`, the number of nodes of a lab, their links and shared paths; parse and format rates and times."""
+"""The requested configuration of a lab (`ClusterSpec`), and functions that parse and format rates and times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClusterSpec:
         nodes: number of nodes; they are named node1, node2, ...
         cpus: CPUs per node as SLURM sees them; in fact all nodes share this machine's cores.
         bytes_per_s: rate of each node's link per direction; None for no limit.
-        latency_s: one-way latency between two nodes; 0 uses a plain bridge.
+        latency_s: one-way latency that is added between two nodes.
         shares: paths below /tmp that all nodes see; otherwise each node has its own /tmp.
         subnet: the first three numbers of the nodes' IPv4 addresses; the fourth number of node i is i.
 
@@ -87,12 +87,12 @@ class ClusterSpec:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ClusterSpec:
-        """Return the configuration from its `to_dict`."""
+        """Return the configuration that `to_dict` converted to `fields`."""
         return cls(**fields | {"shares": tuple(fields["shares"])})
 
 
 def parse_rate(text: str) -> float:
-    """Return in bytes per second a rate written in bits per second: `400M`, `1G`, `10Mbit` (powers of ten).
+    """Parse a rate in bits per second, such as `400M`, `1G`, `10Mbit` (powers of ten); return bytes per second.
 
     Raises:
         UsageError: `text` is not a rate.
@@ -104,7 +104,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """Return a rate in bits per second, as --link takes it: `400M`; `-` for no limit."""
+    """Format a rate in bits per second, such as `400M` for --link; return `-` for no limit."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -115,7 +115,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def parse_latency(text: str) -> float:
-    """Return in seconds a time written with its unit: `1ms`, `250us`, `0s`.
+    """Parse a time with its unit, such as `1ms`, `250us` or `0s`; return seconds.
 
     Raises:
         UsageError: `text` is not a time.
@@ -129,7 +129,7 @@ def parse_latency(text: str) -> float:
 
 
 def find_paths_below_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the /tmp that nodes hide
-    """Return those of the resolved `paths` that are below `tmp`, sorted, without paths inside another of them."""
+    """Resolve `paths`; return the sorted paths that are below `tmp` and not inside another returned path."""
     resolved = sorted({str(Path(path).resolve()) for path in paths})
     inside = [path for path in resolved if path.startswith(f"{tmp}/")]
     return [path for path in inside if not any(path.startswith(f"{other}/") for other in inside)]

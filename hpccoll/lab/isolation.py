@@ -1,4 +1,4 @@
-"""Choose how the nodes of a lab are isolated: by namespaces as root, by those of an ordinary user, or not (flat)."""
+"""Choose how the nodes of a lab are isolated: by root's namespaces, by a user's namespaces, or not at all (flat)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Isolation(Enum):
         """The command prefix that starts the supervisor in namespaces and ends with it; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
-        # The capabilities apply to the user's own namespace only; ip and mount need them there.
+        # ip and mount need these capabilities, which apply only inside the user's own namespace.
         user = ["--user", "--map-current-user", "--keep-caps"] if self is Isolation.USER else []
         return ["unshare", *user, *_NEW_NAMESPACES]
 
@@ -46,9 +46,9 @@ class Isolation(Enum):
 
 
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
-    """Return the best isolation that works here, and the errors of better ones (empty if it is the best).
+    """Return the best isolation that works on this machine, and the errors of all better kinds of isolation.
 
-    Tests each by starting a process in new namespaces; `flat` requests flat mode without a test.
+    Each kind is tested by starting a process in new namespaces; `flat` selects flat mode without a test.
     """
     if flat:
         return Isolation.FLAT, "asked for"
@@ -73,7 +73,7 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Raise UnavailableError, naming the `feature` that needs node networks and the `reason`, if the lab is flat."""
+    """Raise UnavailableError if the lab is flat, naming `reason` and the `feature` that needs node networks."""
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

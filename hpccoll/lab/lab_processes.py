@@ -121,7 +121,7 @@ class LabProcesses:
         network.run_network_command(network.enter_network_of(node.process.pid, command))
 
     def set_power(self, name: str, *, on: bool) -> None:
-        """Start a node, or kill all its processes without notice and remove its link; nothing if it is so already."""
+        """Start a node, or kill its processes without notice and remove its link; no effect if already on or off."""
         node = self.nodes[name]
         if on and node.process is None:
             self.start_node(name)
@@ -138,7 +138,7 @@ class LabProcesses:
             return
         if (
             self.isolation is Isolation.FLAT
-        ):  # without a PID namespace, the init process kills the others when its input closes
+        ):  # without a PID namespace, init kills the node's processes when its input closes
             assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:
@@ -151,7 +151,7 @@ class LabProcesses:
         node.process = None
 
     def throttle_node(self, name: str, percent: float) -> None:
-        """Start a process that takes `percent` of their CPU time from a node's processes; 0 ends the throttling.
+        """Start a process that reduces the CPU time of a node's processes by `percent`; 0 ends the throttling.
 
         Raises:
             UsageError: the percentage is out of range, or the node is off.
@@ -170,7 +170,7 @@ class LabProcesses:
             node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
 
     def _end_throttle(self, node: NodeState) -> None:
-        """End a node's throttle process and wait for it; as it ends, it continues the processes it stopped."""
+        """Wait until a node's throttle process has continued the processes that it stopped, and has ended."""
         node.percent = 0.0
         if node.throttle is not None:
             node.throttle.terminate()

@@ -31,7 +31,7 @@ def launch_lab(
         state_dir: directory that this function creates; removed when the lab ends.
         isolation: how the nodes are isolated.
         reason: why no better isolation was chosen; the status shows it.
-        lifeline: the read end of a pipe; the lab ends when the pipe closes. None: the lab outlives this process.
+        lifeline: the read end of a pipe; the lab ends when the pipe closes. With None the lab outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
 
     Raises:

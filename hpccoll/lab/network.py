@@ -1,4 +1,4 @@
-"""Commands that build the network of a lab: veth pairs, a bridge or the delay switch, and token buckets for rates.
+"""Build the commands that set up a lab's network: veth pairs, a bridge unless links have a delay, and token buckets.
 
 A link is a veth pair: `eth0` on node i and `v<i>` on the control node. A token bucket limits the frames
 that each end sends, so a rate applies to both directions.
@@ -11,12 +11,12 @@ import subprocess
 from hpccoll.errors import UnavailableError
 
 BRIDGE, CONTROL_DEVICE = "br0", "vctl"
-# Jumbo frames, as clusters use: headers take 0.7 % of a link instead of 4.4 %, and a byte costs this machine less.
+# With jumbo frames, as on clusters, headers take 0.7 % of a link instead of 4.4 %, and a byte needs less CPU time.
 MTU = 9000
-# A bucket that runs empty before the kernel's next tick loses the rest of the tick: measured, 50,000 B at 400 Mbit/s
-# cost several percent of the rate, 131,072 B none. It must also hold TCP's largest frame, 64 KiB.
+# A token bucket that runs empty before the kernel's next tick wastes the rest of the tick. At 400 Mbit/s, 50,000 B lost
+# several percent of the rate, and 131,072 B lost nothing. The bucket must hold TCP's largest frame, 64 KiB.
 MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
-# The queue holds the full TCP windows of several senders: a drop would halve TCP's rate and distort the measurement.
+# The queue holds the TCP windows of several senders, because a drop would halve TCP's rate and distort results.
 MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
@@ -26,7 +26,7 @@ def compute_burst_bytes(bytes_per_s: float) -> int:
 
 
 def compute_queue_bytes(bytes_per_s: float) -> int:
-    """Return the length in bytes of the queue for a rate."""
+    """Return the bytes that may wait at a device limited to this rate: the `limit` of tc's tbf."""
     return max(MIN_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + compute_burst_bytes(bytes_per_s)
 
 

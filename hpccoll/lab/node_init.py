@@ -1,7 +1,7 @@
 """Program that is the init process of a node: it sets the node up, runs slurmd, and ends all processes of the node.
 
-With namespaces, it first waits for a line `go` on standard input: the network device exists then. It ends when slurmd
-ends or standard input closes.
+With namespaces, the program first waits until a line `go` on standard input says that the network device exists. The
+program ends when slurmd ends or standard input closes.
 """
 
 from __future__ import annotations

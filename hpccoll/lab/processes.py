@@ -38,7 +38,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process has a handler for SIGCONT (srun, which forwards it to its tasks) or has ended."""
+    """Whether a process has ended or handles SIGCONT, as srun does to forward the signal to its tasks."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The contents of slurm.conf and of the hosts file: a SLURM that needs no systemd, munge or host configuration."""
+"""Format slurm.conf and the hosts file for a SLURM that needs no systemd, munge or host configuration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def find_free_ports(count: int) -> list[int]:
         return [bound.getsockname()[1] for bound in sockets]
 
 
-# The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts); the scheduler
-# parameters let it start a job immediately.
+# The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts). The scheduler
+# parameters let SLURM start a job immediately.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none

@@ -11,7 +11,7 @@ SHARED = "shared"
 
 @dataclass(frozen=True, slots=True)
 class LabPaths:
-    """The paths of a lab's files in its state directory `dir`; only jobs of `user`, who runs the lab, are accepted."""
+    """The paths of a lab's files in its state directory `dir`; the lab accepts jobs only from `user`."""
 
     dir: Path
     user: str

@@ -59,7 +59,7 @@ class Supervisor:
         """
         end = time.monotonic() + IDLE_LIMIT_S
         while time.monotonic() < end:
-            command = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r: only responding nodes
+            command = ["sinfo", "-h", "-r", "-t", "idle", "-o", "%D"]  # -r selects only responding nodes
             done = subprocess.run(command, capture_output=True, text=True, timeout=IDLE_LIMIT_S, check=False)
             if done.stdout.strip() == str(self.spec.nodes):
                 return
@@ -72,7 +72,7 @@ class Supervisor:
         raise CommunicationError(f"{late}; last lines of the logs: {read_last_log_lines(self.paths)}")
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer requests, one connection each, until one ends the lab or standard input closes."""
+        """Answer one request per connection, until a request ends the lab or standard input closes."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             if sys.stdin is not None and not Path("/dev/null").samefile(f"/proc/self/fd/{sys.stdin.fileno()}"):
@@ -162,9 +162,9 @@ def open_listener(paths: LabPaths) -> socket.socket:
 
 
 def main() -> None:
-    """Run the lab that argument 1 (JSON) describes, until it is told to end.
+    """Run the lab that the first argument (JSON) describes, until it ends.
 
-    Writes one JSON line to the file descriptor of argument 2: the status once all nodes are idle, or the error.
+    Writes a JSON line to the file descriptor in argument 2: the status when all nodes are idle, or the error.
     """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

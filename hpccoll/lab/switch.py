@@ -3,9 +3,9 @@
     python -m hpccoll.lab.switch DELAY_S DEVICE...
 
 The kernel's own delay (netem) is a module that many machines lack. So this program forwards frames in user space,
-through raw packet sockets on the control node's ends of the links. TCP's large frames stay whole, with a virtio-net
-header by which the kernel splits them later, so 400 Mbit/s take only a thousand frames per second. Rates are
-limited by token buckets at the ends of the links, not by this program.
+through raw packet sockets on the control node's ends of the links. Large TCP frames stay whole, and the kernel splits
+them later by their virtio-net header, so 400 Mbit/s need only a thousand frames per second. Rates are limited by token
+buckets at the ends of the links, not by this program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL, SO_RCVBUFFORCE, SO_SNDBUFFORCE = 0x0003, 33, 32
 VNET_HEADER = 10  # bytes of the virtio-net header before each frame
 MAX_FRAME = 1 << 17
-BUFFER_BYTES = 32 << 20  # the full TCP windows of several senders: a drop would halve TCP's rate
+BUFFER_BYTES = 32 << 20  # holds the TCP windows of several senders, because a drop would halve TCP's rate
 MAX_BATCH = 64  # frames from one link before the other links are served
 
 
@@ -51,7 +51,7 @@ class DelaySwitch:
         ] = {}  # link of each Ethernet address, learned from source addresses
         self.delayed: deque[tuple[float, list[socket.socket], bytes]] = (
             deque()
-        )  # (time to send, links, frame); in order of time, because all wait equally long
+        )  # (time to send, links, frame); in order of time, because all frames wait equally long
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 
     def run(self) -> None:

@@ -2,8 +2,8 @@
 
     python -m hpccoll.lab.throttle PERCENT ROOT OTHER_ROOT...
 
-It stops and continues all descendants of process ROOT until it receives SIGTERM. The OTHER_ROOT processes are the init
-processes of the other nodes; their CPU time is the reference.
+The program stops and continues all descendants of process ROOT until it receives SIGTERM. The OTHER_ROOT processes are
+the init processes of the other nodes; their CPU time is the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.lab import processes
 
 CYCLE_S = 0.004  # short compared with a measurement, long compared with the cost of a signal
 LONGEST_STOP_S = 0.200
-SCAN_INTERVAL_S = 0.050  # between two scans for new threads
+SCAN_INTERVAL_S = 0.050  # seconds between two scans for new threads
 BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
 IDLE_S = 1.0  # a thread stays busy this long after it last ran: a throttled thread may not run in every interval
 SMOOTHING = 0.8  # weight of the past in exponential averages
@@ -31,8 +31,8 @@ PRIORITY = -10  # nice value that lets signals go out in time; only root can set
 class BusyThreads:
     """The threads that use CPU time, among the descendants of some root processes, and their CPU times.
 
-    Sleeping threads, such as those of SLURM's daemons, are left out: stopping them has no effect, and continuing them
-    makes them look busy. Processes that handle SIGCONT (srun) are left out: they would forward it to all their tasks.
+    Sleeping threads, such as those of SLURM's daemons, are left out, because stopping them has no effect and continuing
+    them makes them look busy. Processes that handle SIGCONT (srun) are left out, as they forward it to tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
@@ -76,10 +76,10 @@ class BusyThreads:
 class CpuThrottle:
     """Limit a node's processes to a fraction of the CPU time that they would get otherwise.
 
-    Stopping them for a fraction of wall-clock time is not enough: on a busy machine the scheduler favours threads that
-    were stopped, and they catch up. So their CPU time is counted and limited. The unthrottled reference is one core per
-    running thread, or an equal share of the cores if more threads run than there are cores, but at most the mean CPU
-    share of the other nodes' running threads.
+    Stopping the processes for a fraction of wall-clock time is not enough, because a busy machine's scheduler favours
+    threads that were stopped. So the processes' CPU time is counted and limited. The unthrottled reference is one core
+    per running thread, or an equal share of the cores if more threads run than there are cores, but at most the mean
+    CPU share of the other nodes' running threads.
 
     `percent` of the CPU time is taken away. `root` and `other_roots` are the init processes of this and other nodes.
     """
@@ -104,7 +104,7 @@ class CpuThrottle:
     def step(self) -> None:
         """Count the CPU time used since the last step, and pause the node's processes if it exceeds the limit.
 
-        Pausing sends them SIGSTOP, sleeps until the excess is paid off (at most LONGEST_STOP_S) and sends SIGCONT.
+        A pause sends SIGSTOP, sleeps until the excess is paid off (at most LONGEST_STOP_S) and sends SIGCONT.
         """
         now = time.monotonic()
         used_s = self.own.read_new_cpu_s()

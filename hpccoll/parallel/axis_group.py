@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class AxisGroup:
     """The ranks along one axis of a mesh. On an axis of one rank, calls return immediately without communicating.
 
-    The constructor creates a communicator of `ranks`, ranks of `comm` in order along the axis; collective over them.
+    The constructor is collective over `ranks`, the ranks of `comm` along the axis, and creates their communicator.
     """
 
     def __init__(self, comm: Communicator, ranks: list[int]) -> None:
         self.index, self.size = ranks.index(comm.rank), len(ranks)
         self._group = comm.new_group(ranks) if len(ranks) > 1 else None
         self._pending_sends: list[Work] = []
-        self.comm_seconds = 0.0  # spent in calls since the last reset
+        self.comm_seconds = 0.0  # seconds spent in calls since the last reset
 
     def all_reduce(self, x: Any) -> Any:
         """Sum `x` over the group in place and return it; blocking, collective over the group."""

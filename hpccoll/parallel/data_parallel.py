@@ -1,7 +1,7 @@
 """Data parallelism: ranks along the axis hold the same parameters, take different samples and sum their gradients.
 
 A rank's loss is the sum over its own samples divided by the size of the global batch. The sum of these losses over the
-ranks is the mean over the batch even if ranks have different numbers of samples; the average of their means is not.
+ranks is the mean over the batch even if ranks have different numbers of samples. The average of means is not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     rank = (pp index * dp + dp index) * tp + tp index
 
-tp is innermost because every layer communicates over it: its ranks are consecutive and share a node if possible. pp is
-outermost because it sends the fewest messages, so those may cross nodes.
+The tp axis is innermost because every layer communicates along it: the ranks of a tp group are consecutive and share a
+node if possible. The pp axis is outermost because pipelines send the fewest messages, so these may cross nodes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def split_evenly(total: int, parts: int) -> list[slice]:
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str, int]:
-    """Return `sizes` with a None replaced by the remaining factor; raise UsageError if the product is not `ranks`."""
+    """Replace a None in `sizes` by the remaining factor of `ranks`; raise UsageError if the product differs."""
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         raise UsageError(

@@ -1,6 +1,6 @@
 """Pipeline parallelism: each stage holds consecutive layers, and the batch passes through them in micro-batches.
 
-A schedule is the ordered list of one stage's actions. Both schedules here compute the same gradients:
+A schedule is the ordered list of one stage's actions. The two schedules compute the same gradients:
 
     gpipe   all forward passes, then all backward passes; a stage holds the activations of every micro-batch
     1f1b    each backward pass as early as possible; stage s of p holds the activations of at most p - s micro-batches
@@ -59,7 +59,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[StageAction]]] = {"1f1b": sc
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """This rank's stage of the pipeline: its layers, the loss, and the group of ranks that hold the other stages."""
+    """This rank's stage of the pipeline, with its layers, the loss and a group of one rank per stage."""
 
     forward: Callable[[Any], Any]  # the stage's layers: (b, input_features) -> (b, features)
     loss: Callable[[Any, int], Any]  # (output of a micro-batch, its index) -> scalar; called on the last stage only

@@ -1,13 +1,14 @@
 """Tensor parallelism: a linear layer split over the ranks of the axis, by output (column) or by input (row).
 
 A column-parallel layer takes the whole input and computes a slice of the output on each rank. A row-parallel layer
-takes that slice and returns the whole output on all ranks. Element-wise functions between them need no messages:
+takes a slice of the input on each rank and returns the whole output on all ranks. Element-wise functions between two
+such layers need no messages:
 
     x (b, in)  --copy-->  x W_r^T + b_r  (b, hidden/tp)  --act-->  y_r V_r^T (b, out)  --reduce-->  sum over r, + c
 
 "copy" is the identity in the forward pass and an all_reduce in the backward pass; "reduce" is the opposite
-(Megatron-LM's f and g). A pair of
-layers costs one all_reduce of (b, features) in each direction. Weights are (out, in), as in torch.nn.Linear.
+(Megatron-LM's f and g). Two such layers need one all_reduce of (b, features) in each pass. Weights are (out, in), as in
+torch.nn.Linear.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class LinearLayer(Protocol):
 
 
 class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Identity in the forward pass; the backward pass sums the gradient over `tp`: each rank computes one addend."""
+    """The forward pass is the identity; the backward pass sums the ranks' addends of the gradient over `tp`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
@@ -51,7 +52,7 @@ class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # to
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """The forward pass sums `x` over `tp`; the backward pass returns the gradient, which is that of each addend."""
+    """The forward pass sums `x` over `tp`; the backward pass returns the gradient unchanged."""
 
     @staticmethod
     def forward(_: Any, x: Any, tp: AxisGroup) -> Any:
@@ -93,7 +94,7 @@ class RowParallelLinear:
     tp: AxisGroup
 
     def __call__(self, x: Any) -> Any:
-        # Add the bias after the sum; before it, the bias would count tp times.
+        # Add the bias after the sum, because a bias added before it would count tp times.
         return _ReduceFromTensorParallel.apply(torch.nn.functional.linear(x, self.weight), self.tp) + self.bias
 
 

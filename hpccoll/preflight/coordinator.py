@@ -38,7 +38,7 @@ class MeasurementOptions:
     """The options of the measurements."""
 
     sweeps: int  # number of measurements of each link and node
-    nbytes: int | None  # size of the long message; None chooses a size by the speed of the links
+    nbytes: int | None  # size of the long message; if None, it depends on the speed of the links
     limit_s: float  # seconds after which a message counts as lost
     ranks_as_nodes: bool = False  # whether every rank counts as a node, to try preflight on one machine
 
@@ -56,7 +56,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
 
 def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Return the name of this rank's node and the boot ID of its machine, which emulated nodes share."""
+    """Return the name of this rank's node and its machine's boot ID, which is the same on all emulated nodes."""
     host = platform.node().partition(".")[0]
     try:
         boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -68,7 +68,7 @@ def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
 def _execute_command(
     comm: MPI.Intracomm, command: Mapping[str, Any], limit_s: float, failure: type[Exception], lost_buffers: list[Any]
 ) -> dict[str, Any]:
-    """Measure what a command asks for and return the fields of a LinkSample for `pair`, of a NodeSpeed for `speed`."""
+    """Execute the command `pair` or `speed`; return the fields of a LinkSample (`pair`) or a NodeSpeed (`speed`)."""
     if command["do"] == "pair":
         link = LinkBenchmark(comm, command["peer"], limit_s, lost_buffers)
         return asdict(link.measure(command["nbytes"], failure))
@@ -95,7 +95,7 @@ class Coordinator:
         self.can_finalize = not self.results.lost
 
     def _find_nodes(self) -> PreflightResults:
-        """Block for each rank's node description; return results without samples; nodes of silent ranks are lost."""
+        """Receive the descriptions of all nodes; return results without samples, with silent nodes marked as lost."""
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
@@ -126,14 +126,14 @@ class Coordinator:
 
     @property
     def steps(self) -> int:
-        """How often `measure_all` calls `advance`."""
+        """The number of times that `measure_all` calls `advance`."""
         return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
     def measure_all(self, advance: Callable[[str], None]) -> None:
         """Measure every pair and node in each sweep, store the samples in `results`, and block until done.
 
         A first sweep, whose samples are dropped, opens the connections and determines the message size unless the
-        options state it. Calls `advance` with the kind of measurement after each round.
+        options state one. Calls `advance` with the kind of measurement after each round.
         """
         self._sweep(self._options.nbytes or MIN_NBYTES, advance)
         self.results.nbytes = self._options.nbytes or self._choose_nbytes()
@@ -147,7 +147,7 @@ class Coordinator:
     def remeasure_suspects(self, threshold: float) -> None:
         """Measure slow nodes and slow links between two nodes again, at most MAX_REMEASUREMENTS times; add samples.
 
-        The effect of a passing disturbance disappears, that of a fault remains. `threshold` is that of `find_faults`.
+        New samples distinguish faults from passing disturbances. `threshold` is as in `find_faults`.
         """
         index = self.results.nodes.index
         for _ in range(MAX_REMEASUREMENTS):
@@ -162,7 +162,7 @@ class Coordinator:
                 self._measure_nodes(nodes)
 
     def end_workers(self) -> None:
-        """Send every other rank the command to end; unless messages are lost, wait until they have received it."""
+        """Send the command `end` to all other ranks; unless messages are lost, wait until all have received it."""
         for rank in range(self._comm.size):
             if rank != COORDINATOR:
                 self._channel.send_command(rank, {"do": "end"})
@@ -182,7 +182,7 @@ class Coordinator:
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
     def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        """Measure pairs at the same time, no node in two of them, and store a sample per direction; blocks."""
+        """Measure disjoint pairs at the same time; block, store a sample per direction, mark silent nodes as lost."""
         peers = dict([*pairs, *((b, a) for a, b in pairs)])
         commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
         for node, reply in self._run_commands(commands).items():

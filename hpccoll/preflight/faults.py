@@ -1,10 +1,10 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow if it is below a fraction of the median of the others, and also below that median by more than four
-times their spread (the median absolute deviation, scaled to a standard deviation). So a value that varies widely
-between healthy nodes or links, as rates in a tapered network do, is not slow. Faults name as few nodes as possible:
-links of a slow node are not named; if all links of a node are slow, its own link is named; other slow links are named
-as pairs.
+A value is slow if it is below a fraction of the other values' median, and is also below this median by more than four
+times their spread (the median absolute deviation, scaled to a standard deviation). The spread prevents false faults
+where healthy links differ, as in tapered networks. Faults name as few nodes as possible. The slow links of a slow node
+are not named. If all links of a node are slow, the node's own link is named. Other slow links are named as pairs of
+nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fault:
     """One fault; its fields are those of an element of `faults` in the record of kind `preflight_summary`."""
 
     kind: FaultKind  # the kind of fault
-    nodes: tuple[str, ...]  # the name of the node, or of the two ends of the link
+    nodes: tuple[str, ...]  # the name of the faulty node, or the names of the faulty link's two nodes
     found: str  # what was observed, in a sentence with the values
     ratio: float | None  # the value divided by the median of the others; None for a lost node or broken link
     remedy: str  # what the user can check
@@ -37,11 +37,11 @@ class Fault:
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
-    """Return `value` divided by the median of `others` if `value` is slow (as defined above), else None.
+    """Return `value` divided by the median of `others` if `value` is slow by the module's definition, else None.
 
     Args:
         value: a rate; higher is better.
-        others: the values to compare it with.
+        others: the values to compare `value` with.
         threshold: the fraction of the median of `others` below which `value` may be slow.
     """
     if not others:
@@ -53,7 +53,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return, for the key of each slow value, the value divided by the median of the others."""
+    """Return each slow value divided by the median of the other values, by its key in `values`."""
     ratios = {}
     for key, value in values.items():
         ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)
@@ -65,7 +65,7 @@ def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, 
 def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
     """Return the faults: lost nodes, broken links, slow nodes, slow links of nodes, slow links between two nodes.
 
-    `threshold` is that of `get_low_ratio`.
+    `threshold` is as in `get_low_ratio`.
     """
     names = results.nodes
     lost = [_make_lost_node_fault(names[node], reason) for node, reason in results.lost.items()]
@@ -185,7 +185,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Choose one end of each pair so that few nodes are chosen: repeatedly the one in most of the remaining pairs."""
+    """Choose one node of each pair, repeatedly the node in most of the remaining pairs, so that few are chosen."""
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

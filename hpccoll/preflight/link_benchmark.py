@@ -1,7 +1,7 @@
 """Measure the link between two nodes from both ends: latency with short messages, transfer time with a long one.
 
-Each end measures in turn. Its latency is half the shortest of many round trips of short messages that it starts. For
-the transfer time it sends a long message, which the peer answers with a short one, and subtracts one latency. The peer
+The two ends measure in turn. The latency of an end is half the shortest of many round trips of short messages. The
+transfer time is the time from sending a long message until the peer's short answer arrives, minus one latency. The peer
 posts its receive before the message is sent, so that the time of the link alone is measured.
 """
 
@@ -50,9 +50,9 @@ class LinkBenchmark:
         self._send_buffer, self._recv_buffer = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
 
     def measure(self, nbytes: int, failure: type[Exception]) -> LinkSample:
-        """Measure latency, and transfer time of `nbytes`; blocking, collective over this rank and `peer`.
+        """Measure the latency and the transfer time of `nbytes` bytes; blocking, collective over this rank and `peer`.
 
-        A lost message or MPI's exception `failure` is returned as the reason in `broken`.
+        If a message is lost or MPI raises `failure`, the sample's `broken` states the reason.
         """
         is_first = self._comm.rank < self._peer
         long = np.zeros(nbytes, np.uint8)
@@ -71,7 +71,7 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Call `measure` and `answer` in this order if `is_first`, else reversed; return the seconds of `measure`."""
+        """Call `measure` and `answer`, in this order only if `is_first`; return the seconds that `measure` returns."""
         if is_first:
             seconds = measure()
             answer()
@@ -88,7 +88,7 @@ class LinkBenchmark:
         wait_all([self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)], self._limit_s)
 
     def _synchronize(self) -> None:
-        """Exchange short messages with the peer, which opens the connection; both ends then start at the same time."""
+        """Exchange short messages with the peer to open the connection and to start both ends at the same time."""
         receive = self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)
         wait_all([self._comm.Isend(self._send_buffer, self._peer, _SHORT_TAG), receive], self._limit_s)
 

@@ -47,7 +47,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 class ControlChannel:
     """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    Uses no collectives, which would also use links between other ranks and hang on a broken one. `comm` has all ranks.
+    The channel uses no collectives, because they would hang on any broken link. `comm` contains all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

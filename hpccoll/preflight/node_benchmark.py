@@ -1,10 +1,11 @@
 """Measure the speed of a node on its own: memory copies, and arithmetic in cache, on all cores this process may use.
 
 Each core runs a thread that counts how often it completes a small piece of work within a time slice; NumPy releases the
-GIL meanwhile. A slice is much longer than the scheduler's ticks, so that frequent interruptions show in every slice.
+GIL during this work. A time slice is much longer than the scheduler's ticks, so that frequent interruptions show in
+every slice.
 
 On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted, because it
-depends on the other nodes. On a real node that time counts, because whatever takes its cores slows every job.
+depends on the other nodes. On a real node the waiting time counts, because it slows every job.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def measure_node(*, shares_machine: bool) -> NodeSpeed:
 
 def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
     """Call `work`, which returns an amount, repeatedly for a time slice; return this thread's amount per second."""
-    work()  # not timed, because it touches new memory
+    work()  # this call is not timed, because it touches new memory
     waited, begin = _read_waiting_s(), time.perf_counter()
     end, done = begin + SLICE_S, 0.0
     while (now := time.perf_counter()) < end:

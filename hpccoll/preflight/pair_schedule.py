@@ -1,7 +1,8 @@
 """Schedule all pairs of nodes in as few rounds as possible, with each node in at most one pair per round.
 
 Uses the circle method for round-robin tournaments: node 0 keeps its seat, the others move on by one seat per round, and
-opposite seats form the pairs. That takes n - 1 rounds if n is even; if n is odd, n rounds with one node idle in each.
+opposite seats form the pairs. If n is even, the schedule has n - 1 rounds. If n is odd, it has n rounds, each with one
+idle node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
     """Split groups of nodes into lists that can be measured at the same time: no machine occurs twice in a list.
 
-    `boot_ids` has the boot ID of each node's machine. On real nodes all differ, so one list holds all groups.
+    `boot_ids` has the boot ID of each node's machine. Real nodes have different boot IDs, so one list has all groups.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

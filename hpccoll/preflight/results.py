@@ -1,8 +1,7 @@
 """The results of a preflight: samples of each direction of each link, and of each node.
 
-The result of a link is its best sample: a disturbance only makes a short measurement worse, and rarely all of them,
-since they are spread over the whole run. The result of a node is the median of its samples, which are long: a node that
-is disturbed in most of them is slow.
+The result of a link is its best sample, because a disturbance makes some short samples worse but rarely all. The result
+of a node is the median of its samples, which are long, so a node that is disturbed in most samples is slow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check by TCP that every node reaches every other, without MPI, which would hang at startup over a broken link.
 
 Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
-A node that nobody reached is lost. MPI may send its data over another network, but starts over this one.
+A node that no other node reached is lost. MPI starts over this network, even if it sends data over another.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ReachabilityServer:
 
     Attributes:
         reports: for each node that reported, the reason for each node that it could not reach.
-        all_reported: event that node 0 sets when it needs no more reports. Reports are acknowledged only then, and a
-            node listens until its report is acknowledged, so that nodes that start later can reach it.
+        all_reported: event that node 0 sets when it needs no more reports. Node 0 acknowledges all reports after this
+            event. A node listens until its report is acknowledged, so that nodes that start later can reach it.
     """
 
     def __init__(self, port: int) -> None:
@@ -91,8 +91,8 @@ class ReachabilityServer:
 def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
     """Connect to a node and send it a message; return the reason if that failed, else None.
 
-    Retries for `limit_s` seconds, as the node may not listen yet. A message with the key `failed` is a report; for one,
-    this function also waits for the acknowledgement.
+    Retries for `limit_s` seconds, as the node may not listen yet. A message with the key `failed` is a report, whose
+    acknowledgement this function also waits for.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -145,7 +145,7 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return results with the broken links and lost nodes that the reports imply.
 
-    `reports`, as in `ReachabilityServer`, has an entry for node 0, which waited `limit_s` seconds for the others.
+    `reports` is as in `ReachabilityServer`, plus an entry for node 0. Node 0 waited `limit_s` seconds for reports.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, written atomically; a run on any mesh can resume from it.
+"""Write and read checkpoints, each an atomically written file from which a run on any mesh can resume.
 
     DIR/step-00000200.npz    "about" (JSON: step, samples, model options) and every full parameter by name
 
@@ -35,7 +35,7 @@ class Checkpoint:
 
     step: int  # number of steps done
     samples: int  # number of samples seen
-    identity: Mapping[str, Any]  # from TrainOptions.get_checkpoint_identity
+    identity: Mapping[str, Any]  # result of TrainOptions.get_checkpoint_identity
     parameters: Mapping[str, Any]  # full arrays by name
 
 

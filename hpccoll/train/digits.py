@@ -1,7 +1,7 @@
 """The data set: 1,797 images of handwritten digits (source: digits.md), and the order in which training reads them.
 
-Every tenth image is held out for testing. Training passes over the rest repeatedly; the order of each pass depends only
-on the seed and the pass number, so the number of samples seen so far determines the samples of a step.
+Every tenth image is held out for testing. Training passes over the other images repeatedly. The order of a pass depends
+only on the seed and the pass number, so the number of samples seen so far determines the samples of a step.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.model import list_shards, run_single_process
 from hpccoll.train.options import MlpConfig
 
-# Relative to the largest gradient of a parameter: above the effect of summation order, far below that of a mistake.
+# Tolerances relative to a parameter's largest gradient: above rounding errors, far below the effect of a mistake.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 

@@ -23,7 +23,7 @@ COLUMN, ROW, REPLICATED = "column", "row", "replicated"
 
 @dataclass(frozen=True, slots=True)
 class ParameterShard:
-    """The name, shape and position of a rank's shard of one parameter; holds no numbers."""
+    """The name, shape and position of a rank's shard of one parameter, without its values."""
 
     name: str
     full_shape: tuple[int, ...]
@@ -76,8 +76,8 @@ def list_full_parameters(model: MlpConfig) -> list[ParameterShard]:
 def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
     """Return the full initial parameters by name: uniform within 1/sqrt(in), as in torch.nn.Linear.
 
-    They depend only on the arguments, so the model is the same on every mesh if each rank calls this and keeps its
-    shards. They are drawn in float64, then converted to `dtype`.
+    The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this and
+    keeps its shards. The values are drawn in float64, then converted to `dtype`.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = {}

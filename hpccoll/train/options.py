@@ -21,7 +21,7 @@ class MlpConfig:
 
     width: int = 64  # features between two layers
     layers: int = 4  # linear layers, including the first and the last
-    activation: str = "tanh"  # after each layer but the last; a name in ACTIVATIONS
+    activation: str = "tanh"  # function after each layer but the last; a name in ACTIVATIONS
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
         """Return (out, in) of a layer's weight."""
@@ -40,12 +40,12 @@ class TrainOptions:
     """The options of a training run."""
 
     model: MlpConfig
-    steps: int  # in total, including those before the run was resumed
-    seed: int = 0  # of the initial parameters and of the order of the samples
+    steps: int  # total number, including steps before the run was resumed
+    seed: int = 0  # determines the initial parameters and the order of the samples
     batch: int = 64  # samples per step, over all ranks
-    microbatches: int | None = None  # per rank and step; None means 4 with a pipeline and 1 without
-    lr: float = 0.5  # of plain stochastic gradient descent
-    dtype: str = "float32"  # of parameters, activations and gradients; a name in DTYPES
+    microbatches: int | None = None  # number per rank and step; None means 4 with a pipeline and 1 without
+    lr: float = 0.5  # learning rate of plain stochastic gradient descent
+    dtype: str = "float32"  # type of parameters, activations and gradients; a name in DTYPES
     device: str = "cpu"  # or cuda
     schedule: str = "1f1b"  # or gpipe
     check: bool = False  # compare the gradients of the first step with those of one process

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStart:
-    """The state from which a run starts; `step` and `samples` count what is done, `full` holds parameters by name."""
+    """The state from which a run starts: the numbers of steps and samples done, and the full parameters by name."""
 
     step: int
     samples: int
@@ -83,7 +83,7 @@ class Trainer:
             loss = self.compute_gradients()
             self.apply_gradients()
             if self.device != "cpu":
-                torch.cuda.synchronize()  # queued kernels belong to this step's time
+                torch.cuda.synchronize()  # include the time of queued kernels in this step
             record = self._exchange_step_record(loss, time.perf_counter() - begin, stop_file)
             yield record
             if self.stopped:
@@ -109,7 +109,7 @@ class Trainer:
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
-        """Return images and labels of the next global batch, the same on all ranks; local; advances no count."""
+        """Return images and labels of the next global batch, the same on all ranks; local; does not count samples."""
         return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
 
     def apply_gradients(self) -> None:
@@ -162,7 +162,7 @@ class Trainer:
         return float(self.comm.all_reduce(np.array([float(correct)]))[0]) / len(self.held_out)
 
     def save_checkpoint(self, directory: CheckpointDirectory | None) -> Path | None:
-        """Gather all parameters to rank 0, which writes a checkpoint and returns its path, others None; collective."""
+        """Write a checkpoint on rank 0; return its path on rank 0, None on other ranks; collective."""
         model = self.options.model
         by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.layers.parameters)
         if by_rank is None or directory is None:
@@ -249,7 +249,7 @@ def load_start(
 
 
 def select_device(options: TrainOptions, local_rank: int) -> str:
-    """Return the device of a rank, by turns over the node's GPUs, and make it torch's current device.
+    """Return the device of a rank and make it torch's current device; ranks take the node's GPUs in turn.
 
     Raises:
         UnavailableError: the options ask for cuda and torch finds no GPU.
