@@ -1,4 +1,4 @@
-"""This MPI job: its world, hosts, nodes, cores and versions. The only module that initializes MPI.
+"""The world, hosts, nodes, cores and versions of this MPI job. Only this module initializes MPI.
 
 MPI is initialized here and not by importing mpi4py, so that a missing library, or a launcher that would make MPI_Init
 abort, becomes an error with a remedy.
@@ -161,7 +161,7 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     try:
         leader = _find_leader(host_comm, comm.rank, os.environ)
         own_cores = os.sched_getaffinity(0)
-        # A pinned rank sees only its own cores: a node has those of all of its ranks together.
+        # A pinned rank sees only its own cores, so a node's cores are those of all its ranks together.
         node_cores = set().union(*host_comm.allgather(own_cores))
         crowded = host_comm.size > len(node_cores)
     finally:
@@ -195,7 +195,7 @@ def find_commit() -> str | None:
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        # An installed package may lie in some other repository's directory: then git does not track it.
+        # An installed package may be inside another repository's directory, where git does not track it.
         subprocess.run(is_tracked, capture_output=True, timeout=10, check=True)
         return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
