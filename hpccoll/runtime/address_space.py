@@ -134,7 +134,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range in its memory: in the user's memory, chunks are whole, not packed segments."""
+        """Return the offset of a range in its memory; the user's memory holds whole chunks, a slot packed segments."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner

@@ -26,7 +26,7 @@ def is_enabled() -> bool:
 
 
 class ArgumentCheck:
-    """Compares the arguments of every collective across the ranks of `comm`, which is duplicated: collective."""
+    """Compares each collective's arguments across the ranks of `comm`. Its creation duplicates `comm`; collective."""
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
         self._comm, self._progress = comm.Dup(), progress

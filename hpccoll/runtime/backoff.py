@@ -31,7 +31,7 @@ class Backoff:
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def pause(self) -> None:
-        """Return at once, yield the core or sleep: the longer, the more time has passed since the first pause."""
+        """Return at once; yield the core once some time has passed since the first pause; later sleep, if `sleeps`."""
         now = time.perf_counter()
         if not self._since:
             self._since = now

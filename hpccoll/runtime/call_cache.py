@@ -46,7 +46,7 @@ class CallCache:
         return len(self._by_address)
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the live executable of a call with these array objects; None if one has changed since."""
+        """Return the live executable of a call with these array objects; None if none, or if an array has changed."""
         cached = self.by_array.get(key)
         if cached is None:
             return None

@@ -93,7 +93,7 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective and return the operation in flight; a shared-memory plan completes and gives None."""
+        """Begin a collective and return the operation in flight; complete a shared-memory plan and return None."""
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
@@ -239,7 +239,7 @@ class Engine:
 
 
 def _key(call: CollectiveCall) -> Hashable:
-    """Return the key that calls have in common if one executable can run them: arguments, dtype, count, addresses."""
+    """Return the cache key: arguments, dtype, count, addresses. One executable can run all calls with one key."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
     request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
     return (*request, call.dtype.name, call.module.name, call.count, *addresses)

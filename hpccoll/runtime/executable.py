@@ -38,7 +38,7 @@ class Executable(Protocol):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, to time one by one: only the executable if they overlap, none if they are not bound."""
+        """The calls of a run, to time one by one; only the executable if its calls overlap, none before it is bound."""
 
     def free(self) -> None:
         """Release requests and memory; afterwards the executable cannot run."""

@@ -37,7 +37,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Where the ranks run. Tuples are indexed by rank; nodes are numbered in the order of their lowest ranks."""
+    """The host, node and cores of each rank. Tuples are indexed by rank; nodes are ordered by their lowest ranks."""
 
     hosts: tuple[str, ...]
     node: tuple[int, ...]
@@ -141,7 +141,7 @@ def collect_versions() -> dict[str, str | None]:
 
 
 def _find_version(names: tuple[str, ...]) -> str | None:
-    """Return the version of the first installed package of `names`, with its name if there are several."""
+    """Return the version of the first installed package of `names` (after its name if several), or None."""
     for name in names:
         try:
             version = metadata.version(name)

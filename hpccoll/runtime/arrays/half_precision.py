@@ -139,7 +139,7 @@ def _run_ordered(
 
 
 def _run_widened(function: Callable[..., FlatArray], left: FlatArray, right: FlatArray, out: FlatArray) -> None:
-    """Compute in float32 and round back, a block at a time. Allocates scratch, since several threads may run this."""
+    """Compute in float32 and round the result, block by block. Allocates scratch: threads may run this at once."""
     wide = np.empty((2, min(BLOCK, len(out))), np.float32)
     number = None if right.ndim else right.astype(np.float32)
     for start in range(0, len(out), BLOCK):

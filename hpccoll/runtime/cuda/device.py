@@ -184,7 +184,7 @@ class SharedDeviceMemory:
         defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
     def _allocate_shared(self, nbytes: int) -> tuple[DeviceAllocation, list[DeviceAllocation]]:
-        """Allocate this rank's memory and map the other ranks'; collective. After an error all ranks undo it."""
+        """Allocate this rank's memory and map the other ranks' memory; all ranks undo both on an error. Collective."""
         own: list[DeviceAllocation] = []
         mappings: list[DeviceAllocation] = []
         try:

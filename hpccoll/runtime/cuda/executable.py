@@ -30,7 +30,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, local_instructions
 from hpccoll.selection import Selection
 
-BLOCKS_PER_PROCESSOR = 2048 // THREADS  # threads per block: as many as a multiprocessor can hold at once
+BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a multiprocessor holds at once
 
 
 class DeviceExecutable(PlanExecutable):

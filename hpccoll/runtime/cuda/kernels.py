@@ -150,7 +150,7 @@ def _reduction(chain: FusedChain) -> str:
 
 
 def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str:
-    """Return the C++ expression that reduces the floats `left` and `right`; an order returns one of `a` and `b`."""
+    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield `a` or `b` itself."""
     if function in _SIGNS:
         return f"{left} {_SIGNS[function]} {right}"
     sign = _ORDER[function] + ("=" if ties_left else "")

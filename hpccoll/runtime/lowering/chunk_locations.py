@@ -101,7 +101,7 @@ class ChunkLocations:
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return the range of each chunk in the given memory. Adjacent ranges are merged and empty ones left out."""
+        """Return the ranges of chunks, chunk i in `memory[i]`. Adjacent ranges are merged and empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():

@@ -115,7 +115,7 @@ class MessageLowering:
     ) -> tuple[list[IncomingMessage], list[RankMove]]:
         """Start all receives of a round; return them, and the moves that only copy within this rank."""
         sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
-        messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # of the round, per chunk
+        messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # per chunk, in this round
         incoming: list[IncomingMessage] = []
         local: list[RankMove] = []
         for move in moves:
@@ -237,7 +237,7 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into the home; mark the chunks at home after the last segment."""
+        """Copy or reduce a received segment into the home; after the last segment, mark the chunks as at home."""
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)
