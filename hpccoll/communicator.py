@@ -168,7 +168,7 @@ class Communicator:
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Block until the message of rank `source` is in `x`, which must have exactly its size; return `x`."""
+        """Block until rank `source`'s message is in `x`, and return `x`, which must have exactly the message's size."""
         return self.irecv(x, source, tag).wait()
 
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
@@ -225,7 +225,7 @@ class Communicator:
         return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
 
     def free(self, x: Any) -> None:
-        """Free a symmetric buffer, and the executables bound to it, on this rank; its later use raises UsageError."""
+        """Free a symmetric buffer and its executables on this rank; later use of the buffer raises UsageError."""
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:

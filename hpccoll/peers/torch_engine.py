@@ -87,6 +87,7 @@ class TorchEngine:
         served: Any = None
 
         def serve() -> int:
+            """On rank 0 open the store at a free port and return the port; on other ranks return 0. Sets `served`."""
             nonlocal served
             if self.comm.rank == 0:
                 served = store(0, is_master=True)

@@ -127,6 +127,7 @@ def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 
     def forget_all() -> None:
+        """In a forked child, forget the calls by array of all caches; frees no executable."""
         for call_cache in caches:
             call_cache.forget_arrays()
 

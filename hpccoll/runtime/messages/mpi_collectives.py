@@ -35,7 +35,7 @@ MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 
 
 class MpiExecutable(partial[object]):
-    """A collective of the MPI library, bound to buffers: call it any number of times, and free it before MPI ends.
+    """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
 
     A Python function around MPI's would add 0.2 us to each call. So this class is itself the `functools.partial` of
     MPI's function, which is replaced when the executable is freed or the first asynchronous operation begins.
@@ -188,7 +188,7 @@ class MpiCollectives:
         return partial(getattr(self._comm, f"I{mpi.method.lower()}"), *mpi.arguments)
 
     def _translate(self, call: CollectiveCall) -> _MpiCall:
-        """Return a collective in MPI's terms; allocates memory if MPI cannot work on the user's memory."""
+        """Return a call as mpi4py's method and arguments; allocates memory if MPI cannot use the user's memory."""
         call, prologue, in_place = bind_prologue(call, self._comm.rank)
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result

@@ -25,7 +25,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 
-LEAST_REMOTE_BYTES = 256 * 2**10  # of a buffer: from here on, cross-memory attach costs less than copies through slots
+LEAST_REMOTE_BYTES = 256 * 2**10  # buffers of this size or more: cross-memory attach costs less than slots
 
 
 # The calls of a staged run before and after `NodeBarrier.enter`, and the number of the slot for the next run.
@@ -96,7 +96,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _run_staged(self) -> bool:
-        """Run through the slots; return False where some rank entered direct."""
+        """Run through the slots; return False, without a run, if some rank entered direct."""
         node = self._context.node
         staged = self._staged.get(node.next_slot)
         if staged is None:
@@ -113,7 +113,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
-        """Return calls on the ranks' buffers at `locations`, two per rank; `enter` replaces the first fence."""
+        """Return the calls on all ranks' buffers, two `locations` per rank, without the fence that `enter` replaces."""
         node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
@@ -124,7 +124,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return [*binder.bind(before), *binder.bind(after)]
 
     def _bind_staged(self, slot: int) -> StagedCalls:
-        """Return calls that copy one segment per slot, beginning with slot `slot`. `enter` replaces the first fence."""
+        """Return the calls that run one segment per slot, beginning with `slot`; `enter` replaces the first fence."""
         node = self._context.node
         calls: tuple[list[BoundCall], list[BoundCall]] = [], []
         for number, segment in enumerate(self._segments()):
