@@ -41,8 +41,7 @@ class ArgumentCheck:
         """Yield a dictionary for this call's arguments; at the end of the `with` block, compare it on all ranks.
 
         Raises:
-            MismatchError: a rank refused the call, or its arguments differ from rank 0's; names the first such rank and
-                both values.
+            MismatchError: a rank refused the call or differs from rank 0; names the first such rank and both values.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}

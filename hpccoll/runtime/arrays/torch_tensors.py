@@ -22,8 +22,7 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`.
 
     Raises:
-        BufferError: the tensor is sparse or neither on CPU nor CUDA; or `writable` is true and it is not a plain
-            contiguous tensor.
+        BufferError: the tensor is sparse, not on CPU or CUDA, or not a plain contiguous tensor although `writable`.
     """
     torch = sys.modules["torch"]
     tensor = tensor.detach()

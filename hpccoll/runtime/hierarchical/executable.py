@@ -191,7 +191,7 @@ class Pipeline:
         self._next, self.done = 0, False
 
     def poll(self) -> bool:
-        """Start the next segment if its slot is free, and advance those in flight; return whether anything was done."""
+        """Start the next segment if its slot is free; advance the segments in flight; return whether any advanced."""
         moved, slot = False, self._next % len(self._slots)
         if self._next < self._segments and slot not in self._tasks:
             self._tasks[slot] = PipelineTask(self._get_actions(self._next), self._slots[slot])

@@ -165,7 +165,7 @@ class MpiCollectives:
         return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
 
     def use_non_blocking(self) -> None:
-        """Use the non-blocking form from now on, in bound calls too: asynchronous operations may be in flight."""
+        """Use the non-blocking form from now on, also in bound calls; asynchronous operations may be in flight."""
         if not self._uses_non_blocking:
             self._uses_non_blocking = True
             for bound in self._bound:

@@ -90,7 +90,7 @@ class NodeMemory:
             )
 
     def require_memory(self, name: str) -> None:
-        """Raise UnavailableError unless the ranks of each node can share memory; `name` needs it."""
+        """Raise UnavailableError unless the ranks of each node can share memory, which the feature `name` needs."""
         if self.problem:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 

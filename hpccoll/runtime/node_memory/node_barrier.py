@@ -4,9 +4,9 @@ Two ranks on two cores pass the barrier in about a microsecond, without a messag
 the rank also publishes a fingerprint of the collective, so ranks that called different collectives detect the
 difference before they access data.
 
-A rank that reads another rank's word must also see all stores that preceded the write of the word. x86 keeps stores and
-loads in program order. On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and
-follows the reads of the others' words.
+A rank that reads another rank's word must see all stores before the word. x86 keeps stores and loads in program order.
+On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and follows the reads of the
+others' words.
 """
 
 from __future__ import annotations
