@@ -3,8 +3,9 @@
 Names, argument order and in-place defaults follow torch.distributed: an operation whose result has the shape of its
 input works in place unless `out` is given. Every collective passes through `Communicator._collective`.
 
-Cost: that of the algorithm (see its module), in alpha (latency of a step), beta (time per byte sent) and gamma (time
-per byte reduced). The first call on an array lowers the plan, the second binds it to the array, later ones only run it.
+The module of each algorithm states its cost in alpha (latency of a step), beta (time per byte sent) and gamma (time per
+byte reduced). The first call on an array lowers the plan, the second call binds it to the array, and later calls only
+run it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Communicator:
     """A group of MPI ranks with its own message space.
 
     Args:
-        comm: duplicated, which is collective over it; None duplicates MPI.COMM_WORLD.
+        comm: the MPI communicator to duplicate, collectively; None duplicates MPI.COMM_WORLD.
         adopt: own `comm` instead of a duplicate of it; `close` frees it.
 
     Raises:
@@ -63,14 +64,14 @@ class Communicator:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        # Closing is collective: after an error on one rank, it would wait forever for the others.
+        # Closing is collective: after an error on one rank, closing would wait forever for the other ranks.
         if error is None:
             self.close()
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
 
-        Without it, requests and shared memory are freed at exit; the MPI communicators are not.
+        Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
         """
         if self._release.alive:
             self._engine.progress.wait_until(lambda: not self._in_flight)
@@ -137,7 +138,7 @@ class Communicator:
         return self._collective(Operation.ALL_TO_ALL, x, **how)
 
     def barrier(self, **how: Any) -> Any:
-        """Block until every rank has called it; with `async_op`, return a Work instead."""
+        """Block until every rank has called `barrier`; with `async_op`, return a Work instead."""
         return self._collective(Operation.BARRIER, None, **how)
 
     def all_reduce_init(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Executable:
@@ -156,7 +157,7 @@ class Communicator:
     ) -> Executable:
         """Prepare a collective bound to `x` and `out`, and return an executable to call many times; nothing runs yet.
 
-        Collective. Free the executable, or it is freed with the communicator.
+        Collective. `free` of the executable frees it; otherwise closing the communicator does.
         """
         return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))
 
@@ -167,7 +168,7 @@ class Communicator:
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Block until the message of rank `source` is in `x`, which must have exactly its size; return `x`."""
+        """Block until rank `source`'s message is in `x`, and return `x`, which must have exactly the message's size."""
         return self.irecv(x, source, tag).wait()
 
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
@@ -183,7 +184,7 @@ class Communicator:
     def new_group(self, ranks: list[int]) -> Communicator | None:
         """Return a communicator of these ranks, in this order; collective over them.
 
-        Other ranks need not call, and get None.
+        Ranks that are not in `ranks` may skip the call; if they make it, they get None.
 
         Raises:
             UsageError: `ranks` is empty, names a rank twice, or one that is not in this communicator.
@@ -202,8 +203,8 @@ class Communicator:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
         Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
-        A rank's memory is released when no array there uses it and the other ranks have freed theirs or deleted its
-        arrays.
+        A rank's memory is released when no array on the rank uses it and every other rank has freed the buffer or
+        deleted its arrays.
 
         Raises:
             UsageError: a negative extent or an unknown dtype.
@@ -224,7 +225,7 @@ class Communicator:
         return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
 
     def free(self, x: Any) -> None:
-        """Free a symmetric buffer, and the executables bound to it, on this rank; its later use raises UsageError."""
+        """Free a symmetric buffer and its executables on this rank; later use of the buffer raises UsageError."""
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:

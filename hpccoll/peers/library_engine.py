@@ -1,4 +1,4 @@
-"""The interface of another library's engine, and the checks of the buffers that it is given."""
+"""The interface of another library's engine, and the checks of the buffers that callers pass to the engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LibraryEngine(Protocol):
 
         Raises:
             UsageError: the library does not offer this operation, dtype, reduction or in-place form.
-            BufferError: a buffer is missing, or the two do not fit.
+            BufferError: a buffer is missing, or source and result do not fit each other.
         """
 
     def close(self) -> None:
@@ -60,10 +60,11 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Return the checked, flat buffers of this rank; of one array given for both, one becomes the rank's own block.
+    """Return this rank's checked, flat buffers. If one array is both, one buffer becomes the rank's own block in it.
 
     Raises:
-        BufferError: a buffer is missing, is not contiguous, or the two differ in dtype, module or elements.
+        BufferError: a buffer is missing or not contiguous, or the two buffers differ in dtype, module or number of
+            elements.
     """
     sent = _check_buffer(operation, source, "source", rank == root or operation not in _ROOT_HAS_SOURCE)
     received = _check_buffer(operation, result, "result", rank == root or operation not in _ROOT_HAS_RESULT)
@@ -79,7 +80,7 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
 
 
 def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Buffer | None:
-    """Return a required buffer after its check; None unless `used`."""
+    """Return the checked buffer of an array if `used`, else None."""
     if not used:
         return None
     if array is None:
@@ -116,5 +117,5 @@ def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: i
 
 
 def unsupported_error(peer: str, what: str, instead: str) -> UsageError:
-    """Return the error that engine `peer` does not offer `what`; `instead` is the remedy."""
+    """Return the error which says that engine `peer` does not offer `what`; `instead` is the remedy."""
     return UsageError(f"engine {peer} does not offer {what}; {instead}")

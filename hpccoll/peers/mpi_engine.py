@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
-    `device_works` is whether `runtime.cuda.probe` found that this MPI accepts device memory.
+    `device_works` states whether this MPI accepts device memory, as found by `runtime.cuda.probe`.
     Cost: a prepared call is one C call behind a `functools.partial`; buffer specifications are made once.
     """
 

@@ -48,14 +48,14 @@ class TorchCollectives:
         return partial(launch, result, source, [], [], self._make_options("AllToAll"))
 
     def _make_options(self, name: str, **values: Any) -> Any:
-        """Return a new object of torch's option class of a collective, with these attributes set."""
+        """Return a new object of torch's option class `name`, with the attributes in `values` set."""
         options = getattr(self._options, f"{name}Options")()
         for key, value in values.items():
             setattr(options, key, value)
         return options
 
     def _single(self, name: str, before: str) -> Any:
-        """Return the group's method by its new name, or by its name before torch 2.13."""
+        """Return the group's method called `name`, or `before` if torch is older than 2.13."""
         return getattr(self._group, name, None) or getattr(self._group, before)
 
     def _bind_rooted(

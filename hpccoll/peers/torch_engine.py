@@ -1,7 +1,7 @@
 """torch.distributed's Gloo and NCCL as engines to compare with, started from the MPI job.
 
-The process group is made directly from its own store and called without torch.distributed's dispatcher, so the user's
-default group is not affected. Rank 0 opens the store on a free port and sends the port to the others by MPI. Buffers
+The process group has its own store and is called without torch.distributed's dispatcher, so the user's default group is
+not affected. Rank 0 opens the group's store on a free port and sends the port number to the other ranks by MPI. Buffers
 become tensors without a copy. Operations that do not reduce transfer bytes, so every dtype is supported.
 """
 
@@ -48,7 +48,8 @@ _REDUCED_AS = {
 class TorchEngine:
     """Engine `gloo` (host buffers) or `nccl` (CUDA buffers, one GPU per rank).
 
-    Making it starts a process group, collective over `comm`. The start, and each operation, may take `limit_s` seconds.
+    The constructor starts a process group, collective over `comm`. The start and each operation time out after
+    `limit_s` seconds.
 
     Raises:
         UnavailableError: torch, the backend, or a GPU for each rank is missing; names the rank.
@@ -86,6 +87,7 @@ class TorchEngine:
         served: Any = None
 
         def serve() -> int:
+            """On rank 0 open the store at a free port and return the port; on other ranks return 0. Sets `served`."""
             nonlocal served
             if self.comm.rank == 0:
                 served = store(0, is_master=True)
@@ -124,7 +126,7 @@ class TorchEngine:
         if self.name == "gloo" and buffers.module.on_device and operation not in _GLOO_ON_DEVICE:
             raise unsupported_error(self.name, f"{operation.value} of device buffers", "use --buffer host")
         if operation is Operation.ALL_TO_ALL and buffers.in_place:
-            # Gloo accepts it, but overwrites blocks before it has sent them.
+            # Gloo accepts in-place all_to_all, but overwrites blocks before it has sent them.
             raise unsupported_error(self.name, "all_to_all in place", "use --out-of-place")
         op, kind = self._reduction(redop, buffers.dtype) if operation.reduces else (None, "uint8")
         source, result = (self._tensor(flat, buffers.module, kind) for flat in (buffers.source, buffers.result))
@@ -143,7 +145,7 @@ class TorchEngine:
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:
-        """Return the memory of `flat` as a tensor of torch type `kind`; None for None."""
+        """Return the memory of `flat` as a tensor of torch type `kind`; None if `flat` is None."""
         if flat is None:
             return None
         message = module.as_bytes(flat)
@@ -165,7 +167,7 @@ class TorchEngine:
             try:
                 launch().wait()
                 if stream_done is not None:
-                    stream_done()  # NCCL's wait only orders streams: the result is complete when the stream is
+                    stream_done()  # NCCL's wait only orders streams: the result is complete when the stream's work is
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
                 raise CommunicationError(f"engine {self.name} failed on rank {self.comm.rank}: {reason}") from error

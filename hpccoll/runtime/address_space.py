@@ -1,6 +1,6 @@
 """The memory behind the memory ranges of a program: arrays of this process, or addresses in other processes.
 
-A program is lowered for a shape and knows offsets only. An `AddressSpace` adds the memory: this rank's input, output
+A program is made for one shape and contains only offsets. An `AddressSpace` adds the memory: this rank's input, output
 and scratch, the slots of the node's ranks, and the inputs and outputs of other ranks that are accessed in place.
 """
 
@@ -23,7 +23,7 @@ USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
 
 @dataclass(frozen=True, slots=True)
 class ChunkSegment:
-    """Elements `low` to `high` of every chunk, shape (C,) each: the part of a collective that one slot holds.
+    """Elements `low` to `high` of every chunk (shape (C,) each): the elements that one slot of shared memory holds.
 
     A segment keeps each chunk's owner and reduction order, so all segments together give the plan's result bit for bit.
     """
@@ -64,15 +64,16 @@ class SegmentOffsets:
 
 
 class AddressSpace:
-    """Finds the memory of each range of one rank's program. All offsets and counts are in elements.
+    """Finds the memory of each memory range in one rank's program. All offsets and counts are in elements.
 
     Args:
-        call: its input and output are SOURCE and RESULT; all memory has its module and dtype.
+        call: the collective; its input and output are the memories SOURCE and RESULT, and all memory has its module and
+            dtype.
         program: gives the sizes of WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
-        slots: slot memory by rank, this rank's at OWN.
+        slots: each rank's slot memory; the key of this rank's is OWN.
         segment: the segment that the program is for; None if it is for whole chunks.
-        rank: this rank, where `segment` is given.
+        rank: this rank; used only with `segment`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class AddressSpace:
         """Return the elements of a range as an array; LookupError if only another process can address them."""
         view = self.view(place)
         if view is None:
-            raise LookupError(f"{place} is memory of another process")  # plans never copy from remote to remote memory
+            raise LookupError(f"{place} is memory of another process")  # no plan copies between two remote memories
         return view
 
     def address(self, place: MemoryRange) -> int:
@@ -133,7 +134,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range in its memory: in the user's memory, chunks are whole, not packed segments."""
+        """Return the offset of a range in its memory; the user's memory holds whole chunks, a slot packed segments."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner

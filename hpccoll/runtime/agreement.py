@@ -20,11 +20,11 @@ def gather_or_raise(
     """Run `step` on every rank and return the results of all ranks, by rank; collective.
 
     Args:
-        step: returns something that can be pickled.
+        step: a function whose result can be pickled.
         make_error: makes the exception from the first failing rank's reason, such as `rank 2: no such device`.
 
     Raises:
-        Exception: the one that `make_error` returns, on every rank, if `step` failed on any rank.
+        Exception: on every rank, if `step` failed on any rank: the exception that `make_error` makes.
 
     Cost: one all-gather of the pickled results.
     """

@@ -21,12 +21,12 @@ Announcement = tuple[str, str, dict[str, Any]]  # operation, error if this rank 
 
 
 def is_enabled() -> bool:
-    """Whether the environment variable HPCCOLL_DEBUG is set, and not to 0."""
+    """Whether the environment variable HPCCOLL_DEBUG is set to a value other than 0."""
     return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
 
 
 class ArgumentCheck:
-    """Compares the arguments of every collective across the ranks of `comm`, which is duplicated: collective."""
+    """Compares each collective's arguments across the ranks of `comm`. Its creation duplicates `comm`; collective."""
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
         self._comm, self._progress = comm.Dup(), progress
@@ -41,7 +41,7 @@ class ArgumentCheck:
         """Yield a dictionary for this call's arguments; at the end of the `with` block, compare it on all ranks.
 
         Raises:
-            MismatchError: the ranks differ, or one refused the call; names the first such rank and both values.
+            MismatchError: a rank refused the call or differs from rank 0; names the first such rank and both values.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class ArgumentCheck:
         self._require_equal(self._exchange((operation.value, "", arguments)))
 
     def _exchange(self, own: Announcement) -> list[Announcement]:
-        """Wait for all ranks, advancing operations in flight, and return all announcements; collective."""
+        """Return every rank's arguments or error; waits for all ranks, advancing operations in flight; collective."""
         barrier = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
         self._progress.wait_until(barrier.Test)
         return self._comm.allgather(own)

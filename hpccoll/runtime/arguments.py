@@ -1,6 +1,6 @@
-"""Checks the arguments of a collective: which array is input, which output, the size of a block, the algorithm.
+"""Checks the arguments of a collective, and derives the input, the output, the elements of a block and the algorithm.
 
-An operation with blocks moves n blocks of `count` elements for n ranks, any other one vector of `count` elements.
+For n ranks, an operation with blocks moves n blocks of `count` elements. Other operations move one vector of `count`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_call(
     Raises:
         BufferError: an array is missing, not expected, or does not fit the other one.
         UsageError: the root is not a rank, or the algorithm is for another operation.
-        ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or does not fit.
+        ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or does not fit the call.
     """
     reduction = Reduction.parse(op)
     if not 0 <= root < n:
@@ -54,7 +54,7 @@ def check_call(
         reduction.require(buffer.dtype, buffer.shape)
     library = algorithm == MPI_LIBRARY
     call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
-    is_in_place(call, rank)  # raises where input and output overlap in any other way
+    is_in_place(call, rank)  # raises if input and output overlap but do not coincide
     return call
 
 

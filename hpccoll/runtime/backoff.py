@@ -1,4 +1,4 @@
-"""Waiting by polling, for shared memory that another rank writes and for requests of MPI."""
+"""Pauses between the polls of a wait, for another rank's writes to shared memory or for MPI requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Backoff:
     """A wait that spins, then yields the core, then sleeps for longer and longer.
 
     Args:
-        spins: whether to spin at first: only if every rank has a core of its own.
-        sleeps: whether to sleep in the end: not if each poll moves data, as in long messages of MPI.
+        spins: whether to spin at first; true only if every rank has a core of its own.
+        sleeps: whether to sleep at last; false if each poll moves data, as for long MPI messages.
     """
 
     __slots__ = ("_since", "_sleep_s", "_sleeps", "_spin_s")
@@ -31,7 +31,7 @@ class Backoff:
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def pause(self) -> None:
-        """Return at once, yield the core or sleep: the longer, the more time has passed since the first pause."""
+        """Return at once; yield the core once some time has passed since the first pause; later sleep, if `sleeps`."""
         now = time.perf_counter()
         if not self._since:
             self._since = now

@@ -1,7 +1,7 @@
 """The executables that a communicator keeps, found by the arrays of a call.
 
-An entry must never run for another array. A new array may get the id or the address of an old one; a NumPy array can
-change its dtype, and a torch tensor its storage, under the same id. (A NumPy array with weak references cannot be
+An entry must never run for another array. A new array may get the id or the address of a deleted array. A NumPy array
+can change its dtype, and a torch tensor its storage, under the same id. (A NumPy array with weak references cannot be
 resized.)
 """
 
@@ -22,8 +22,8 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 
 # An array that an executable was bound to: its dtype, the address and bytes of a torch tensor (None otherwise), and a
-# weak reference that removes the entry before the array's id can be another's. Plain tuples, since a named tuple takes
-# 0.1 us longer to unpack in every call.
+# weak reference that removes the entry before another array can get the array's id. Plain tuples, since a named tuple
+# takes 0.1 us longer to unpack in every call.
 KnownArray: TypeAlias = tuple[Any, tuple[int, int] | None, weakref.ref[Any]]
 CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
 
@@ -46,7 +46,7 @@ class CallCache:
         return len(self._by_address)
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the live executable of a call with these array objects; None if one has changed since."""
+        """Return the live executable of a call with these array objects; None if none, or if an array has changed."""
         cached = self.by_array.get(key)
         if cached is None:
             return None
@@ -55,14 +55,14 @@ class CallCache:
         return executable if fits else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
-        """Cache the executable of a call with these array objects, until one is deleted or the cache is full."""
+        """Cache the executable of a call with these array objects, until an array is deleted or the cache is full."""
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
         forget = partial(_forget, self.by_array, key)
         self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
 
     def find_by_address(self, key: Hashable) -> Executable | None:
-        """Return the live executable of a call on this memory, now the most recently used; None if there is none."""
+        """Return the live executable of a call on this memory and mark it as recently used; None if there is none."""
         executable = self._by_address.get(key)
         if executable is None or not executable.live:
             return None
@@ -76,7 +76,7 @@ class CallCache:
             self._by_address.popitem(last=False)[1].free()
 
     def was_seen(self, key: Hashable) -> bool:
-        """Whether a call on this memory was made before; records this call."""
+        """Whether an earlier call used this memory; records this call."""
         seen = key in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -85,7 +85,7 @@ class CallCache:
         return seen
 
     def keep(self, executable: Executable) -> None:
-        """Keep a prepared executable, so that `clear` frees it if its user has not."""
+        """Record a prepared executable, so that `clear` frees it unless its user has freed it before."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:
@@ -93,7 +93,7 @@ class CallCache:
         self.by_array.clear()
 
     def clear(self) -> None:
-        """Free all executables; MPI must not be finalized."""
+        """Free all executables; to be called before MPI is finalized."""
         self.forget_arrays()
         while self._by_address:
             self._by_address.popitem()[1].free()
@@ -127,6 +127,7 @@ def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 
     def forget_all() -> None:
+        """In a forked child, forget the calls by array of all caches; frees no executable."""
         for call_cache in caches:
             call_cache.forget_arrays()
 

@@ -16,19 +16,19 @@ class CollectiveCall:
     """The checked arguments of one collective on this rank."""
 
     operation: Operation
-    algorithm: Algorithm | None  # None if it is still to be selected
+    algorithm: Algorithm | None  # None if the algorithm is not selected yet
     root: int
     reduction: Reduction  # ignored unless the operation reduces
-    source: Buffer | None  # this rank's input; None if the operation takes none from it
-    result: Buffer | None  # this rank's output; None if the operation gives it none
+    source: Buffer | None  # this rank's input; None if the operation needs no input from this rank
+    result: Buffer | None  # this rank's output; None if this rank gets no result
     count: int  # elements of the vector, or of one block
-    library: bool = False  # whether the MPI library's own collective is asked for
+    library: bool = False  # whether the user asked for the MPI library's own collective
     value: Any = None  # the array to return to the user
     output_given: bool = False  # whether the user passed the output
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that must agree across ranks: of the input, or of the output of a scatter."""
+        """The shape that all ranks must agree on: the input's, or for a scatter the output's."""
         buffer = self.result if self.operation is Operation.SCATTER else self.source or self.result
         return buffer.shape if buffer else ()
 
@@ -71,7 +71,7 @@ def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
 
 
 def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return `bind_prologue`'s result for premul_sum, scaled into the output if that has room, else into new memory."""
+    """Return `bind_prologue`'s result for premul_sum; the scaled input is in the output if it fits, else new memory."""
     in_result = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and call.result is not None
     target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
     scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
@@ -79,15 +79,15 @@ def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, 
 
 
 def _relocate(source: Buffer, memory: FlatArray) -> Buffer:
-    """Return the buffer at another place, `memory`; copies no elements."""
+    """Return a buffer like `source` whose memory is `memory`; copies no elements."""
     return replace(source, flat=memory, address=source.module.get_address(memory))
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
-    """Return the call on the same memory, without keeping the memory alive.
+    """Return the same call with arrays that do not keep their memory alive.
 
-    A cache must not keep buffers alive that their owner has freed. A cached call runs only for buffers at the same
-    addresses, so the memory exists whenever it runs.
+    A cache must not keep deleted arrays alive. A cached call runs only for buffers at the same addresses, so the memory
+    exists whenever it runs.
     """
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
@@ -96,10 +96,10 @@ def as_unowned(call: CollectiveCall) -> CollectiveCall:
 
 
 def is_in_place(call: CollectiveCall, rank: int) -> bool:
-    """Whether input and output share memory exactly, for the chunks that are in both.
+    """Whether each chunk that is in both input and output is at the same address in both.
 
     Raises:
-        BufferError: they overlap in any other way.
+        BufferError: input and output overlap in any other way.
     """
     source, result = call.source, call.result
     if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):

@@ -1,6 +1,6 @@
 """Run a command in a process of its own, with a time limit, and return how it ended.
 
-Whatever may crash or hang (a driver, an MPI library, a tool of the site) runs this way.
+Code that may crash or hang (a driver, an MPI library, a command of the site) runs in such a process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KILL_GRACE_S = 1.0
 class CommandResult:
     """The outcome and output of a command that has ended or was killed."""
 
-    command: str  # as a person would type it
-    succeeded: bool  # whether it ended with exit status 0
+    command: str  # the command as a person would type it
+    succeeded: bool  # whether the command ended with exit status 0
     exists: bool  # whether the program was found
     outcome: str  # a clause such as `crashed by SIGSEGV`
-    stdout: str = ""  # the start of its output, up to MAX_OUTPUT_BYTES
+    stdout: str = ""  # the start of the command's output, up to MAX_OUTPUT_BYTES
     stderr: str = ""
 
     @property
@@ -57,7 +57,7 @@ def run_command(
     """Run a command, wait for it and return how it ended. Never raises; kills it and its children after `limit_s`.
 
     Args:
-        words: the program and its arguments; results show them as `shown`, if given.
+        words: the program and its arguments; the result shows them as `shown`, if `shown` is given.
         limit_s: seconds.
         environ: environment of the command. The default is the environment of this process without the variables in
             which a launcher describes this process's rank, so that a command that starts MPI is a separate job.
@@ -95,16 +95,16 @@ def run_python(
 def standalone_mpi_environment() -> Iterator[dict[str, str]]:
     """Yield the environment for a command that starts MPI as a separate job.
 
-    Open MPI leaves its shared-memory files behind when it is started without mpirun, or killed. They go to a temporary
-    directory instead of /dev/shm, which is removed on exit.
+    Open MPI leaves its shared-memory files behind when it is started without mpirun, or killed. This environment moves
+    these files from /dev/shm to a temporary directory that is removed on exit.
     """
     with tempfile.TemporaryDirectory(prefix="hpccoll-", ignore_cleanup_errors=True) as directory:
-        names = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")  # of Open MPI 5, and 4
+        names = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")  # Open MPI 5, Open MPI 4
         yield launcher.without_launcher(os.environ) | dict.fromkeys(names, directory)
 
 
 def _format_outcome(status: int | None, limit_s: float) -> str:
-    """Return the clause for an exit status; None stands for a timeout, -N for signal N."""
+    """Return a clause that describes an exit status; None means a timeout, -N means signal N."""
     if status is None:
         return f"gave no answer within {limit_s:g} s and was killed"
     if status < 0:
@@ -113,7 +113,7 @@ def _format_outcome(status: int | None, limit_s: float) -> str:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the processes of the command's session, its children's too; wait up to _KILL_GRACE_S for the command."""
+    """Kill the command and the children in its session; wait up to _KILL_GRACE_S for the command to end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

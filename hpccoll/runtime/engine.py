@@ -1,12 +1,13 @@
 """Selects, lowers, binds and runs the collectives of one communicator, and keeps what later calls need.
 
-Tags: blocking operations share one tag, since one ends before the next begins. The tag of an asynchronous operation is
-the number of asynchronous calls so far, modulo ASYNC_TAGS: all ranks make the same calls in the same order, so they get
-the same number. (Executables cannot be counted: caches differ by rank.) A tag is reused once its last operation is
-complete on this rank.
+Blocking operations share one message tag, since each ends before the next begins. The tag of an asynchronous operation
+is the number of asynchronous calls so far, modulo ASYNC_TAGS: all ranks make the same calls in the same order, so they
+get the same tag. (The number of executables would differ, because caches differ by rank.) A tag is reused once its last
+operation is complete on this rank.
 
-First calls on new memory run without binding; a second call on the same memory binds it, and the executable is kept.
-Executables of shared memory are bound at the first call, which costs little more than the binding.
+Binding prepares all calls of a run: persistent requests, or functions of mapped memory. The first call of a message
+plan on given memory runs without binding; the second call binds, and the executable is kept. Shared-memory plans bind
+at the first call.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ PROGRAMS: Final = 256
 
 
 class Engine:
-    """The runtime of one communicator, made collectively. `takes_device_memory`: whether MPI accepts device memory."""
+    """The runtime of one communicator; collective. `takes_device_memory` returns whether MPI accepts device memory."""
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.cache, self.progress = CallCache(), Progress()
-        # All collective steps are here: in a later call, they would block while operations are in flight.
+        # All collective steps of the engine are in its constructor: later they would block while operations are in
+        # flight.
         layout = detect_layout(comm)
         self.nodes = layout.members
         self.node = NodeMemory(comm, layout, self.progress)
@@ -91,7 +93,7 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective and return the operation in flight; a shared-memory plan completes and gives None."""
+        """Begin a collective and return the operation in flight; complete a shared-memory plan and return None."""
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
@@ -112,7 +114,7 @@ class Engine:
         return operation
 
     def prepare(self, call: CollectiveCall) -> Executable:
-        """Return an executable to run many times, freed with the engine at the latest; runs nothing. Collective."""
+        """Return an executable for many runs, which `free` of the engine also frees; runs nothing. Collective."""
         selection = self.select(call)
         executable = self.bind(call, selection, on_all_ranks=True)
         self.cache.keep(executable)
@@ -135,7 +137,7 @@ class Engine:
         return executable
 
     def select(self, call: CollectiveCall) -> Selection:
-        """Return the algorithm and chunk count that `call` asks for, or that `auto` selects; the same on every rank.
+        """Return the algorithm and chunk count that `call` names or that `auto` selects; the same on every rank.
 
         Writes what `auto` selects to the selection log, if there is one. For device memory, the first call that
         considers the MPI library starts probe processes and waits for them.
@@ -175,19 +177,19 @@ class Engine:
         return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
 
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
-        """Whether messages pass through pinned host memory if they come from this module's memory.
+        """Whether messages from this module's memory pass through pinned host memory.
 
         For device memory, the first call starts probe processes and waits for them.
         """
         return module.on_device and not self._context.takes_device_memory()
 
     def free(self) -> None:
-        """Free all requests and shared memory; MPI must not be finalized."""
+        """Free all requests and shared memory; to be called before MPI is finalized."""
         self.cache.clear()
         self.node.free()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
-        """Whether the algorithm runs as a two-level plan: it is hybrid, and there are several nodes."""
+        """Whether the algorithm runs as a two-level plan: if it is hybrid and there are several nodes."""
         return algorithm.is_hybrid and len(self.nodes) > 1
 
     def _make_executable(
@@ -196,7 +198,7 @@ class Engine:
         """Return an executable of the selected plan; a MessageExecutable is not bound yet.
 
         Raises:
-            UnavailableError: the algorithm needs shared memory, and there is none.
+            UnavailableError: the algorithm needs shared memory, which the ranks do not have.
             UsageError: the algorithm is for one node, and there are several.
         """
         algorithm, context = selection.algorithm, self._context
@@ -237,7 +239,7 @@ class Engine:
 
 
 def _key(call: CollectiveCall) -> Hashable:
-    """Return the key that calls have in common if one executable can run them: arguments, dtype, count, addresses."""
+    """Return the cache key: arguments, dtype, count, addresses. One executable can run all calls with one key."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
     request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
     return (*request, call.dtype.name, call.module.name, call.count, *addresses)

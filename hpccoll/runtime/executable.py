@@ -1,7 +1,7 @@
 """The interface of executables, which carry out a collective on given buffers.
 
-There are five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), both
-(`hierarchical.executable`), device memory (`cuda.executable`) and the MPI library's own collectives
+There are five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), shared
+memory and messages (`hierarchical.executable`), device memory (`cuda.executable`) and the MPI library's own collectives
 (`messages.mpi_collectives`).
 """
 
@@ -16,7 +16,7 @@ from hpccoll.runtime.progress import InFlight
 
 
 class Executable(Protocol):
-    """A collective bound to buffers: call it as often as needed; free it before MPI is finalized.
+    """A collective bound to buffers: it can be called any number of times, and must be freed before MPI is finalized.
 
     `plan` is None for the MPI library's own collectives; `live` is false once the executable, or one of the symmetric
     buffers that it accesses, was freed.
@@ -28,7 +28,7 @@ class Executable(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether the executable can run."""
+        """Whether the executable can still run."""
 
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part is complete."""
@@ -38,10 +38,10 @@ class Executable(Protocol):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, to time one by one: only the executable if they overlap, none if they are not bound."""
+        """The calls of a run, to time one by one; only the executable if its calls overlap, none before it is bound."""
 
     def free(self) -> None:
-        """Release requests and memory; the executable cannot run after."""
+        """Release requests and memory; afterwards the executable cannot run."""
 
 
 def raise_freed() -> NoReturn:

@@ -1,4 +1,4 @@
-"""This MPI job: its world, hosts, nodes, cores and versions. The only module that initializes MPI.
+"""The world, hosts, nodes, cores and versions of this MPI job. Only this module initializes MPI.
 
 MPI is initialized here and not by importing mpi4py, so that a missing library, or a launcher that would make MPI_Init
 abort, becomes an error with a remedy.
@@ -37,7 +37,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Where the ranks run. Tuples are indexed by rank; nodes are numbered in the order of their lowest ranks."""
+    """The host, node and cores of each rank. Tuples are indexed by rank; nodes are ordered by their lowest ranks."""
 
     hosts: tuple[str, ...]
     node: tuple[int, ...]
@@ -141,7 +141,7 @@ def collect_versions() -> dict[str, str | None]:
 
 
 def _find_version(names: tuple[str, ...]) -> str | None:
-    """Return the version of the first installed package of `names`, with its name if there are several."""
+    """Return the version of the first installed package of `names` (after its name if several), or None."""
     for name in names:
         try:
             version = metadata.version(name)
@@ -161,7 +161,7 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     try:
         leader = _find_leader(host_comm, comm.rank, os.environ)
         own_cores = os.sched_getaffinity(0)
-        # A pinned rank sees only its own cores: a node has those of all of its ranks together.
+        # A pinned rank sees only its own cores, so a node's cores are those of all its ranks together.
         node_cores = set().union(*host_comm.allgather(own_cores))
         crowded = host_comm.size > len(node_cores)
     finally:
@@ -195,7 +195,7 @@ def find_commit() -> str | None:
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        # An installed package may lie in some other repository's directory: then git does not track it.
+        # An installed package may be inside another repository's directory, where git does not track it.
         subprocess.run(is_tracked, capture_output=True, timeout=10, check=True)
         return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

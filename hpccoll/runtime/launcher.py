@@ -1,14 +1,15 @@
 """Detects a launcher of another MPI library, which starts N jobs of one rank each instead of one job of N ranks.
 
 Nothing fails in such a job: every process is rank 0 of 1, computes a wrong result and exits with status 0. Launchers
-state the number of ranks in the environment; a process that is alone although its launcher started several is refused.
+write the number of ranks to the environment. A process that is alone although its launcher started several gets an
+error.
 
-Variables are read in this order: that of the library's own mpirun, that of the other mpirun, and SLURM_STEP_NUM_TASKS,
-the number of processes that *this* srun started. SLURM_NTASKS is not used: it is the size of the allocation, and a
-batch script may run a single `python`, or `mpirun -n 2`, in an allocation of 64. SLURM's variables do not count if an
-mpirun has set its own, because mpirun starts its daemons by srun, one per node. A world of more than one rank is never
-refused: launcher and library do match then, and the numbers may differ for good reasons (heterogeneous srun, spawned
-processes).
+Variables are read in this order: the one of the library's own mpirun, the one of the other library's mpirun, and
+SLURM_STEP_NUM_TASKS, the number of processes that *this* srun started. SLURM_NTASKS is not used: it is the size of the
+allocation, and a batch script may run a single `python`, or `mpirun -n 2`, in an allocation of 64. SLURM's variables
+are ignored if an mpirun has set its own, because mpirun starts its daemons by srun, one per node. A world of more than
+one rank never gets the error, because its launcher and library match. The numbers may differ for good reasons
+(heterogeneous srun, spawned processes).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpccoll.errors import LauncherError
 
 _MPICH, _OPEN_MPI, _SLURM = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 _STARTERS = {_MPICH: "an mpirun or srun that speaks PMI (MPICH)", _OPEN_MPI: "Open MPI's mpirun", _SLURM: "srun"}
-# Prefixes of variables by which launchers tell a process its place in the job. Users' settings (OMPI_MCA_...,
+# Prefixes of the variables in which launchers describe a process's rank and job. Users' settings (OMPI_MCA_...,
 # OMPI_ALLOW_...) are not among them.
 _JOB_PREFIXES = (
     "PMI_",
@@ -40,7 +41,7 @@ _JOB_PREFIXES = (
 
 
 def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] | None:
-    """Return the variable that states the number of ranks of this job, and that number; None without a launcher.
+    """Return the name and value of the variable with this job's number of ranks; None without a launcher.
 
     `library` is the MPI library's name and version, such as `MPICH 5.0.2`.
     """

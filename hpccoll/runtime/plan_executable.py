@@ -37,7 +37,7 @@ class Context:
 
 
 class PlanExecutable:
-    """The base class of executables that run plans; `scratch` None stands for the communicator's shared pool."""
+    """The base class of executables that run plans; `scratch` None selects the communicator's shared pool."""
 
     __slots__ = (
         "__weakref__",
@@ -73,7 +73,7 @@ class PlanExecutable:
         return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
 
     def _take_scratch(self, count: int) -> FlatArray:
-        """Return `count` elements of scratch memory, which later operations use again."""
+        """Return `count` elements of scratch memory; later operations use the same memory."""
         return self._scratch.take(self._call.module, self._call.dtype, count)
 
     def _describe(self) -> tuple[object, ...]:

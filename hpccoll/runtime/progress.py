@@ -20,7 +20,7 @@ class InFlight(Protocol):
 
 
 class Progress:
-    """The in-flight operations of one communicator, by tag; its truth value is whether there are any."""
+    """The in-flight operations of one communicator, by tag; true if there is any operation."""
 
     __slots__ = ("operations",)
 
@@ -34,7 +34,7 @@ class Progress:
         return tag in self.operations
 
     def add(self, tag: int, operation: InFlight) -> None:
-        """Add an operation, which waits advance from now on; its tag is in use until it is complete."""
+        """Add an operation, which waits then advance; its tag is in use until the operation is complete."""
         self.operations[tag] = operation
 
     def advance(self) -> None:

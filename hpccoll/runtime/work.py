@@ -61,10 +61,10 @@ class Work:
 
 @dataclass(slots=True)
 class MessageTransfer:
-    """A message between two ranks in flight, in one or more segments."""
+    """A message in flight between two ranks, sent in one or more segments."""
 
     description: str  # the direction and the ranks, for error messages
-    requests: list[MPI.Request]  # of the segments that are not complete, in order
+    requests: list[MPI.Request]  # requests of the segments that are not complete, in order
     last: list[BoundCall]  # calls to make when all segments are complete
     sizes: list[int]  # bytes that each received segment must have; empty for a send
     _status: MPI.Status = field(default_factory=MPI.Status)

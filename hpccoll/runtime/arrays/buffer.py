@@ -1,4 +1,4 @@
-"""A user's array as a `Buffer`, and the array module for new memory."""
+"""Functions that turn a user's array into a `Buffer`, and that return the array module for new memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`: `x`, `out`.
 
     Raises:
-        BufferError: `array` is no NumPy or CuPy array or torch tensor on CPU or CUDA; or it must be `writable`, and is
-            read-only or not C-contiguous.
+        BufferError: `array` is not a NumPy array, a CuPy array or a torch tensor on CPU or CUDA; or `writable` is true
+            and the array is read-only or not C-contiguous.
         UnknownNameError: its element type is not supported.
     """
     if isinstance(array, np.ndarray):
@@ -69,7 +69,7 @@ def get_array_module(memory: str) -> ArrayModule:
     """Return the array module for new memory: NumPy's for `host`, CuPy's for `cuda`.
 
     Raises:
-        UnavailableError: `cuda`, but there is no CUDA device or CuPy is not installed.
+        UnavailableError: `memory` is `cuda`, but there is no CUDA device or CuPy is not installed.
     """
     if memory == "host":
         return NUMPY

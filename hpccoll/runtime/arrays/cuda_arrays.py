@@ -1,4 +1,4 @@
-"""CuPy and torch as array modules for CUDA memory: bound calls queue work on the current stream."""
+"""The array modules of CuPy and torch for CUDA memory; their bound calls queue work on the current stream."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _seconds_between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], floa
 
 
 def cupy_as_torch_tensor(array: Any) -> Any:
-    """Return a torch tensor over a CuPy array's memory, with its shape and element type; it keeps the memory alive."""
+    """Return a torch tensor with a CuPy array's memory, shape and element type; the tensor keeps the memory alive."""
     import torch
 
     device, dtype = f"cuda:{array.device.id}", getattr(torch, dtype_from_numpy(array.dtype).name)

@@ -1,4 +1,4 @@
-"""Float16 and bfloat16 on the host: the bits of NumPy and ml_dtypes, at more than a tenth of float32's speed.
+"""Functions of float16 and bfloat16 arrays on the host: NumPy's bits, at more than a tenth of float32's speed.
 
 NumPy and ml_dtypes convert these types one number at a time. Three implementations give the same bits:
 
@@ -29,20 +29,20 @@ from hpccoll.runtime.arrays.dtypes import get_dtype
 from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, run_all, view_host_memory
 
 NAMES = {get_dtype(name).numpy: name for name in ("float16", "bfloat16")}
-ARITHMETIC = {"add": "add", "multiply": "mul", "divide": "div"}  # NumPy's names and torch's
+ARITHMETIC = {"add": "add", "multiply": "mul", "divide": "div"}  # NumPy's name of each function, and torch's
 KERNELS = ARITHMETIC | {"minimum": "minimum", "maximum": "maximum"}
 FEWEST = 2048  # elements: 4 us by ml_dtypes and 14 us by NumPy, 2 us by torch
 FEWEST_ORDERED = 4096  # elements, for min and max, where looking for -0 costs 4 us more
-WORTH_IMPORTING = 16384  # elements bound in all from which torch is imported, which takes a second
-PIECE = 32768  # elements: torch's grain size, up to which a kernel runs in the calling thread
+WORTH_IMPORTING = 16384  # elements: torch is imported (one second) once this many have been bound in total
+PIECE = 32768  # elements: up to this many (torch's grain size), a torch kernel runs in the calling thread
 BLOCK = 32768  # elements widened at a time: their scratch of 256 KiB stays in a core's cache
-FEWEST_WIDENED = 16384  # elements for which a block's fixed cost of 6 us is well below what it saves
+FEWEST_WIDENED = 16384  # elements: from this many on, a block saves much more than its fixed cost of 6 us
 _MINUS_ZERO = np.int16(-32768)  # the bits of -0, and the smallest int16
 _MAGNITUDE = np.int16(32767)
 
 
 class HalfPrecision:
-    """Binds functions of float16 and bfloat16 arrays; with `torch`, imports torch once enough elements are bound."""
+    """Binds functions of float16 and bfloat16 arrays; if `torch`, imports torch once enough elements are bound."""
 
     __slots__ = ("_bound", "_torch")
 
@@ -51,7 +51,7 @@ class HalfPrecision:
         self._bound = 0
 
     def bind(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
-        """Bind out = function(left, right) with the bits of NumPy's function; return None if that is fastest itself.
+        """Bind out = function(left, right) with the bits of NumPy's function; return None if NumPy's is the fastest.
 
         All have the same dtype and length, except that `right` may be one number of shape (). An operand may be `out`
         itself; if it overlaps `out` otherwise, the result is None.
@@ -63,14 +63,14 @@ class HalfPrecision:
         self._bound += len(out)
         torch = self._get_torch()
         if torch:
-            with torch.inference_mode(mode=False):  # tensors made inside could not be written outside
+            with torch.inference_mode(mode=False):  # tensors made in inference mode could not be written outside it
                 return _bind_torch(torch, function, left, right, out)
         if function not in ARITHMETIC or NAMES[out.dtype] != "bfloat16" or len(out) < FEWEST_WIDENED:
             return None
         return partial(_run_widened, getattr(np, function), left, right, out)
 
     def _get_torch(self) -> Any:
-        """Return torch if it is to be used now, importing it when that pays; else None or False."""
+        """Return torch if it is worth using now (imports it if needed), else None or False."""
         if self._torch is None and ("torch" in sys.modules or self._bound >= WORTH_IMPORTING):
             self._torch = _import_torch() or False
         return self._torch
@@ -94,7 +94,7 @@ def _import_torch() -> Any:
 
 
 def _is_supported(out: FlatArray, *operands: FlatArray) -> bool:
-    """Whether all are aligned, and each operand starts where `out` does or is disjoint from it."""
+    """Whether all arrays are aligned, and each operand either starts where `out` starts or does not overlap `out`."""
     start = out.__array_interface__["data"][0]
     for operand in operands:
         other = operand.__array_interface__["data"][0]
@@ -133,13 +133,13 @@ def _run_ordered(
         kernel()
         return
     zeros = np.flatnonzero(((one ^ other) == _MINUS_ZERO) & ((one & _MAGNITUDE) == 0))
-    correct = function(left[zeros], right[zeros])  # before `out`, which may be an operand, is written
+    correct = function(left[zeros], right[zeros])  # computed before `out` is written, because `out` may be an operand
     kernel()
     out[zeros] = correct
 
 
 def _run_widened(function: Callable[..., FlatArray], left: FlatArray, right: FlatArray, out: FlatArray) -> None:
-    """Compute in float32 and round back, a block at a time. Allocates scratch, since several threads may run this."""
+    """Compute in float32 and round the result, block by block. Allocates scratch: threads may run this at once."""
     wide = np.empty((2, min(BLOCK, len(out))), np.float32)
     number = None if right.ndim else right.astype(np.float32)
     for start in range(0, len(out), BLOCK):

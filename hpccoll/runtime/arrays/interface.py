@@ -1,4 +1,4 @@
-"""What the runtime needs of an array library (`ArrayModule`), and a user's array as a flat `Buffer`.
+"""The interface of an array library as the runtime uses it (`ArrayModule`), and `Buffer`, a user's array made flat.
 
 Three modules implement the interface: NumPy for host memory, CuPy and torch for CUDA memory. Arrays inside the runtime
 are 1-D and contiguous; a torch tensor on the CPU is handled as a NumPy array over the same memory.
@@ -18,14 +18,14 @@ from hpccoll.runtime.arrays.dtypes import DType
 
 FlatArray = Any  # a 1-D contiguous array of the module
 BoundCall = Callable[[], Any]  # ready to call: all arguments are bound
-StreamTimer = tuple[BoundCall, BoundCall, Callable[[], float]]  # record the begin, record the end, seconds between
+StreamTimer = tuple[BoundCall, BoundCall, Callable[[], float]]  # record begin, record end, get seconds
 
 
 class ArrayModule(Protocol):
     """The operations of one array library on flat arrays.
 
-    A `bind_...` method checks and computes nothing: it returns a call that runs the operation, and can be repeated.
-    On a device, a bound call queues work on the current stream and returns.
+    A `bind_...` method only returns a function that runs the operation and can be called repeatedly. On a device, a
+    bound call queues work on the current stream and returns.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ArrayModule(Protocol):
 
 
 class ExternalMemory:
-    """`nbytes` bytes at `address`, described by an array `interface` (NumPy's or CUDA's); keeps only `owner` alive."""
+    """Existing memory as an object that exports NumPy's or CUDA's array `interface`; keeps only `owner` alive."""
 
     def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
         setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
@@ -108,7 +108,7 @@ class Buffer:
         return self.count * self.dtype.itemsize
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether the two share memory."""
+        """Whether the two buffers share memory."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
@@ -119,6 +119,6 @@ def run_all(calls: Iterable[BoundCall]) -> None:
 
 
 def require_contiguous(contiguous: bool, role: str, shape: tuple[int, ...], remedy: str) -> None:
-    """Raise BufferError, which tells to pass `remedy`, unless the output array is C-contiguous."""
+    """Raise BufferError unless the output array is C-contiguous; the message says to pass `remedy` instead."""
     if not contiguous:
         raise BufferError(f"{role} of shape {shape} is not C-contiguous and would be written; pass {remedy}")

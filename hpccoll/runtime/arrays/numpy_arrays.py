@@ -1,4 +1,4 @@
-"""NumPy as the array module for host memory."""
+"""The array module of NumPy, for host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 
 
 class NumPyModule:
-    """Host memory as NumPy arrays; `half` binds the functions of float16 and bfloat16 arrays."""
+    """The array module for host memory; `half` binds the functions of float16 and bfloat16 arrays."""
 
     name, on_device = "numpy", False
 
@@ -67,7 +67,7 @@ class NumPyModule:
         return self._bind_half("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
 
     def synchronize(self) -> None:
-        """Host memory has no stream."""
+        """Do nothing: host memory has no stream."""
 
     def current_stream(self) -> tuple[int, object]:
         return 0, None
@@ -93,9 +93,9 @@ _QUIET.run(np.seterr, all="ignore")
 
 
 def _quiet(call: BoundCall) -> BoundCall:
-    """Return the call without warnings and errors for floats: an exception on one rank would leave the others waiting.
+    """Return the call with NumPy's float errors ignored, since an exception on one rank would leave the others waiting.
 
-    NumPy 2 keeps its error state in the context. Running in a context costs a call 0.01 us, np.errstate 0.5 us.
+    NumPy 2 keeps its error state in a context. Running a call in a context costs 0.01 us, in np.errstate 0.5 us.
     """
     return partial(_QUIET.copy().run, call)
 

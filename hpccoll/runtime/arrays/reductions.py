@@ -1,7 +1,7 @@
 """Reductions by torch.distributed's names, and the element types that each is defined for.
 
-Each reduces by a binary function that every array module provides by name. `avg` divides the sum by the number of
-ranks; `premul_sum` first scales each rank's input by that rank's factor.
+Each reduction combines elements by a binary function that every array module provides by name. `avg` divides the sum by
+the number of ranks; `premul_sum` first scales each rank's input by that rank's factor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from hpccoll.errors import ReductionError, UnknownNameError
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType
 
-# For each reduction its binary function, by the common name in NumPy, CuPy and torch, and the kinds of element types.
+# For each reduction: its binary function's name in NumPy, CuPy and torch, and the kinds of its element types.
 _REDUCTIONS = {
     "sum": ("add", "ifc"),
     "prod": ("multiply", "ifc"),
@@ -39,7 +39,7 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to a single bool
 class Reduction:
-    """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer."""
+    """A reduction by name; premul_sum also has a `factor`: a number, or an array that broadcasts to the buffer."""
 
     name: str
     factor: Any = None

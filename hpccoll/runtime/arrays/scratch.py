@@ -1,8 +1,7 @@
 """Scratch memory of a communicator: one growing array per array module and element type.
 
-Blocking operations run one at a time, so they share one array. It grows by doubling. A bound call keeps the array alive
-that it was bound to, so memory is never moved under a persistent request; all arrays together are at most twice the
-largest.
+Blocking operations run one at a time, so they share one array. It grows by doubling. A bound call keeps its array alive
+after the growth, so persistent requests stay valid. All arrays together are at most twice the largest.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from hpccoll.runtime.arrays.interface import ArrayModule, FlatArray
 
 
 class ScratchPool:
-    """Memory whose contents are needed only during an operation."""
+    """Scratch memory, whose contents are needed only during one operation."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, str], FlatArray] = {}
 
     def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:
-        """Return `count` uninitialised elements, which later calls return again."""
+        """Return `count` uninitialised elements; later calls return the same memory again."""
         key = (module.name, dtype.name)
         array = self._arrays.get(key)
         if array is None or len(array) < count:

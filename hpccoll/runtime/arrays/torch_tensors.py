@@ -22,7 +22,7 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`.
 
     Raises:
-        BufferError: the tensor is sparse, on another device, or `writable` and not a plain contiguous tensor.
+        BufferError: the tensor is sparse, not on CPU or CUDA, or not a plain contiguous tensor although `writable`.
     """
     torch = sys.modules["torch"]
     tensor = tensor.detach()
@@ -41,7 +41,7 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
 def view_as_numpy(flat: Any) -> FlatArray:
     """Return a NumPy array over the memory of a flat CPU tensor, which it keeps alive.
 
-    Unlike `Tensor.numpy()` this leaves the tensor's storage resizable, as FSDP needs it.
+    The tensor's storage stays resizable, which FSDP needs and `Tensor.numpy()` would prevent.
     """
     dtype = get_dtype(str(flat.dtype).removeprefix("torch."))
     return view_host_memory(int(flat.data_ptr()), flat.numel() * dtype.itemsize, owner=flat).view(dtype.numpy)

@@ -1,6 +1,6 @@
 """Symmetric buffers in CUDA memory, and stream fences: barriers of the work queued on several ranks' CUDA streams.
 
-Nothing here blocks until the device is done. A stream fence has three parts:
+A stream fence does not block the host until the device is done. A stream fence has three parts:
 
     record    record this rank's event on its current stream, behind all work queued so far
     barrier   a barrier of the hosts (`NodeBarrier`): every rank has recorded its event
@@ -12,9 +12,9 @@ barrier is needed because a stream that waits for an event which was never recor
 Each rank has two events, for even and odd barriers. Two are enough: a wait refers to the latest record at the time of
 the call, rank A calls its waits of fence k before it enters barrier k + 1, and another rank records the same event
 again only for fence k + 2, after it has left barrier k + 1. With a single event a fast rank could record for fence
-k + 1 before A waits for fence k. The result would still be right, but A's next work would wait for the other rank's
-share of that phase, and the ranks would work one after another. Barriers without events (of collectives in host memory)
-may lie between; they count too, on all ranks.
+k + 1 before A waits for fence k. The result would still be right, but A's next work would wait for work that the other
+rank queued after fence k, and the ranks would work one after another. Barriers of collectives in host memory also count
+as even or odd, on all ranks.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 
@@ -37,7 +37,7 @@ from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.node_memory.segment import map_segments, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 
-_EVENTS: Final = 0  # the number of the events in `IpcCloseCounters`; buffers count from 1
+_EVENTS: Final = 0  # the number of the event handles in `IpcCloseCounters`; buffers have the numbers from 1
 _REMEDY: Final = (
     "CUDA IPC needs Linux (not WSL), cudaMalloc memory, no MIG slices, and ranks of one user that all see all GPUs of "
     "the node: with SLURM --gpus-per-node, not --gpus-per-task. Or pass ordinary device buffers, which go by messages"
@@ -45,7 +45,7 @@ _REMEDY: Final = (
 
 
 class StreamFences:
-    """Fences of the ranks' streams; see the module's docstring.
+    """Barriers of the ranks' CUDA streams; the module's docstring explains them.
 
     `own` are this rank's two events, for even and odd barriers of the hosts; `theirs` are those of each other rank.
     """
@@ -69,7 +69,7 @@ class StreamFences:
         self._wait_for_others(turn, stream)
 
     def enter(self, stream: int, entry: int, source: int, result: int) -> bool | None:
-        """Fence at the beginning of a collective; the arguments and the result are those of `NodeBarrier.enter`."""
+        """Run the fence at the beginning of a collective; arguments and result are those of `NodeBarrier.enter`."""
         turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
         direct = self._barrier.enter(entry, source, result)
@@ -93,7 +93,7 @@ def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
 
 
 class DeviceAllocation:
-    """An allocation of this rank or, mapped by IPC, of another; given up when the last reference to this is gone."""
+    """Device memory of this rank, or of another rank mapped by IPC; released with the last reference to the object."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -137,13 +137,13 @@ class SharedDeviceMemory:
     def empty(self, symmetric: SymmetricBuffers, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's uninitialised array of a new symmetric device buffer; collective.
 
-        Also frees memory of earlier buffers that no rank maps any more.
+        Also frees earlier buffers whose free was deferred and that no rank maps any more.
 
         Raises:
             UsageError: a negative extent or an unknown dtype.
             MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: on every rank, if one has too little memory, its memory cannot be shared, or its current
-                device is not the device of this communicator's first device buffer.
+            UnavailableError: on every rank, if a rank has too little memory, its memory cannot be shared, or its
+                current device is not the device of this communicator's first device buffer.
         """
         extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
@@ -184,7 +184,7 @@ class SharedDeviceMemory:
         defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
     def _allocate_shared(self, nbytes: int) -> tuple[DeviceAllocation, list[DeviceAllocation]]:
-        """Allocate this rank's memory and map the other ranks'; collective. After an error all ranks undo it."""
+        """Allocate this rank's memory and map the other ranks' memory; all ranks undo both on an error. Collective."""
         own: list[DeviceAllocation] = []
         mappings: list[DeviceAllocation] = []
         try:
@@ -205,7 +205,7 @@ class SharedDeviceMemory:
         return own[0], mappings
 
     def _release_when_idle(self, release: Callable[[int], object], address: int) -> None:
-        """Block until the work queued on this device, which may access `address`, is done, and then release that."""
+        """Block until all work queued on this device is done, since it may access `address`; then call `release`."""
         before = self.cuda.make_current()
         self.cuda.synchronize()
         release(address)
@@ -228,7 +228,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
-        """Unmap each mapping of a buffer when its last reference is gone; count the close after the last of them."""
+        """Unmap each mapping of a buffer when its last reference is gone; after the last mapping, count the close."""
         left = len(mappings)
 
         def close(address: int) -> None:
@@ -254,7 +254,8 @@ def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str) -> 
     Raises:
         UsageError: a negative extent, an unknown dtype, or several nodes.
         MismatchError: ranks asked for different shapes or dtypes.
-        UnavailableError: on every rank, if one has no CuPy, no device, too little memory, or none to share.
+        UnavailableError: on every rank, if a rank has no CuPy, no device, too little memory, or memory that cannot be
+            shared.
     """
     node.require("a symmetric buffer of device memory")
     if node.device is None:

@@ -23,7 +23,7 @@ class _IpcHandle(ctypes.Structure):
 class CudaDriver:
     """The initialised driver, with the primary context of device number `device` current in this thread.
 
-    MPI, torch and CuPy use the primary context as well. None creates no context.
+    MPI, torch and CuPy use the primary context as well. `device` None creates no context.
 
     Raises:
         OSError: the driver library cannot be loaded.

@@ -1,4 +1,4 @@
-"""Collectives of loads and stores in CUDA memory, bound to buffers: fused kernels and fences on the current stream.
+"""Collectives in CUDA memory, bound to buffers: they queue fused kernels and fences on the current stream.
 
 The ranks wait for each other on the host when they enter, exchange the locations of their buffers, and queue kernels
 and fences; the host does not wait for a device. Every buffer that other ranks access must be symmetric (`cupy_empty`).
@@ -30,7 +30,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, local_instructions
 from hpccoll.selection import Selection
 
-BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a processor holds at once
+BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a multiprocessor holds at once
 
 
 class DeviceExecutable(PlanExecutable):
@@ -54,7 +54,7 @@ class DeviceExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """Only the executable itself: it queues kernels and does not wait for the device."""
+        """Only the executable itself, which queues kernels and does not wait for the device."""
         return (self,)
 
     def __call__(self) -> None:
@@ -74,7 +74,7 @@ class DeviceExecutable(PlanExecutable):
         self()
 
     def free(self) -> None:
-        """Drop the prepared launches as well; a later run raises UsageError."""
+        """Free the executable and drop its prepared launches; a later run raises UsageError."""
         super().free()
         self._queued, self._kept_scratch = [], None
 
@@ -112,7 +112,7 @@ class DeviceExecutable(PlanExecutable):
         """
         call, program = self._call, self._lower()
         count = program.work + program.landing
-        self._kept_scratch = self._take_scratch(count)  # kept alive: kernels know only addresses
+        self._kept_scratch = self._take_scratch(count)  # kept alive here, because kernels contain only addresses
         space = AddressSpace(call, program, self._kept_scratch)
         add_peer_buffers(space, self._context.node, call, locations)
         scratch = AddressRange(call.module.get_address(self._kept_scratch), count * space.itemsize)

@@ -1,10 +1,10 @@
-"""Fusing lowered instructions into kernel launches: the instructions between two node fences become few kernels.
+"""Fuses the instructions between two node fences of a program into a few kernel launches.
 
 Instructions on equally many elements whose memory ranges coincide form a chain: each element is loaded once, reduced in
 registers, and stored to every output. Chains of the same kind that are independent of each other become rows of one
 launch.
 
-All ranges are compared by address, so that two names for the same memory (input and output of an in-place collective)
+All ranges are compared by address, so that two ranges of the same memory (input and output of an in-place collective)
 are recognized.
 """
 
@@ -26,7 +26,7 @@ class AddressRange:
     nbytes: int
 
     def overlaps(self, other: AddressRange) -> bool:
-        """Whether the two share bytes."""
+        """Whether the two ranges share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
@@ -51,7 +51,7 @@ class _FusionGroup:
     nbytes: int
     loads: list[AddressRange] = field(default_factory=list)
     reduces: list[tuple[int, int]] = field(default_factory=list)
-    # Register of each range. Until all loads are known, load i has number -1 - i and reduce i has number i.
+    # The register number of each range. Until all loads are known, load i has number -1 - i and reduce i has number i.
     registers: dict[AddressRange, int] = field(default_factory=dict)
     stores: dict[AddressRange, int] = field(default_factory=dict)
 
@@ -127,7 +127,8 @@ def plan_launches(
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
     """Add an instruction to the latest group that it fits and may move to, or to a new group.
 
-    It may move past a group if the result does not depend on their order. The last of `ranges` is the output.
+    An instruction may move past a group if the result does not depend on their order. The last of `ranges` is the
+    output.
     """
     *operands, out = ranges
     for group in reversed(groups):

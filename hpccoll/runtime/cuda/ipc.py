@@ -1,7 +1,7 @@
 """The CUDA runtime calls behind symmetric device memory (through CuPy), and the deferred freeing of that memory.
 
-CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMallocAsync. Small allocations lie
-together in blocks of 2 MiB, and IPC shares the whole block; so sizes are rounded up to whole blocks.
+CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMallocAsync. CUDA puts small allocations
+together in blocks of 2 MiB, and IPC shares whole blocks. Sizes are therefore rounded up to whole blocks.
 
 Freeing memory that another process still has mapped is undefined behaviour. So when the last array over an allocation
 is gone, `defer_free` frees the allocation once every other rank has closed its mapping.
@@ -55,7 +55,7 @@ class CudaRuntime:
         self.record_event, self.destroy_event = runtime.eventRecord, runtime.eventDestroy
         self.export_event, self.open_event = runtime.ipcGetEventHandle, runtime.ipcOpenEventHandle
         self.export_memory, self.close_memory = runtime.ipcGetMemHandle, runtime.ipcCloseMemHandle
-        self.free, self.synchronize = runtime.free, runtime.deviceSynchronize  # blocks: too slow for each collective
+        self.free, self.synchronize = runtime.free, runtime.deviceSynchronize  # blocks; too slow in every collective
 
     def get_device_uuid(self) -> str:
         """Return the UUID of the current device, which is the same in all processes."""
@@ -83,7 +83,7 @@ class CudaRuntime:
         return int(self._runtime.ipcOpenMemHandle(handle, self._runtime.cudaIpcMemLazyEnablePeerAccess))
 
     def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
-        """Return memory as an array of bytes that keeps `owner` alive."""
+        """Return device memory as a CuPy array of bytes that keeps `owner` alive."""
         cuda = self._cupy.cuda
         memory = cuda.UnownedMemory(address, nbytes, owner, self._device)
         return self._cupy.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(memory, 0))
@@ -110,11 +110,11 @@ class CudaRuntime:
 
 
 class IpcCloseCounters:
-    """Counters in the node's shared host memory: how many of its mappings of each slot each rank has closed.
+    """Counters in shared host memory: each rank counts, per slot of buffers, the mappings that it has closed.
 
-    A buffer's slot is its number modulo SLOTS. A slot counts as closed when each other rank has closed as many mappings
-    as there are buffers in it. Buffers that share a slot are thus freed later than necessary, never too early.
-    This rank writes the counters `own` and reads those of the `others`.
+    A buffer's slot is its number modulo SLOTS. All mappings of a slot are closed when every other rank has closed as
+    many as the slot has buffers. Buffers that share a slot are thus freed later than necessary, never too early. This
+    rank writes the counters `own` and reads those of the `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:
@@ -126,7 +126,7 @@ class IpcCloseCounters:
         self._made[number % SLOTS] += 1
 
     def count_close(self, number: int) -> None:
-        """Tell the other ranks that this rank has closed its mappings of a buffer."""
+        """Count, visibly to the other ranks, that this rank has closed its mappings of a buffer."""
         self._own[number % SLOTS] += 1
 
     def is_closed_by_all(self, number: int) -> bool:

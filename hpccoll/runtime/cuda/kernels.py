@@ -1,16 +1,16 @@
 """Generates the CUDA C++ source of fused kernels. A kernel loads, reduces and stores each element in registers.
 
-The source is plain C++ as well: `run_on_host` then does the work of the device's threads, so that the arithmetic can be
-compared with NumPy's where there is no GPU.
+The source also compiles as plain C++, where `run_on_host` does the work of the device's threads. So tests without a GPU
+can compare the arithmetic with NumPy's.
 
 Bits: a kernel reduces in the plan's order, and its results equal those of `replay`, which rounds after every reduction.
 Float16 and bfloat16 are reduced in float32 and rounded to nearest even after each step. Minimum and maximum return NaN
 if either operand is NaN; of +0 and -0 they return what NumPy returns: the left operand for float16, the right one for
 all other types. Complex products are NumPy's: real = fma(a.re, b.re, -(a.im b.im)), imaginary = fma(a.re, b.im,
-a.im b.re); the compiler must not contract anything else. Integers wrap around, and booleans are 0 or 1.
+a.im b.re); the compiler must not fuse any other product and sum. Integers wrap around, and booleans are 0 or 1.
 
-Memory: words are as wide as the alignment of all addresses of a row allows, at most 16 bytes. Elements before the first
-whole word and after the last one are handled singly.
+Memory: a kernel accesses the widest words that the alignment of all addresses of a row allows, at most 16 bytes.
+Elements before the first whole word and after the last whole word are accessed one by one.
 Source: CUDA C++ Programming Guide, "Device Memory Accesses" (16-byte accesses must be aligned to 16 bytes).
 """
 
@@ -49,7 +49,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """The instructions that a kernel runs on each element. Registers number first the loads, then the reduces."""
+    """The instructions that a kernel runs on each element. Register numbers count the loads first, then the reduces."""
 
     function: str  # NumPy's name of the reduction; empty if elements are only copied
     dtype: str  # the element type; uint8 if elements are only copied
@@ -59,12 +59,12 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """64-bit words of a row: its addresses and its `EDGES`."""
+        """Number of 64-bit words of a row: one per address, and `EDGES`."""
         return self.loads + len(self.stores) + EDGES
 
     @property
     def most_rows(self) -> int:
-        """Most rows of one launch."""
+        """The largest number of rows of one launch."""
         return max(_PARAMETERS // (8 * self.words), 1)
 
 
@@ -83,21 +83,21 @@ class KernelSpec:
 
     @property
     def unrolled(self) -> int:
-        """Units that a thread loads from each address before it stores."""
+        """Number of units that a thread loads from each address before it stores."""
         return max(1, min(_MOST_UNROLLED, _IN_FLIGHT // max(self.chain.loads, 1)))
 
 
 def round_up_rows(chain: FusedChain, wanted: int) -> int:
-    """Return the number of rows to compile for: one of few sizes, so that few kernels are compiled."""
+    """Return the number of rows to compile for: one of a few numbers, so that few kernels are compiled."""
     return min(next(size for size in (1, 8, 64, 512) if wanted <= size), chain.most_rows)
 
 
 def generate_source(kernel: KernelSpec) -> str:
     """Return the C++ source of a kernel named `fused`, which takes its rows by value.
 
-    CUDA blocks (x, y) work on row y; the threads of all x share the row. A row is 64-bit words: the addresses to load
-    from, the addresses to store to, the number of elements before the first whole unit, of whole units, and of elements
-    after the last one.
+    CUDA blocks (x, y) work on row y; the threads of all blocks x share that row. A row is 64-bit words: the addresses
+    to load from, the addresses to store to, the number of elements before the first whole unit, of whole units, and of
+    elements after the last one.
     """
     chain = kernel.chain
     small = min(kernel.width, get_dtype(chain.dtype).itemsize)
@@ -150,7 +150,7 @@ def _reduction(chain: FusedChain) -> str:
 
 
 def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str:
-    """Return the C++ expression that reduces the floats `left` and `right`; an order returns one of `a` and `b`."""
+    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield `a` or `b` itself."""
     if function in _SIGNS:
         return f"{left} {_SIGNS[function]} {right}"
     sign = _ORDER[function] + ("=" if ties_left else "")

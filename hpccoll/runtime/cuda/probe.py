@@ -5,8 +5,8 @@ support crashes on a device pointer. Each operation therefore runs in a separate
 
     python -m hpccoll.runtime.cuda.probe OPERATION device|host
 
-which may crash or hang. With `host`, the same code runs without a GPU. Device buffers are cuMemAlloc allocations that
-MPI gets by address, so neither torch nor CuPy is needed. A job of one rank proves nothing about the network.
+which may crash or hang. With `host`, the same code runs without a GPU. Device buffers are allocated by cuMemAlloc and
+passed to MPI by address, so neither torch nor CuPy is needed. A job of one rank proves nothing about the network.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def probe_operation(
 ) -> CommandResult:
     """Run an operation of OPERATIONS on device or host memory in a separate MPI job, and return how the job ended.
 
-    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. It is killed after `limit_s`.
+    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. The job is killed after `limit_s`.
     """
     arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory]
     with standalone_mpi_environment() as environ:
@@ -81,7 +81,7 @@ def _allow_any_slots() -> dict[str, str]:
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
     }
-    if os.getuid() == 0:  # a user who is root has already decided to run MPI as root
+    if os.getuid() == 0:  # without these settings, mpirun refuses to run as root
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return settings
 

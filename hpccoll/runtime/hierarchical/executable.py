@@ -1,8 +1,9 @@
-"""Two-level collectives, bound: shared memory within nodes and messages between them, pipelined over the slots.
+"""Two-level collectives bound to buffers: shared memory within nodes, messages between nodes, pipelined over slots.
 
 While the messages of some segments cross between nodes, this rank reduces the next segment and stores the previous one,
 so the network is busy as long as segments are left. The ranks of a node enter together and agree whether they access
-each other's buffers in place or through the slots. The messages are the same either way, so nodes may differ in that.
+each other's buffers in place or through the slots. The messages between nodes are the same in both cases, so the nodes
+may choose differently.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_acces
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 
-FIRST_TAG = 8192  # above the tags of asynchronous calls; a tag for each slot
+FIRST_TAG = 8192  # one tag per slot, above the tags of asynchronous calls
 
 
 class TwoLevelExecutable(PlanExecutable):
@@ -87,7 +88,7 @@ class TwoLevelExecutable(PlanExecutable):
     def start(self) -> Pipeline:
         """Block until the ranks of the node have entered, and return the pipeline in flight.
 
-        Only one pipeline at a time uses a node's slots: an earlier one is completed first.
+        Only one pipeline at a time uses a node's slots: an earlier pipeline is completed first.
         """
         self._require_live()
         node = self._context.node
@@ -100,7 +101,7 @@ class TwoLevelExecutable(PlanExecutable):
         return pipeline
 
     def free(self) -> None:
-        """Drop the bound actions as well; a later run raises UsageError."""
+        """Free the executable and drop its bound actions; a later run raises UsageError."""
         super().free()
         self._actions.clear()
         self._programs, self._scratch_memory = [], None
@@ -119,7 +120,7 @@ class TwoLevelExecutable(PlanExecutable):
         """Return the segments of the chunks, the same on all ranks."""
         plan, itemsize, slot_bytes = self.plan, self._call.dtype.itemsize, self._context.node.slot_bytes
         sizes = chunk_sizes(plan, self._call.count)
-        room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by an element
+        room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by at most one element
         if room < len(sizes):
             raise UnavailableError(
                 f"{plan.name} on {plan.ranks} ranks has {len(sizes)} chunks, but a slot holds only {room} elements; "
@@ -130,7 +131,7 @@ class TwoLevelExecutable(PlanExecutable):
         )
 
     def _enter(self) -> None:
-        """Block until the ranks of the node have entered; lower again if buffers have moved since the last run."""
+        """Block until the node's ranks have entered; lower the plan again if buffers have moved since the last run."""
         node = self._context.node
         alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
         if alike is None:
@@ -149,7 +150,7 @@ class TwoLevelExecutable(PlanExecutable):
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.slots))
 
     def _get_actions(self, number: int) -> list[Action]:
-        """Return the actions of a segment; the first request binds them."""
+        """Return the actions of a segment; the first call for a segment binds its actions."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]
@@ -170,7 +171,7 @@ class Pipeline:
     """A two-level collective in flight.
 
     Args:
-        get_actions: returns the actions of a segment by its number.
+        get_actions: returns the actions of a segment, given the segment's number.
         slots: the node's slots; segment s uses slot s % len(slots).
         segments: number of segments.
         after: calls to make when all segments are complete.
@@ -190,7 +191,7 @@ class Pipeline:
         self._next, self.done = 0, False
 
     def poll(self) -> bool:
-        """Start the next segment if its slot is free, and advance those in flight; return whether anything was done."""
+        """Start the next segment if its slot is free; advance the segments in flight; return whether any advanced."""
         moved, slot = False, self._next % len(self._slots)
         if self._next < self._segments and slot not in self._tasks:
             self._tasks[slot] = PipelineTask(self._get_actions(self._next), self._slots[slot])

@@ -1,7 +1,7 @@
-"""A pipeline task: one segment of a two-level collective on its way through a slot. It never blocks.
+"""A pipeline task runs one segment of a two-level collective in a slot, and never blocks.
 
-`PipelineTask.advance` returns where it would have to wait, and is called again later. It also returns after a few
-calls, so that the messages of other tasks make progress.
+`PipelineTask.advance` returns instead of waiting, and is called again later. It also returns after CALLS_PER_POLL
+actions, so that the messages of other tasks make progress.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, 
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.shared_memory.tiling import LocalBinder
 
-CALLS_PER_POLL = 4  # about as long as the message of one tile takes
+CALLS_PER_POLL = 4  # so many calls take about as long as one tile's message
 _CALL, _POST, _WAIT, _FENCE = range(4)
 Action: TypeAlias = tuple[int, Any]
 
@@ -89,7 +89,7 @@ class PipelineTask:
         return self.done or self._next > first
 
     def _pass_fence(self) -> bool:
-        """Arrive once; return whether all ranks have arrived at this fence. Never blocks."""
+        """Count this rank's arrival at the fence once; return whether all ranks have arrived. Never blocks."""
         if not self._arrived:
             self._slot.arrive()
             self._arrived = True

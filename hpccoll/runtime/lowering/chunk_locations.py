@@ -1,7 +1,7 @@
 """The memory location of each chunk of one rank while its plan is lowered.
 
 Every chunk has a home: the user's output if the rank's result contains the chunk, scratch memory otherwise. An input
-chunk starts in the user's input and is read from there until something arrives in its home. Thus no chunk is copied
+chunk starts in the user's input and is read from there until its value in the home is written. Thus no chunk is copied
 only to be reduced into.
 """
 
@@ -17,7 +17,7 @@ from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
 class ChunkLocations:
-    """Where the chunks of `rank` are now, their homes, and free scratch. Changes while the plan's rounds are lowered.
+    """The current locations of the chunks of `rank`, their homes, and free scratch; changes while rounds are lowered.
 
     Args:
         sizes: elements of each chunk, shape (C,).
@@ -45,7 +45,7 @@ class ChunkLocations:
         scratch = used & ~self.is_output & ~in_slot
         self.sizes, self.separate = sizes, separate
         self.work, self.slot = int(sizes[scratch].sum()), int(sizes[in_slot].sum())
-        self.landing = self._landing_used = 0  # elements of LANDING needed in all, and in use
+        self.landing = self._landing_used = 0  # elements of LANDING: needed in total, and in use now
         masks = (self.is_input, self.is_output, scratch, none, in_slot)  # in the order of MemoryKind
         self._start = np.stack([self._pack(mask) for mask in masks])
         self._home = np.where(in_slot, MemoryKind.SLOT, np.where(self.is_output, MemoryKind.RESULT, MemoryKind.WORK))
@@ -53,7 +53,7 @@ class ChunkLocations:
         self._current = np.where(resident, MemoryKind.RESULT, MemoryKind.SOURCE)
 
     def _pack(self, mask: NDArray[np.bool_]) -> IntArray:
-        """Return where each chunk starts when the masked chunks lie next to each other."""
+        """Return the offset at which each chunk starts if the chunks in `mask` are packed next to each other."""
         ends = np.cumsum(np.where(mask, self.sizes, 0))
         return np.asarray(ends - self.sizes, np.int64)
 
@@ -84,15 +84,15 @@ class ChunkLocations:
         return np.asarray(self._home[chunks], np.int64)
 
     def move_homes_to_result(self, chunks: IntArray) -> None:
-        """Make the user's output the home of those of the chunks that belong to the rank's result."""
+        """Make the user's output the home of the chunks among `chunks` that belong to the rank's result."""
         self._home[chunks[self.is_output[chunks]]] = MemoryKind.RESULT
 
     def find_displaced(self, chunks: IntArray) -> IntArray:
-        """Return those of the chunks that are not at home."""
+        """Return the chunks among `chunks` whose current location is not their home."""
         return np.asarray(chunks[self._current[chunks] != self._home[chunks]], np.int64)
 
     def mark_at_home(self, chunks: IntArray) -> None:
-        """Record that the chunks are at home from now on."""
+        """Record that the chunks are in their homes from now on."""
         self._current[chunks] = self._home[chunks]
 
     def find_missing_outputs(self) -> IntArray:
@@ -101,7 +101,7 @@ class ChunkLocations:
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return where chunks are, each in its own memory. Adjacent ranges are merged and empty ones left out."""
+        """Return the ranges of chunks, chunk i in `memory[i]`. Adjacent ranges are merged and empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():
@@ -120,13 +120,13 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of ranges with equally many elements at common points, and return the corresponding pieces."""
+    """Cut lists of ranges with equally many elements into pieces that correspond, and return these pieces."""
     cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
     return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 
 
 def slice_ranges(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRange]:
-    """Return elements `begin` to `end` (exclusive) of a list of ranges."""
+    """Return the ranges that hold elements `begin` to `end` (exclusive), counted through all ranges in order."""
     found, offset = [], 0
     for part in side:
         first, last = max(begin - offset, 0), min(end - offset, part.count)

@@ -34,7 +34,7 @@ def lower_plan(
         in_place: whether input and output share memory for the chunks that are in both.
         on_device: whether the memory is a device's, which no other rank's core caches.
         staged: whether loads and stores use the slots of the node's ranks instead of the user's own memory.
-        sizes: elements of each chunk, if only a part of each chunk is run; ranges of chunks are then never merged.
+        sizes: elements of each chunk, if only one segment of each is run; ranges of chunks are then never merged.
     """
     column, separate = plan.column(rank), sizes is not None
     rounds = list(column)

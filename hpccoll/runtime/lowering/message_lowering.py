@@ -1,4 +1,4 @@
-"""Lowering rounds of messages to instructions: segments, scratch memory, and hazards that plans do not express.
+"""Lowers rounds of messages to instructions: cuts segments, uses scratch, and orders accesses that would conflict.
 
 In a plan's round, all reads see the state at the start of the round and all arrivals take effect at its end. Lowering
 turns this into an order of instructions. A message is received directly into its chunks' home unless this round still
@@ -33,7 +33,7 @@ PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: for other sizes packing co
 
 
 class RankMove(NamedTuple):
-    """A `Move` as one rank sees it; `dest` or `source` is NO_PEER if the rank does not send or receive."""
+    """One rank's part of a `Move`; `dest` is NO_PEER if the rank does not send, `source` if it does not receive."""
 
     dest: int
     source: int
@@ -53,11 +53,11 @@ def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class IncomingMessage:
-    """A message that this round receives, or the rank's own operand among them."""
+    """A message that this round receives, or the rank's own operand, which is handled as a message."""
 
     peer: int  # the sender
     op: int  # how the message is combined with the rank's chunks
-    chunks: IntArray  # that the message is for
+    chunks: IntArray  # chunks that the message is for
     landing: list[MemoryRange]  # where each segment is received
     home: list[MemoryRange]  # of the chunks
     starts: list[int] = field(default_factory=list)  # the instructions that start to receive its segments
@@ -86,7 +86,7 @@ class MessageLowering:
         self._locations, self._instructions = locations, instructions
 
     def copy_home(self, chunks: IntArray) -> None:
-        """Copy chunks from where they are to their homes."""
+        """Copy chunks from their current locations to their homes."""
         self._copy(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
         self._locations.mark_at_home(chunks)
 
@@ -115,7 +115,7 @@ class MessageLowering:
     ) -> tuple[list[IncomingMessage], list[RankMove]]:
         """Start all receives of a round; return them, and the moves that only copy within this rank."""
         sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
-        messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # of the round, per chunk
+        messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # per chunk, in this round
         incoming: list[IncomingMessage] = []
         local: list[RankMove] = []
         for move in moves:
@@ -125,8 +125,8 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # Messages for the same chunks are consumed in order. The later ones wait for what the first waits for,
-                # so all of their receives must have started by then.
+                # Messages for the same chunks are consumed in order. The later messages wait for what the first waits
+                # for, so all of their receives must have started by then.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local
@@ -142,9 +142,10 @@ class MessageLowering:
             self.copy_home(displaced)
 
     def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
-        """Start to receive a message: directly at home if this round neither reads nor reduces there, else in scratch.
+        """Start to receive a message: into its home if this round neither reads nor reduces there, else into scratch.
 
-        Appends the home to `reads` if the message is received there, so that a later one for it uses scratch.
+        If the message is received into its home, appends the home to `reads`, so that a later message for it uses
+        scratch.
         """
         chunks, op = move.received, move.op
         home = self._locations.home_ranges(chunks)
@@ -181,7 +182,7 @@ class MessageLowering:
         return IncomingMessage(self._rank, move.op, move.received, current, self._locations.home_ranges(move.received))
 
     def _stage(self, ranges: list[MemoryRange]) -> list[MemoryRange]:
-        """Copy ranges into one range of scratch, and return that."""
+        """Copy ranges into one range of scratch, and return the range in scratch."""
         staged = [self._locations.take_scratch(sum(part.count for part in ranges))]
         self._copy(ranges, staged)
         return staged
@@ -207,7 +208,7 @@ class MessageLowering:
     def _copy_to_self(
         self, move: RankMove, reads: list[MemoryRange], incoming: list[IncomingMessage]
     ) -> tuple[list[MemoryRange], IntArray]:
-        """Copy chunks within this rank: at once if nothing else uses the output, else only into scratch.
+        """Copy chunks within this rank: to the output if nothing else uses it in this round, else into scratch.
 
         Returns: the scratch and the chunks that remain to be copied home at the end of the round.
         """
@@ -236,7 +237,7 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into the home; mark the chunks at home after the last segment."""
+        """Copy or reduce a received segment into the home; after the last segment, mark the chunks as at home."""
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)
@@ -274,7 +275,7 @@ def get_own_chunks(region: Region) -> IntArray:
 
 
 def get_own_move(move: Move) -> RankMove:
-    """Return a move of a one-rank column as that rank sees it."""
+    """Return the rank's part of a move of a one-rank column."""
     dest, source, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
     none = np.empty(0, np.int64)
     sent = get_own_chunks(move.send) if dest != NO_PEER else none

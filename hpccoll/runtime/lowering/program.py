@@ -1,7 +1,7 @@
 """The instructions of one rank, in order: receives, sends, waits, reduces, copies and node fences.
 
-A program refers to offsets in memories, not to addresses: it is made once per shape and runs on any buffers of that
-shape.
+A program refers to offsets in memories, not to addresses: a program is made once per shape and runs on all buffers of
+that shape.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ OWN = -1  # the `owner` of a range in this rank's memory
 
 
 class MemoryKind(IntEnum):
-    """The memory that a range is in."""
+    """The kind of memory that a range is in."""
 
     SOURCE = 0  # the user's input; never written
     RESULT = 1  # the user's output
     WORK = 2  # scratch: chunks that this rank passes on but that are not in its result
     LANDING = 3  # scratch: messages before they are reduced, and packed messages
-    SLOT = 4  # shared memory of the node: chunks that other ranks access, but not in the user's memory
+    SLOT = 4  # shared memory of the node: copies of the chunks that other ranks access
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MemoryRange:
         return self.stop - self.start
 
     def overlaps(self, other: MemoryRange) -> bool:
-        """Whether the two share elements."""
+        """Whether the two ranges share elements."""
         same = self.memory is other.memory and self.owner == other.owner
         return same and self.start < other.stop and other.start < self.stop
 
@@ -51,7 +51,7 @@ class MemoryRange:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Start to receive from rank `peer` into `place`."""
+    """An instruction to start receiving from rank `peer` into `place`."""
 
     peer: int
     place: MemoryRange
@@ -59,7 +59,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Start to send `place` to rank `peer`."""
+    """An instruction to start sending `place` to rank `peer`."""
 
     peer: int
     place: MemoryRange

@@ -1,4 +1,4 @@
-"""Which chunks of each rank other ranks load and store, and when: found once for all ranks of a shared-memory plan."""
+"""The loads and stores of other ranks' chunks in a shared-memory plan, round by round, found once for all ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RemoteAccesses:
 
     Attributes have shape (n ranks, C chunks):
         accessed: whether another rank accesses the chunk.
-        loaded_before_write: whether another rank loads it before it was written.
-        loaded_after_write: whether another rank loads it after it was written.
-        stored: whether another rank stores to it.
-        last: the last round in which another rank accesses it, -1 if none does.
-        written: whether it was written so far; changes with `record_writes`.
+        loaded_before_write: whether another rank loads the chunk before the chunk was written.
+        loaded_after_write: whether another rank loads the chunk after the chunk was written.
+        stored: whether another rank stores to the chunk.
+        last: the last round in which another rank accesses the chunk; -1 if none does.
+        written: whether the chunk was written so far; `record_writes` changes this.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -87,8 +87,8 @@ class RemoteAccesses:
     def needs_second_fence(self, t: int) -> bool:
         """Whether the fence of round `t` must be doubled; the same on all ranks.
 
-        That is so if, since the previous fence, a rank wrote a chunk that others still loaded, and another rank
-        accesses the chunk after round `t`. The written chunk is then copied into place between the two fences.
+        The fence is doubled if, since the previous fence, a rank wrote a chunk that others still loaded, and another
+        rank accesses the chunk after round `t`. The written chunk is then copied into place between the two fences.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)
@@ -101,7 +101,7 @@ class RemoteAccesses:
         return bool((written & loaded & (self.last > t)).any())
 
     def has_late_stores(self) -> bool:
-        """Whether anything is stored after the last fence but one: the last fence must then not be left out."""
+        """Whether a rank stores after the last fence but one, so that the last fence cannot be left out."""
         fences = [t for t, steps in enumerate(self.rounds) if _has_fence(steps)]
         between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
         return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)

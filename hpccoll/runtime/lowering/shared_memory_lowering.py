@@ -1,12 +1,12 @@
 """Lowering rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
 There are two ways to access another rank's chunks. *Direct*: in the user's own memory. *Staged*: every chunk that other
-ranks access lies in its rank's slot, memory that the node's ranks share; it is copied there before the first fence, and
-from there to the output after the last.
+ranks access lies in its rank's slot, memory that the node's ranks share; the chunk is copied to the slot before the
+first fence, and from the slot to the output after the last fence.
 
-What a rank loads must not become visible to others before the next fence. If others still load from the same memory,
-the result goes to scratch and is copied after the fence; if no rank accesses the chunk any more, it goes to the output
-at once.
+The result of a load must not become visible to other ranks before the next fence. If others still load from the same
+memory, the result goes to scratch and is copied after the fence; if no rank accesses the chunk any more, the result
+goes to the output at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_va
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.lowering.remote_accesses import RemoteAccesses
 
-Operand = tuple[int, list[MemoryRange]]  # how it is combined (`Op`), and where it is
+Operand = tuple[int, list[MemoryRange]]  # how the operand is combined (`Op`), and its ranges
 
 
 class SharedMemoryLowering:
@@ -112,10 +112,10 @@ class SharedMemoryLowering:
             self._locations.mark_at_home(chunks)
         self._deferred.clear()
         if self._accesses.needs_second_fence(t):
-            self._instructions.append(NodeFence())  # other ranks access the copied results from here on
+            self._instructions.append(NodeFence())  # other ranks access the copied results after this fence
 
     def _find_operand(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return where the chunks of a rank are now."""
+        """Return the ranges in which the chunks of a rank are now."""
         if rank == self._rank:
             return self._locations.current_ranges(chunks)
         other = self._get_locations(rank)
@@ -125,7 +125,7 @@ class SharedMemoryLowering:
         return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
     def _find_store_target(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return where chunks that are stored to a rank belong."""
+        """Return the ranges of a rank's memory to which its chunks are stored."""
         if rank == self._rank:
             return self._locations.home_ranges(chunks)
         return [replace(part, owner=rank) for part in self._get_locations(rank).home_ranges(chunks)]
@@ -142,7 +142,7 @@ class SharedMemoryLowering:
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
         """Combine loaded operands in order with the chunks' current values; the result goes to the chunks' home.
 
-        The result goes to scratch first if others still load from the home, or if a later operand is there.
+        The result goes to scratch first if others still load from the home, or if a later operand is in the home.
         """
         current = self._locations.current_ranges(chunks)
         if self._staged:
@@ -173,7 +173,7 @@ class SharedMemoryLowering:
         self._locations.mark_at_home(chunks)
 
     def _find_loaded_by_others(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return where other ranks load these chunks of this rank from, now."""
+        """Return the ranges from which other ranks load these chunks of this rank now."""
         if self._staged:
             return self._locations.ranges_in(MemoryKind.SLOT, chunks)
         written = self._accesses.written[self._rank, chunks]

@@ -1,13 +1,13 @@
 """Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
 
-Both take the same calls from one generator. A bound executable has collected them into a flat tuple, and a run only
-makes these calls. First calls on new arrays and asynchronous operations bind nothing: a `MessageRun` posts each message
-when it is reached.
+Both kinds of run take the same calls from one generator. A bound executable has collected these calls into a tuple, and
+a run only makes them. First calls on new arrays and asynchronous operations bind nothing: a `MessageRun` posts each
+message when it is reached.
 
-Device memory: kernels and copies are queued on the current stream, which MPI does not know. The stream is synchronised
-before a message starts while work is queued: a send must find its data written, and a receive must not overwrite memory
-that a queued kernel still reads. Where MPI cannot take device memory, messages pass through pinned host memory, which
-is reused as soon as no message is in flight.
+Device memory: kernels and copies are queued on the current stream, which MPI does not know. If work is queued, the
+stream is synchronised before a message starts, because queued kernels may still write the data to send or read the
+memory to receive into. Where MPI cannot take device memory, messages pass through pinned host memory, which is reused
+as soon as no message is in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, s
 
 
 class PinnedMemory:
-    """Pinned host memory for the messages in flight; reused from its start when none is in flight."""
+    """Pinned host memory for the messages in flight; reused from its start when no message is in flight."""
 
     def __init__(self, module: ArrayModule) -> None:
         self._module, self._memory, self._used, self._messages = module, module.empty_pinned(0), 0, 0
@@ -53,10 +53,10 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
-    """Yield the calls that carry out a program, in order; with a wait, its request, so that it can be tested instead.
+    """Yield the calls of a program in order; each wait comes with its request, which can be tested instead of waiting.
 
-    The generator creates persistent requests, which its calls start, or else posts each message itself. `pinned` copies
-    messages through pinned host memory.
+    If `persistent`, the generator creates persistent requests, which its calls start; otherwise it posts each message.
+    `pinned` copies messages through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -120,11 +120,11 @@ class MessageExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a bound run; none before `bind`."""
+        """The calls of a bound run; empty before `bind`."""
         return self._calls or ()
 
     def bind(self) -> None:
-        """Create persistent requests without starting them, and collect the calls of all further runs."""
+        """Create persistent requests without starting them, and collect the calls that every later run makes."""
         bound = list(self._message_calls(persistent=True))
         self._calls = (*self._before, *(call for call, _ in bound), *self._after)
         first = len(self._before)
@@ -140,14 +140,14 @@ class MessageExecutable(PlanExecutable):
                 call()
 
     def start(self) -> MessageRun:
-        """Make the calls before the plan, and return the run, which posts messages as it advances."""
+        """Make the calls that precede the plan, and return the run, which posts messages as it advances."""
         self._require_live()
         for call in self._before:
             call()
         return MessageRun(self._message_calls(persistent=False), self._after)
 
     def free(self) -> None:
-        """Free the persistent requests as well; a later run raises UsageError."""
+        """Free the executable and its persistent requests; a later run raises UsageError."""
         if self.live:
             del self._space
         super().free()
@@ -162,14 +162,14 @@ class MessageExecutable(PlanExecutable):
         return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
     def _run_unbound(self) -> None:
-        """Run once without persistent requests, and wait for the end; waits advance operations in flight."""
+        """Run once without persistent requests and wait for the end; the waits advance other operations in flight."""
         run, progress = self.start(), self._context.progress
         if progress:
             progress.wait_until(run.advance)
         run.complete()
 
     def _run_beside_others(self) -> None:
-        """Run while other operations are in flight: waits advance them, since another rank may wait for them first."""
+        """Run beside other operations in flight; waits advance those, since another rank may wait for those first."""
         for at, call in enumerate(self.calls):
             request = self._requests.get(at)
             if request is None:
@@ -179,7 +179,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun:
-    """One run of a plan of messages, in flight: `calls` from `message_calls`, not persistent, then those in `after`."""
+    """One run of a message plan in flight: makes the non-persistent calls of `message_calls`, then those in `after`."""
 
     __slots__ = ("_after", "_calls", "_test", "done")
 
@@ -189,7 +189,7 @@ class MessageRun:
         self.done = False
 
     def advance(self) -> bool:
-        """Make calls up to a message that has not arrived; return whether the run is complete. Never blocks."""
+        """Make calls until a message is not complete; return whether the run is complete. Never blocks."""
         while not self.done:
             if self._test is not None:
                 if not self._test():

@@ -1,4 +1,4 @@
-"""Collectives in MPI's terms: datatypes, operations, and mpi4py's methods with the order of their arguments."""
+"""Translates collectives to MPI: datatypes, operations, and mpi4py's methods with the order of their arguments."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ METHODS = {
 def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
     """Whether the MPI library's result equals hpccoll's, except for the order of a sum's roundings.
 
-    They may differ for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every library
-    has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers: Open MPI saturates them where NumPy wraps
-    around (its issue 8045, which will not be fixed).
+    Results may differ for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every
+    library has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers: Open MPI saturates them where
+    NumPy wraps around (its issue 8045, which will not be fixed).
     """
     if not operation.reduces:
         return True
@@ -62,7 +62,7 @@ def get_datatype(operation: Operation, dtype: DType) -> MPI.Datatype:
 
 
 def get_op(dtype: DType, reduction: str) -> MPI.Op:
-    """Return the MPI operation of a reduction by name; `avg` sums, and the caller divides."""
+    """Return the MPI operation of a reduction by name; for `avg` the sum, which the caller then divides."""
     name = "sum" if reduction == "avg" else reduction
     op: MPI.Op = getattr(MPI, (LOGICAL_OPS if dtype.kind == "b" else OPS)[name])
     return op
@@ -71,7 +71,7 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
 def order_arguments(
     operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of `METHODS[operation]`; ignores `op` and `root` if it takes none.
+    """Return the arguments of `METHODS[operation]`; ignores `op` and `root` if the method does not take them.
 
     Args:
         source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.

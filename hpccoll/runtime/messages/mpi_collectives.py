@@ -4,9 +4,9 @@ MPI matches blocking, non-blocking and persistent collectives only with their ow
 ranks must choose the same form. The choice therefore depends on nothing that may differ between ranks, such as whether
 a buffer was used before or whether an asynchronous operation is still in flight:
 
-* Until the first asynchronous operation of a communicator: the blocking form, since nothing else can be in flight.
-* From then on: the non-blocking form, tested in turn with the other operations.
-* Prepared operations, which all ranks prepare together: the persistent form, for the operations in `PERSISTENT`.
+* Until the first asynchronous operation of a communicator, all use the blocking form; nothing else can be in flight.
+* After the first asynchronous operation, all use the non-blocking form, tested in turn with the other operations.
+* Operations in `PERSISTENT` use the persistent form if they are prepared, which all ranks do together.
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -35,16 +35,16 @@ MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 
 
 class MpiExecutable(partial[object]):
-    """A collective of the MPI library, bound to buffers: call it any number of times, and free it before MPI ends.
+    """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
 
-    A Python function around MPI's would add 0.2 us to each call. So this class *is* the `functools.partial` of MPI's
-    function, and replaces the function when it is freed or when the first asynchronous operation begins.
+    A Python function around MPI's would add 0.2 us to each call. So this class is itself the `functools.partial` of
+    MPI's function, which is replaced when the executable is freed or the first asynchronous operation begins.
     """
 
     plan = None
     live = True
     start: Callable[[], InFlight]
-    non_blocking: BoundCall  # the form to call from the first asynchronous operation on
+    non_blocking: BoundCall  # non-blocking form, called from the first asynchronous operation on
     request: MPI.Prequest | None = None
     memories: tuple[FlatArray, ...] = ()  # kept alive: buffer specifications hold only addresses
 
@@ -78,7 +78,7 @@ class NonBlockingCollective:
     done: bool = False
 
     def advance(self) -> bool:
-        """Test for completion, then run the epilogue; return whether all is done. Never blocks."""
+        """Test for completion; once complete, run the epilogue. Return whether both are done. Never blocks."""
         if not self.done and self.request.Test():
             run_all(self.epilogue)
             self.done, self.memories = True, ()
@@ -131,7 +131,8 @@ class MpiCollectives:
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
         """Return an executable that runs a collective any number of times; runs nothing. `can_run` must be true.
 
-        The form may be persistent only if all ranks bind it now, in the same order: `on_all_ranks`.
+        `on_all_ranks` states that all ranks bind this call now, in the same order; only then can the form be
+        persistent.
         """
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
@@ -164,7 +165,7 @@ class MpiCollectives:
         return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
 
     def use_non_blocking(self) -> None:
-        """Use the non-blocking form from now on, in bound calls too: asynchronous operations may be in flight."""
+        """Use the non-blocking form from now on, also in bound calls; asynchronous operations may be in flight."""
         if not self._uses_non_blocking:
             self._uses_non_blocking = True
             for bound in self._bound:
@@ -187,7 +188,7 @@ class MpiCollectives:
         return partial(getattr(self._comm, f"I{mpi.method.lower()}"), *mpi.arguments)
 
     def _translate(self, call: CollectiveCall) -> _MpiCall:
-        """Return a collective in MPI's terms; allocates memory if MPI cannot work on the user's memory."""
+        """Return a call as mpi4py's method and arguments; allocates memory if MPI cannot use the user's memory."""
         call, prologue, in_place = bind_prologue(call, self._comm.rank)
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result

@@ -1,7 +1,7 @@
 """Reading and writing the memory of other processes of this host in one copy (Linux cross-memory attach).
 
-The kernel permits it between processes of one user unless configured otherwise (Yama's ptrace_scope, seccomp filters,
-separate PID namespaces); `attach_peers` tests it. Source: process_vm_readv(2).
+The kernel permits cross-memory attach between processes of one user unless configured otherwise (Yama's ptrace_scope,
+seccomp filters, separate PID namespaces); `attach_peers` tests the permission. Source: process_vm_readv(2).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CrossMemory:
         self._readv, self._writev = _system_call("process_vm_readv"), _system_call("process_vm_writev")
 
     def bind_read(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
-        """Return a call that copies `nbytes` bytes at `remote_address` of `rank` to `local_address` here."""
+        """Return a call that copies `nbytes` bytes at `remote_address` of `rank` to this rank's `local_address`."""
         return self._bind(self._readv, rank, remote_address, local_address, nbytes)
 
     def bind_write(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
-        """Return a call that copies `nbytes` bytes at `local_address` here to `remote_address` of `rank`."""
+        """Return a call that copies `nbytes` bytes at this rank's `local_address` to `remote_address` of `rank`."""
         return self._bind(self._writev, rank, remote_address, local_address, nbytes)
 
     def _bind(

@@ -1,8 +1,9 @@
 """The memory that the ranks of a node share for one communicator: barrier, pipeline slots, symmetric buffers.
 
-Each rank maps one segment of every rank of its node: a page of words for the barrier and the slots, then the slots. On
-one node there are two slots, used in turn, so that a rank can fill one while others still read the other; between nodes
-there are more, so that several segments of a collective are in flight at once.
+Each rank maps one segment of every rank of its node. A segment starts with a page of the words that synchronise the
+barrier and the slots; the slots' data follow. On one node there are two slots, used in turn, so that a rank can fill
+one while others still read the other; on several nodes there are more, so that several segments of a collective are in
+flight at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hpccoll.runtime.progress import InFlight, Progress
 SLOTS_ON_ONE_NODE: Final = 2
 SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
 SLOTS: Final = 6  # segments in flight at once: enough to keep a link busy while others synchronise, reduce and store
-SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by an element
+SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
 _WORDS_BYTES: Final = 4096
 _LINE_BYTES: Final = 64  # the barrier's words fill the first cache line, each slot's counter one of the following
 _MISMATCH_TAG: Final = 8191
@@ -34,9 +35,9 @@ FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reductio
 
 
 class NodeMemory:
-    """The shared memory of this rank's node; `problem` is why it cannot be shared, else empty.
+    """The shared memory of this rank's node; `problem` is the reason if memory cannot be shared, else empty.
 
-    Made collectively over `comm`; waits advance the operations in `progress`.
+    Creation is collective over `comm`. Waits advance the operations in `progress`.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
@@ -46,7 +47,7 @@ class NodeMemory:
         self.symmetric = SymmetricBuffers(comm, self.ranks)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
-        self.pipeline: InFlight | None = None  # the latest two-level collective; one at a time uses the slots
+        self.pipeline: InFlight | None = None  # the latest two-level collective; only one at a time uses the slots
         self.next_slot = 0  # on one node
         slots = SLOTS if layout.nodes > 1 else SLOTS_ON_ONE_NODE
         self.slot_bytes = SLOT_BYTES if layout.nodes > 1 else SLOT_BYTES_ON_ONE_NODE
@@ -55,7 +56,7 @@ class NodeMemory:
             # Pages are allocated at the first access: most communicators never use the slots.
             nbytes = _WORDS_BYTES + slots * self.slot_bytes
             segments = map_segments(comm, self.ranks, nbytes, reserve=False)
-        except UnavailableError as error:  # on every rank; algorithms that only send messages still work
+        except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
             self.problem, segments, slots = str(error), {}, 0
         own, *others = (self._words(segments, rank, WORDS, 0) for rank in (self.rank, *self.others))
         self.barrier = NodeBarrier(own, others, layout.oversubscribed, progress)
@@ -64,7 +65,7 @@ class NodeMemory:
 
     @staticmethod
     def _words(segments: dict[int, MappedSegment], rank: int, count: int, start: int) -> memoryview:
-        """Return words of a rank's segment; words of private memory if there are no segments."""
+        """Return `count` words of a rank's segment, or of private memory if there are no segments."""
         return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
     def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
@@ -89,7 +90,7 @@ class NodeMemory:
             )
 
     def require_memory(self, name: str) -> None:
-        """Raise UnavailableError unless the ranks of each node can share memory; `name` needs it."""
+        """Raise UnavailableError unless the ranks of each node can share memory, which the feature `name` needs."""
         if self.problem:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
@@ -108,7 +109,7 @@ class NodeMemory:
         raise MismatchError(f"ranks called different collectives: {listed}; pass the same arguments on every rank")
 
     def free(self) -> None:
-        """Release all shared memory; MPI must not be finalized."""
+        """Release all shared memory; to be called before MPI is finalized."""
         self.symmetric.close()
         if self.device is not None:
             self.device.free()

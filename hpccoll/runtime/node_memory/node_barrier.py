@@ -1,11 +1,12 @@
-"""The barrier of a node's ranks: each counts its fences up in a word of shared memory and reads the others' words.
+"""The barrier of a node's ranks: each rank counts its fences in a word of shared memory and reads the others' words.
 
-Two ranks on two cores meet in about a microsecond, without a message. At the first fence of a collective the rank also
-publishes a fingerprint of the collective, so ranks that called different collectives find out before they mix data.
+Two ranks on two cores pass the barrier in about a microsecond, without a message. At the first fence of a collective
+the rank also publishes a fingerprint of the collective, so ranks that called different collectives detect the
+difference before they access data.
 
-Memory order: what a rank stored before its word must be visible to a rank that reads the word. x86 keeps stores and
-loads in program order. On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and
-follows the reads of the others' words.
+A rank that reads another rank's word must see all stores before the word. x86 keeps stores and loads in program order.
+On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and follows the reads of the
+others' words.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from hpccoll.runtime.progress import Progress
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# The words of a rank: its count of fences; then its entry and the locations of its input and output, once for even and
-# once for odd entries. A rank may be one entry ahead of those that still read its words, and never two.
+# The words of a rank: its count of fences, then its entry and the locations of its input and output, once for even and
+# once for odd entries. A rank is at most one entry ahead of the ranks that still read its words.
 _ENTRY_WORDS = (1, 4)
 WORDS: Final = 8
 _SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
@@ -35,9 +36,9 @@ class NodeBarrier:
     Args:
         own: this rank's WORDS words of 64 bits, zero at first.
         others: the words of the other ranks.
-        oversubscribed: whether ranks outnumber cores; then a wait yields the core sooner.
+        oversubscribed: whether ranks outnumber cores; if so, a wait yields the core sooner.
         progress: the operations in flight, which waits advance.
-        ordered: whether the machine keeps stores in program order; None: detect it.
+        ordered: whether the machine keeps stores in program order; None detects this.
     """
 
     __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
@@ -75,7 +76,7 @@ class NodeBarrier:
 
     @property
     def synchronize(self) -> Callable[[], object] | None:
-        """The function that is a full memory barrier; None if the machine keeps stores in order."""
+        """A function that executes a full memory barrier; None if the machine keeps stores in order."""
         return self._synchronize
 
     @property
@@ -84,15 +85,15 @@ class NodeBarrier:
         return (self._count + 1) & 1
 
     def enter(self, entry: int, source: int = 0, result: int = 0) -> bool | None:
-        """Block until all ranks enter a collective; return whether all of them set or cleared DIRECT as this one did.
+        """Block until all ranks enter a collective; return whether DIRECT is the same in the entries of all ranks.
 
-        None means that ranks entered different collectives, or one with different arguments; all ranks get None.
+        The result is None, on all ranks, if ranks entered different collectives or used different arguments.
 
         Args:
             entry: a fingerprint of the collective and its arguments, with DIRECT set where other ranks can access this
                 rank's buffers in place.
             source: the location of this rank's input, for `locations`.
-            result: the location of its output.
+            result: the location of this rank's output, for `locations`.
         """
         own, slot = self._own, self._entries & 1
         self._entries += 1
@@ -121,7 +122,7 @@ class NodeBarrier:
             backoff.pause()
 
     def free(self) -> None:
-        """Release the shared words; MPI must not be finalized."""
+        """Release the shared words; to be called before MPI is finalized."""
         if self.window is not None:
             self.window.Unlock_all()
             self.window.Free()

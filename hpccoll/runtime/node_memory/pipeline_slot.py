@@ -1,8 +1,8 @@
-"""Slots: the shared memory through which a node's ranks pass segments of a collective, several segments at once.
+"""A slot is shared memory through which a node's ranks pass one segment of a collective; several slots work at once.
 
 A slot has a buffer of every rank, a counter of every rank, and a tag for messages. Ranks synchronise on a slot without
 blocking: a rank arrives, works on other slots, and tests later whether all ranks have arrived. So the ranks of a node
-need not visit the slots in the same order.
+may use the slots in different orders.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class PipelineSlot:
-    """One rank's view of a slot.
+    """A pipeline slot as one rank of the node uses it.
 
     Args:
-        number: its index, the same on all ranks.
+        number: the index of the slot, the same on all ranks.
         own: this rank's counter of 64 bits, zero at first.
         others: the counters of the other ranks of the node.
         synchronize: a full memory barrier where the machine needs one, else None.

@@ -1,9 +1,9 @@
-"""Memory segments: one per rank, mapped by all ranks of its host.
+"""Segments of shared memory: one per rank, mapped by all ranks of its node.
 
-A segment has no name in any file system: it is a memfd, which the other ranks open through the owner's /proc entry. So
-nothing is left behind however a process ends, and the limit is the host's memory rather than /dev/shm. Where memfds
-cannot be opened that way (separate PID namespaces, other systems), a segment is a file that is unlinked as soon as all
-ranks have mapped it.
+A segment is a memfd, which the other ranks open through the owner's /proc entry. A memfd has no name in any file
+system, so nothing is left behind however a process ends, and the host's memory limits its size, not /dev/shm. Where
+memfds cannot be opened that way (separate PID namespaces, other systems), a segment is a file that is unlinked as soon
+as all ranks have mapped it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpccoll.errors import UnavailableError
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
 from hpccoll.units import format_size
 
-DIRECTORY = "HPCCOLL_SHARED_DIR"  # where set, segments are files in this directory
+DIRECTORY = "HPCCOLL_SHARED_DIR"  # if it is set, segments are files in this directory
 
 
 class MappedSegment(mmap.mmap):
@@ -46,8 +46,9 @@ def map_segments(
         comm: all ranks, including those of other nodes.
         node_ranks: the ranks of this node.
         nbytes: the size of this rank's segment; it may differ by rank, and 0 gives one page.
-        reserve: allocate the pages now, so that a lack of memory shows here and not at the first access.
-        environ: where HPCCOLL_SHARED_DIR is looked up.
+        reserve: allocate the pages now, so that a lack of memory raises an error now and does not crash the first
+            access.
+        environ: the environment in which HPCCOLL_SHARED_DIR is looked up.
 
     Raises:
         UnavailableError: on every rank, if one has too little memory or memory cannot be shared.
@@ -65,11 +66,11 @@ def map_segments(
 def _share(
     comm: MPI.Intracomm, node_ranks: Sequence[int], nbytes: int, create: Callable[[], tuple[int, str]]
 ) -> dict[int, MappedSegment]:
-    """Create a segment, map it and those of the node's other ranks, and return them; raise alike on all ranks."""
+    """Create a segment, and map and return the segments of the node's ranks; all ranks raise the same error."""
     created: list[tuple[int, str]] = []
 
     def offer() -> tuple[int, str, int, int]:
-        """Create this rank's segment; return its size and path, and the device and inode expected there."""
+        """Create this rank's segment; return its size and path, and the device and inode of the file at the path."""
         created.append(create())
         descriptor, path = created[0]
         status = os.fstat(descriptor)

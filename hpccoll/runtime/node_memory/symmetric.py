@@ -1,7 +1,7 @@
 """Symmetric buffers: one array per rank, equal in shape, that all ranks of the node can address.
 
-The address of an array tells which symmetric buffer it lies in, also for views of it and for torch tensors that share
-its memory. Addresses belong to the process, so all communicators look them up in one registry.
+The symmetric buffer of an array is found by the array's address, also for views and for torch tensors that share its
+memory. Addresses belong to the process, so all communicators look them up in one registry.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.segment import map_segments
 
 Bytes = NDArray[np.uint8]
-_BUFFER_NUMBERS = 2**20  # after that many, numbers start again
+_BUFFER_NUMBERS = 2**20  # after so many buffers, numbers start again
 _LARGEST_OFFSET = 2**42  # bytes
-_TOKEN = 2**63  # set in a token, and in no address
+_TOKEN = 2**63  # a bit that is set in every token and in no address
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -66,7 +66,7 @@ class BufferRegistry:
         self._buffers[buffer.address] = buffer
 
     def remove(self, address: int) -> None:
-        """Remove and free the buffer at `address`, whose memory is gone."""
+        """Remove and free the buffer at `address`, after this rank's memory at this address was released."""
         buffer = self._buffers.pop(address)
         self._starts.remove(address)
         buffer.free()
@@ -136,7 +136,7 @@ class SymmetricBuffers:
 
         Args:
             own: the object that holds the memory.
-            address: where it begins.
+            address: the address of the memory.
             nbytes: bytes.
             peers: the other ranks' memory, by rank.
         """
@@ -192,7 +192,7 @@ class SymmetricBuffers:
         return buffer.peers[rank], token % _LARGEST_OFFSET
 
     def free_with(self, executable: Executable, *buffers: Buffer | None) -> None:
-        """Have `executable` freed as soon as one of the symmetric buffers among `buffers` is freed."""
+        """Arrange that freeing any symmetric buffer among `buffers` also frees `executable`."""
         for buffer in buffers:
             found = self.find(buffer.address, buffer.nbytes) if buffer else None
             if found is not None:
@@ -202,7 +202,7 @@ class SymmetricBuffers:
         """Free a buffer on this rank; its memory is released when no array uses it any more.
 
         Raises:
-            UsageError: `array` is no symmetric buffer of this communicator, or was freed before.
+            UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.
         """
         buffer = self.find(_address(array), 1)
         if buffer is None:

@@ -1,9 +1,9 @@
 """Collectives of loads, stores and fences in the host memory of one node, bound to buffers.
 
 Direct: the ranks access each other's buffers in place, where every accessed buffer is symmetric, or is large and can be
-read by cross-memory attach. The ranks tell each other the locations of their buffers when they enter, and bind again
-where these have changed. Staged: chunks are copied through the slots, segment by segment. If some ranks enter direct
-and others staged, all of them detect it at the entry and run staged.
+read by cross-memory attach. The ranks exchange the locations of their buffers when they enter, and bind again if the
+locations have changed. Staged: chunks are copied through the slots, segment by segment. If some ranks enter direct and
+others staged, all ranks detect the difference at the entry and run staged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
 
-LEAST_REMOTE_BYTES = 256 * 2**10  # of a buffer: from here on, cross-memory attach costs less than copies through slots
+LEAST_REMOTE_BYTES = 256 * 2**10  # buffers of this size or more: cross-memory attach costs less than slots
 
 
 # The calls of a staged run before and after `NodeBarrier.enter`, and the number of the slot for the next run.
@@ -53,7 +53,7 @@ class SharedMemoryExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of the next run, to time one by one; none if they are not bound yet."""
+        """The calls of the next run, to time one by one; empty before the first run binds."""
         barrier, slot = self._context.node.barrier, self._context.node.next_slot
         if self.direct and self._locations is not None:
             return (partial(barrier.enter, self._entry | DIRECT, *self._location), *self._direct_calls)
@@ -73,17 +73,17 @@ class SharedMemoryExecutable(PlanExecutable):
             step()
 
     def start(self) -> None:
-        """Run to the end: nothing is in flight afterwards."""
-        self()  # loads and stores occupy this core: they cannot run in the background
+        """Run to the end and return None, because nothing is in flight afterwards."""
+        self()  # loads and stores occupy this core and cannot run in the background
 
     def free(self) -> None:
-        """Drop the bound calls as well; a later run raises UsageError."""
+        """Free the executable and drop its bound calls; a later run raises UsageError."""
         super().free()
         self._direct_calls.clear()
         self._staged.clear()
 
     def _run_direct(self) -> bool:
-        """Run on all ranks' buffers in place; return False where some rank entered staged."""
+        """Run on all ranks' buffers in place; return False, without a run, if some rank entered staged."""
         barrier = self._context.node.barrier
         alike = barrier.enter(self._entry | DIRECT, *self._location)
         if not alike:
@@ -96,7 +96,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _run_staged(self) -> bool:
-        """Run through the slots; return False where some rank entered direct."""
+        """Run through the slots; return False, without a run, if some rank entered direct."""
         node = self._context.node
         staged = self._staged.get(node.next_slot)
         if staged is None:
@@ -113,7 +113,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
-        """Return calls on the ranks' buffers at `locations`, two per rank; `enter` replaces the first fence."""
+        """Return the calls on all ranks' buffers, two `locations` per rank, without the fence that `enter` replaces."""
         node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
@@ -124,7 +124,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return [*binder.bind(before), *binder.bind(after)]
 
     def _bind_staged(self, slot: int) -> StagedCalls:
-        """Return calls through the slots, from `slot` on, a segment each; `enter` replaces the first fence."""
+        """Return the calls that run one segment per slot, beginning with `slot`; `enter` replaces the first fence."""
         node = self._context.node
         calls: tuple[list[BoundCall], list[BoundCall]] = [], []
         for number, segment in enumerate(self._segments()):
@@ -147,14 +147,14 @@ class SharedMemoryExecutable(PlanExecutable):
 
 
 def local_instructions(program: Program) -> list[LocalInstruction]:
-    """Return the instructions that send no message: all, in a plan of loads and stores."""
+    """Return the instructions that send no message; in a plan of loads and stores, these are all instructions."""
     return [step for step in program.instructions if isinstance(step, LocalInstruction)]
 
 
 def split_at_first_fence(
     instructions: Sequence[LocalInstruction],
 ) -> tuple[list[LocalInstruction], list[LocalInstruction]]:
-    """Return the instructions before and after the first fence, which is left out."""
+    """Return the instructions before the first fence and those after the first fence."""
     before = list(takewhile(lambda instruction: not isinstance(instruction, NodeFence), instructions))
     return before, list(instructions[len(before) + 1 :])
 
@@ -172,9 +172,10 @@ def slot_memory(slot: PipelineSlot, node: NodeMemory, call: CollectiveCall) -> d
 
 
 def add_peer_buffers(space: AddressSpace, node: NodeMemory, call: CollectiveCall, locations: Sequence[int]) -> None:
-    """Record in `space` where the other ranks' inputs and outputs are; `locations` has two per rank.
+    """Record in `space` where the other ranks' inputs and outputs are; `locations` has two numbers per rank.
 
-    Maps no memory and does not communicate. Raises UsageError if one is a symmetric buffer that was freed on this rank.
+    Maps no memory and does not communicate. Raises UsageError if a location is in a symmetric buffer that was freed on
+    this rank.
     """
     itemsize = call.dtype.itemsize
     for (rank, kind), location in zip(product(node.others, USER_MEMORY), locations, strict=True):

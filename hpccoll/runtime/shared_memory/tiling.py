@@ -1,7 +1,7 @@
 """Turns reduces, copies and fences into calls on memory, cut into tiles that stay in the cache.
 
-Memory that this process maps is an array like any other. Memory of another process is read into a bounce buffer of one
-tile before it is reduced; copies use larger tiles.
+Memory of other ranks that this process maps is accessed as ordinary arrays. Memory of another process is read into a
+bounce buffer of one tile before it is reduced; copies use larger tiles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFe
 from hpccoll.runtime.node_memory.cross_memory import CrossMemory
 
 TILE_BYTES = 128 * 2**10  # fits the second-level cache with its operands, and costs little in calls
-REMOTE_TILE_BYTES = 256 * 2**10  # a system call each
+REMOTE_TILE_BYTES = 256 * 2**10  # each tile costs a system call
 REMOTE_COPY_BYTES = 2**20
 
 
@@ -106,7 +106,7 @@ class LocalBinder:
 
 
 def _can_tile_together(group: Sequence[Reduce | Copy], added: Reduce | Copy) -> bool:
-    """Whether an instruction may run tile by tile with others: overlapping operands must coincide exactly."""
+    """Whether an instruction can run tile by tile with a group: operands that overlap must coincide exactly."""
     for other in group:
         if other.out.count != added.out.count:
             return False
