@@ -1,8 +1,7 @@
 """Barriers without data: linear, double ring and dissemination. Barrier messages are empty.
 
 Linear: every rank signals rank 0, one per round, then rank 0 signals all ranks in reverse order. The linear barrier is
-the simplest and a baseline for the others; its time grows with n. Mellor-Crummey and Scott, ACM TOCS 1991, call it
-centralised.
+the simplest; its time grows with n. Mellor-Crummey and Scott, ACM TOCS 1991, call it centralised.
 
 Double ring: a token travels around the ring twice. When the token reaches the last rank, every rank has entered; each
 rank leaves when the token reaches it for the second time. The token stops at rank n - 2, because the last rank leaves

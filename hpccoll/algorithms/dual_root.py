@@ -30,7 +30,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of each rank in its tree, shape (P,); -1 is no child; a root's parent is the other root."""
+    """Neighbours and depth of each rank in its tree, shape (P,); no child is -1; a root's parent is the other root."""
 
     parent: IntArray
     left: IntArray

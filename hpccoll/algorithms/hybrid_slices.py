@@ -7,8 +7,7 @@ crosses a node's link only as often as the algorithm across nodes needs, all ran
 ranks of a node wait for each other at two fences only.
 
 In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. Nodes
-need not consist of consecutive ranks. With one rank per node there are only messages, with one node only loads and
-stores.
+need not consist of consecutive ranks. One rank per node needs no loads or stores, one node no messages.
 Order of reduction: within a node, the owner of a slice reduces its own part, then the parts of slots s + 1, s + 2, ...
 modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
 2000; Jain et al., SC 2018.
@@ -110,8 +109,7 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
     """Return three costs of `operation/inter` across nodes; bytes are in multiples of a slice.
 
-    The costs are the steps, the bytes that all nodes send for one slice, and the most bytes that one owner loads and
-    sends.
+    They are the steps, the bytes that all nodes send for one slice, and the most bytes that an owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)

@@ -188,8 +188,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if the plan has other steps for a rank alone than for that rank among all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number instead of an array. Cost: `ranks` times the plan's
-    moves.
+    The steps differ if the algorithm treats `rank` as a number, not an array. Cost: `ranks` times the plan's moves.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):
@@ -205,6 +204,7 @@ def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
     """Return entry `index` of steps that are arrays over `ranks` ranks, as values to compare: peers, chunks, op."""
 
     def take(value: Ints) -> int:
+        """Return entry `index` of a value that is either one for all ranks or an array over them."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:

@@ -1,8 +1,7 @@
 """Pairwise all-to-all: in round t every rank r sends its block for rank r + t (mod n) directly to that rank.
 
 Round 0 is the local copy. Each block is sent once, in n - 1 rounds of one block per rank: bandwidth-optimal on a flat
-network. Chunks 0 to n-1 are a rank's input, chunks n to 2n-1 its output. Source: Thakur, Rabenseifner and Gropp, IJHPCA
-2005.
+network. Chunks 0 to n-1 are a rank's input, n to 2n-1 its output. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the partner reaches in later rounds; these chunks are scattered over the message
 backwards.
 
 If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
-c, which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The paper
-treats even n differently.
+c, which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The
+paper's method covers only even n.
 Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """

@@ -1,7 +1,6 @@
 """Each example as calls of mpi4py; `hpccoll demo` prints the bodies of these functions, and tests run them.
 
-Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns this rank's values
-afterwards.
+Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns the rank's new values.
 """
 # ruff: noqa: N803 - MPI is the conventional name
 

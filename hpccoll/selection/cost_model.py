@@ -64,8 +64,7 @@ def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int
     """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, both in runs and in forecasts.
 
     The result is 1 unless the algorithm is pipelined. Otherwise it is the power of two up to `MAX_CHUNKS` that the
-    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. It is at most `count`, the number of
-    elements.
+    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. `count`, the elements, is an upper limit.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))
