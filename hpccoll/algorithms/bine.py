@@ -6,8 +6,8 @@ direction around the ring of ranks, odd ranks in the other direction. The ranks 
 rounds form one cyclic interval, so every message is contiguous in memory (two pieces if it wraps around). The
 all-reduce is a reduce-scatter with halving distances, then the same rounds backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
-c, which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more.
+If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
+(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more.
 Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
 Source: De Sensi et al., Bine Trees, SC 2025 (arXiv 2508.17311).
 """

@@ -3,8 +3,7 @@
 A rank exchanges with one partner per round, in a cycle of three: right child, left child, parent. Each exchange sends a
 chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange partial sums. Once the first
 chunk has gone up and come down, a chunk is finished every three rounds. The algorithm suits networks on which a rank
-communicates with one other rank at a time. If a rank can communicate with several ranks at a time, the double tree is
-faster.
+communicates with one other rank at a time. On other networks the double tree is faster.
 
 The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order of reduction: rank
 order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the reduction need not

@@ -8,8 +8,7 @@ registered one is a ring within nodes and a double tree across them.
 The slot of a rank is its number within its node. Every node has as many owners as the smallest node has ranks. In
 larger nodes the ranks that own no slice (slots s >= owners) first send their data to slot s mod owners, which sends
 back the result at the end. Nodes need not consist of consecutive ranks.
-Order of reduction: the order of `intra` within a node (an owner's data before the data sent to it), then that of
-`inter`.
+Order of reduction: the order of `intra` within a node (an owner's data before data sent to it), then of `inter`.
 Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 

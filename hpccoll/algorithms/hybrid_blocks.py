@@ -7,9 +7,9 @@ crosses the link more often than the algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node, and each group
 is treated as a node. With groups of one rank there are only messages. Nodes need not consist of consecutive ranks.
-Order of reduction: within a node, slot s reduces its own part of its column's blocks, then the parts of slots s + 1, s
-+ 2, ... modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Traeff and
-Rougier, EuroMPI 2014; Jain et al., SC 2018.
+Order of reduction: within a node, slot s reduces its own part of its column's blocks, then those of slots s+1, s+2, ...
+modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Traeff and Rougier,
+EuroMPI 2014; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: columns are gathered on a ring of nodes, then every rank loads its node's other columns."""
+    """Plan an all-gather: ranks gather their column's blocks on a ring of nodes, then load all other blocks."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -149,7 +149,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: columns are gathered by Bruck's algorithm, then every rank loads its node's other columns."""
+    """Plan an all-gather: ranks gather their column's blocks by Bruck's algorithm, then load all other blocks."""
     return _all_gather(rank, n, nodes, "bruck")
 
 

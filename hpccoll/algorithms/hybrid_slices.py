@@ -8,7 +8,7 @@ ranks of a node wait for each other at two fences only.
 
 In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. Nodes
 need not consist of consecutive ranks. One rank per node needs no loads or stores, one node no messages.
-Order of reduction: within a node, the owner of a slice reduces its own part, then the parts of slots s + 1, s + 2, ...
+Order of reduction: within a node, the owner of a slice reduces its own part, then the parts of slots s+1, s+2, ...
 modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
 2000; Jain et al., SC 2018.
 """

@@ -131,7 +131,7 @@ def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, st
         if is_printing_rank():
             bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
         output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json != STDOUT)
-        stack.callback(output.print_results)  # also if the run fails
+        stack.callback(output.print_results)  # results are printed also if the run fails
         yield output
 
 

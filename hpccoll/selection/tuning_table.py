@@ -140,10 +140,10 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the candidates in `allowed` for a message, None if nothing near it was measured.
+        """Return the fastest of the candidates in `allowed` for a message, or None without a measurement.
 
-        None if `operation` on `buffer` was not measured, or none of `allowed` was measured at a size near `nbytes`.
-        Uses the measured element size nearest to `itemsize`.
+        The result is None if `operation` on `buffer` was not measured, or none of `allowed` was measured near `nbytes`.
+        A tie goes to the winner at the next smaller size. The measured element size nearest to `itemsize` is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
