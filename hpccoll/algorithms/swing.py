@@ -5,8 +5,8 @@ on rings and tori, and most bytes move while partners are close. A rank sends it
 the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is the reduce-scatter
 backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
-c, which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The
+If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
+(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The
 paper's method covers only even n.
 Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
