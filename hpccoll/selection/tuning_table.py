@@ -140,11 +140,10 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the candidates in `allowed` for a message, None without a measurement.
+        """Return the fastest of the candidates in `allowed` for a message, or None without measurements.
 
-        None: `operation` was not measured on `buffer`, or no candidate in `allowed` was measured near `nbytes`. A tie
-        goes to the winner at the next smaller size. The table is read at the measured element size nearest to
-        `itemsize`.
+        Measurements must be for `operation` on `buffer` and for a size near `nbytes`. A tie goes to the winner at the
+        next smaller size. The measured element size nearest to `itemsize` is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
