@@ -119,7 +119,7 @@ def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None)
 
 @contextmanager
 def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, steps: int) -> Iterator[_TrainOutput]:
-    """Context manager: yield the output of a run; at the end, also after a failure, print results on rank 0."""
+    """Context manager: on rank 0, write the run record, show a progress bar, and print results even after a failure."""
     from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
