@@ -1,15 +1,15 @@
-"""Barriers without data: linear, double ring and dissemination. Their messages are empty.
+"""Barriers without data: linear, double ring and dissemination. Barrier messages are empty.
 
-Linear: every rank signals rank 0, one per round, then rank 0 signals all ranks in reverse order. The time grows with n;
-it is the simplest barrier, a baseline for the others. Mellor-Crummey and Scott, ACM TOCS 1991, call it the centralised
-barrier.
+Linear: every rank signals rank 0, one per round, then rank 0 signals all ranks in reverse order. The linear barrier is
+the simplest; its time grows with n. Mellor-Crummey and Scott, ACM TOCS 1991, call it centralised.
 
 Double ring: a token travels around the ring twice. When the token reaches the last rank, every rank has entered; each
-rank leaves when the token reaches it for the second time. The token stops at rank n - 2, because the last rank already
-knows. One message is in flight at a time: the slowest barrier, with the least load on the network. Source: Open MPI.
+rank leaves when the token reaches it for the second time. The token stops at rank n - 2, because the last rank leaves
+after the first lap. The double ring is the slowest barrier, with the least load on the network, because one message is
+in flight at a time. Source: Open MPI.
 
 Dissemination: in round t every rank signals the rank 2**t above it. After ceil(log2 n) rounds every rank knows that all
-have entered, for any n and without a root. Source: Hensgen, Finkel and Manber, IJPP 1988.
+have entered. Dissemination works for any n and needs no root. Source: Hensgen, Finkel and Manber, IJPP 1988.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Bine (binomial negabinary) all-reduce: a butterfly whose distances, written in base -2, are all ones.
 
-The distances (1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1, two thirds of those of recursive
-halving, so fewer bytes cross between groups of nearby nodes. The partners of even ranks lie in one direction around the
-ring of ranks, those of odd ranks in the other. The ranks that a rank reaches in its remaining rounds form one cyclic
-interval, so every message is contiguous in memory (two pieces if it wraps around). The rounds are a reduce-scatter with
-halving distances, then the same rounds backwards.
+The distances (1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1. Recursive halving has distances 1.5
+times as large, so more of its bytes cross between groups of nearby nodes. Even ranks have their partners in one
+direction around the ring of ranks, odd ranks in the other direction. The ranks that a rank reaches in its remaining
+rounds form one cyclic interval, so every message is contiguous in memory (two pieces if it wraps around). The
+all-reduce is a reduce-scatter with halving distances, then the same rounds backwards.
 
 If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
-r - c, and gets the result from it at the end: two more rounds, and S more sent by each rank r - c.
-Order: the receiver's own part first, then the partner's partial sum; one rank computes each chunk.
+(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more.
+Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
 Source: De Sensi et al., Bine Trees, SC 2025 (arXiv 2508.17311).
 """
 
@@ -26,8 +26,8 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Rounds, Span, fold_ranks
 def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
     """Return the first of the 2**digits consecutive ranks that each rank reaches in its last `digits` rounds.
 
-    An even rank r reaches r + v for every v of `digits` digits in base -2, an odd one r - v; v is smallest if exactly
-    the digits with negative weight are ones. The result is not reduced modulo n.
+    An even rank r reaches the ranks r + v, an odd rank r the ranks r - v, for every v of `digits` digits in base -2.
+    The smallest v has ones at exactly the digits with negative weight. The result may be negative.
     """
     least = -2 * (4 ** (digits // 2) - 1) // 3
     most = least + (1 << digits) - 1

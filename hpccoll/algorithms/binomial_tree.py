@@ -1,10 +1,10 @@
 """Binomial trees: in round t, ranks whose number (relative to the root) ends in t zero bits pair up at distance 2**t.
 
-In a reduce each rank but the root sends its partial result to its parent once. A broadcast is the same rounds
-backwards; a gather sends the blocks of the whole subtree instead of one partial result; a barrier sends empty messages.
-The cost does not depend on the root.
+In a reduce each rank but the root sends its partial result to its parent once. A broadcast is a reduce backwards. In a
+gather each rank sends the blocks of its whole subtree. A barrier sends empty messages. The cost does not depend on the
+root.
 
-Order: a parent's own operand comes first, then its children from the nearest to the farthest; the root computes the
+Order of reduction: a parent's own operand, then its children from the nearest to the farthest. The root computes the
 result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
@@ -56,12 +56,12 @@ def reduce_cost(n: int) -> Cost:
 
 
 def broadcast_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; the root sends S in each of them."""
+    """ceil(log2 n) steps; the root sends S in each step."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(ceil_log2(n)))
 
 
 def all_reduce_cost(n: int) -> Cost:
-    """2 ceil(log2 n) steps; 2 (n-1)/n S on average, ceil(log2 n) S at the root."""
+    """2 ceil(log2 n) steps; a rank sends 2 (n-1)/n S on average, the root ceil(log2 n) S."""
     return Cost(2 * ceil_log2(n), Fraction(2 * (n - 1), n), Fraction(ceil_log2(n)))
 
 
@@ -95,7 +95,7 @@ def gather_cost(n: int) -> Cost:
 
 
 def scatter_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; as many bytes as the gather, (n-1)/n S of them sent by the root."""
+    """ceil(log2 n) steps; the root sends (n-1)/n S, and each edge carries S/n per rank of the subtree below it."""
     return Cost(ceil_log2(n), Fraction(sum(_subtree_sizes(n)), n * n), Fraction(n - 1, n))
 
 
@@ -121,7 +121,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: the binomial gather backwards; each rank keeps its block and forwards those of its subtree."""
+    """Plan a scatter: the binomial gather backwards; each rank keeps its block and forwards its subtree's blocks."""
     return gather(rank, n, root).reversed()
 
 

@@ -1,19 +1,18 @@
 """Bruck's all-gather, its mirror image as a reduce-scatter, and Bruck's all-to-all: ceil(log2 n) rounds for any n.
 
 All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above.
-Backwards, with sums instead of copies, the same rounds are a reduce-scatter. Both send the fewest bytes possible.
-Chunks are received at their final addresses, so nothing is rotated. Order: each partial sum takes the receiver's own
-part first; one rank computes each chunk.
+The same rounds backwards, with sums instead of copies, are a reduce-scatter. The all-gather and the reduce-scatter send
+the fewest bytes possible. Chunks are received at their final addresses, so nothing is rotated. Order of reduction: each
+partial sum starts with the receiver's own part. One rank computes each chunk.
 
-All-to-all: the block from rank r for rank r + j travels j ranks up, as a sum of powers of two: in round t, every block
-for which bit t of j is 1 moves 2**t ranks up, all in one message. So a block is sent once per 1-bit of j, log2(n)/2
-times on average: more bytes than pairwise in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's
-input, n to 2n-1 its output, and 2n+j holds a block of distance j in transit. The original rotates all blocks before and
-after; here the first hop reads from the input and the last one writes to the output, so only the rank's own block is
-copied.
+All-to-all: the block from rank r for rank r + j moves j ranks up. In round t, all blocks for which bit t of j is 1 move
+2**t ranks up in one message, so a block is sent once per 1-bit of j, log2(n)/2 times on average. Bruck's all-to-all
+sends more bytes than pairwise in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's input,
+chunks n to 2n-1 its output, and chunk 2n+j buffers a block of distance j in transit. Bruck's paper rotates all blocks
+before and after the rounds. This version reads the first hop from the input, writes the last hop to the output, and
+copies only the rank's own block.
 
-Sources: Bruck et al., TPDS 1997; the reduce-scatter is that of Traeff's circulant graphs (2024) for skips that are
-powers of two.
+Sources: Bruck et al., TPDS 1997; Traeff 2024 for the reduce-scatter (circulant graphs whose skips are powers of two).
 """
 
 from __future__ import annotations

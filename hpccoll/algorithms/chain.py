@@ -2,9 +2,9 @@
 
 With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
 time, and the total costs little more than sending S once. The reduce is the broadcast backwards, with sums. The
-all-reduce overlaps both: rank 0 broadcasts each chunk as soon as it is reduced.
+all-reduce overlaps reduce and broadcast: rank 0 broadcasts each chunk as soon as it is reduced.
 
-Order: each rank's own part comes first, then the partial sum from farther down the line; the root computes the result.
+Order of reduction: each rank's own part, then the next rank's partial sum. The root computes the result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
 """
 
@@ -50,7 +50,7 @@ def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """k + 2 n - 3 steps; 2 (n-1)/n S on average, 2 S at most."""
+    """k + 2 n - 3 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
 
 
@@ -61,9 +61,9 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
         return empty_rounds(chunks)
 
     def mirror_chunks(region: Region) -> Region:
-        """Return the region with chunk c replaced by chunk k - 1 - c."""
+        """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
-    # The reduce is the broadcast backwards, so it starts with the last chunk; mirrored, it starts with chunk 0 as well.
+    # A reversed broadcast starts with the last chunk. Mirroring the chunk numbers makes it start with chunk 0.
     up = reduce(rank, n, 0, chunks).map_regions(mirror_chunks, chunks)
     return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -1,21 +1,21 @@
 """Circulant graphs with skips that halve, rounding up: algorithms with the fewest rounds for any n.
 
-The skips are n, ceil(n/2), ceil(n/4), ..., 1. Reduce-scatter: there is one round per skip s < n, from the largest down.
-Of the chunks r, r + 1, ... for which rank r still has partial sums, it sends those from chunk r + s on to rank r + s
-(all modulo n), until only its own chunk remains. The all-gather is the same backwards. Every message is one cyclic
-interval of chunks, of the same length on all ranks, so no rank count needs special treatment.
+The skips are n, ceil(n/2), ceil(n/4), ..., 1. The reduce-scatter has one round per skip s < n, from the largest skip to
+the smallest. Rank r has partial sums of the chunks r, r + 1, ..., and sends the partial sums of chunks r + s and above
+to rank r + s (all modulo n), until only chunk r remains. The all-gather is the reduce-scatter backwards. Every message
+is one cyclic interval of chunks, of the same length on all ranks, so no rank count needs special treatment.
 
 Broadcast: k chunks reach n ranks in k - 1 + q rounds, q = ceil(log2 n), for any k and n. In round t every rank sends
-one chunk to the rank skip[t mod q] above it. A schedule of q chunk numbers per rank says which chunk; in every further
-cycle of q rounds, all its chunk numbers are higher by q. A rank receives its *base* chunk (the smallest skip on its
-greedy path from the root) first, and in each cycle one chunk of every other residue modulo q, among those that the
-sender already has. The reduce is the broadcast backwards. The paper computes the schedule by a depth-first search; here
-`compute_receive_schedule` walks greedily over the skips, for all ranks at once, and a test verifies the paper's
-conditions.
+one chunk to the rank skip[t mod q] above it. A schedule of q chunk numbers per rank determines the chunks of the first
+q rounds. In each later cycle of q rounds all chunk numbers are higher by q. A rank receives its *base* chunk (the
+smallest skip on its greedy path from the root) first. In each cycle it receives one chunk of every other residue modulo
+q, always a chunk that the sender already has. The reduce is the broadcast backwards. The paper computes the schedule by
+a depth-first search; here `compute_receive_schedule` walks greedily over the skips, for all ranks at once, and a test
+verifies the paper's conditions.
 
-Order: each partial sum takes the receiver's own part first, then arrivals round by round; one rank computes each chunk
-(in the reduce, the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236 and 2407.18004 (broadcast);
-Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the bound.
+Order of reduction: each partial sum starts with the receiver's own part and adds arrivals round by round. One rank
+computes each chunk (in the reduce, the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236 and
+2407.18004 (broadcast); Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the bound.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     """Return the chunk number that each rank receives in each round of the first cycle, shape (P, q).
 
     `place` is the rank relative to the root; the root's row is meaningless. In every row one entry, the base chunk, is
-    >= 0; a negative entry means that nothing is received yet. Each further cycle adds q to all entries.
+    >= 0; a negative entry means that nothing is received yet. Each later cycle of q rounds adds q to all entries.
     """
     skips, row = list_skips(n), np.arange(len(place))
     q = len(skips) - 1
@@ -95,7 +95,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
 def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntArray]:
     """Return the chunks that each rank (relative to the root) sends and receives in each round of the first cycle.
 
-    Both have shape (P, q).
+    Both arrays have shape (P, q) for P ranks and q = ceil(log2 n) rounds.
     """
     skips = list_skips(n)[:-1]
     places, index = np.unique((place[:, None] + np.array([0, *skips])) % n, return_inverse=True)
@@ -106,7 +106,7 @@ def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntA
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """k - 1 + ceil(log2 n) steps; (n-1)/n S on average, (k - 1 + ceil(log2 n))/k S at the root."""
+    """k - 1 + ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root (k - 1 + ceil(log2 n))/k S."""
     steps = chunks - 1 + ceil_log2(n) if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(steps, chunks))
 

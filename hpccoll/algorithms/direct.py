@@ -1,9 +1,9 @@
 """Direct all-reduce: every rank sends to every other rank at once, in one shot or in two.
 
-One shot: every rank sends its whole message to every other rank and reduces what it receives: one latency, (n - 1) S
-sent. Two shots: every rank sends each chunk to its owner, which reduces it and sends the result to all: two latencies,
-and no more bytes than a ring. Both suit few ranks with a link between each pair, as within a node, where they are
-fastest for small and medium messages.
+One shot: every rank sends its whole message to every other rank and reduces all messages. This takes one latency, and
+each rank sends (n - 1) S. Two shots: every rank sends each chunk to the chunk's owner, which reduces it and sends the
+result to all ranks. This takes two latencies and no more bytes than a ring. Direct algorithms suit few ranks with a
+link between each pair, as within a node, and are the fastest for small and medium messages.
 
 Order: in one shot 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits; in two shots
 owner r of a chunk reduces its own part first, then those of ranks r-1, r-2, ... (mod n), and all ranks copy its result.

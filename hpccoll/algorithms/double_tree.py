@@ -1,18 +1,18 @@
 """Double binary trees: two trees, each carrying half of the message, in which a rank has children in at most one.
 
 The first tree is an in-order binary tree over the ranks: a rank's height is its number of trailing zero bits, so half
-of the ranks are leaves. The second is the same tree over mirrored ranks (n even) or over ranks shifted by one (n odd),
-in which inner ranks of the first tree are leaves. The message is cut into 2k chunks, k per tree. Chunk c leaves a rank
-of height h in round c + h and comes down as soon as the root has it, so both directions and both trees are busy at
-the same time: 2 ceil(log2 n) + k - 1 rounds.
+of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
+odd), in which inner ranks of the first tree are leaves. The message is cut into 2k chunks, k per tree. A rank of height
+h sends chunk c up in round c + h; each chunk moves down as soon as the root has reduced it. Both directions of both
+trees are busy at the same time, and the all-reduce takes 2 ceil(log2 n) + k - 1 rounds.
 
 In the broadcast the root sends to two such trees of the n - 1 other ranks (mirrored for odd n, shifted for even n), so
-every rank receives S in all and sends at most S. The reduce is the same with sums that move up. The paper colours the
-edges so that a rank sends one chunk per step, in about twice as many steps; here it sends to both children at once.
+every rank receives S in all and sends at most S. The reduce uses the same two trees, in which partial sums move up. In
+the paper a rank sends one chunk per step, in about twice as many steps; here a rank sends to both children in one step.
 
-Order: a parent's own part first, then its children in the order in which their chunks arrive, the left child first
-where both arrive in one round; the tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel
-Computing 2009; NCCL 2.4 for the shape of the trees.
+Order of reduction: a parent's own part, then its children's chunks in order of arrival (the left child's first if both
+arrive in one round). The tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel Computing 2009;
+NCCL 2.4 for the shape of the trees.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
 
 
 def height_of(rank: IntArray, n: int) -> IntArray:
-    """Return the trailing zero bits of each rank: 0 for leaves, ceil(log2 n) for rank 0."""
+    """Return the number of trailing zero bits of each rank: 0 for leaves, ceil(log2 n) for rank 0."""
     lowest = np.where(rank == 0, 1 << ceil_log2(n), rank & -rank)
     return np.asarray(np.log2(lowest), np.int64)
 
@@ -89,10 +89,10 @@ def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce up it."""
 
     def mirror_chunks(region: Region) -> Region:
-        """Return the region with chunk c replaced by chunk k - 1 - c."""
+        """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
-    # Reversed rounds start with the last chunk; mirrored, chunks come down in the order in which they went up.
+    # Reversed rounds start with the last chunk. Mirroring makes chunks move down in the order in which they moved up.
     return reduce_up_first_tree(rank, n, chunks).reversed().map_regions(mirror_chunks, chunks)
 
 
@@ -103,12 +103,12 @@ def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def most_sent(n: int) -> Fraction:
-    """Return the bytes that the busiest rank sends in the all-reduce, as a multiple of S: at most 3/2 + 1/2."""
+    """Return the bytes that the busiest rank sends in the all-reduce, as a multiple of S (at most 2)."""
     return Fraction(min(n, 4), 2) if n > 1 else Fraction(0)
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """2 ceil(log2 n) + k - 1 steps; 2 (n-1)/n S on average, 2 S at most."""
+    """2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
     return Cost(steps, Fraction(2 * (n - 1), n), most_sent(n))
 
@@ -127,13 +127,13 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """k + ceil(log2 n) - 1 steps, in 2 k chunks; (n-1)/n S on average, S at most."""
+    """k + ceil(log2 n) - 1 steps with 2 k chunks; a rank sends (n-1)/n S on average, S at most."""
     steps = chunks + ceil_log2(n) - 1 if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 def _second_place(place: IntArray, n: int) -> IntArray:
-    """Convert places in the first broadcast tree to the same ranks' places in the second; the root is 0 in both."""
+    """Convert ranks' places (0 is the root) in the first broadcast tree to their places in the second tree."""
     moved = n - place if n % 2 else place % (n - 1) + 1
     return np.where(place == 0, 0, moved)
 

@@ -2,13 +2,13 @@
 
 A rank exchanges with one partner per round, in a cycle of three: right child, left child, parent. Each exchange sends a
 chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange partial sums. Once the first
-chunk has gone up and come down, a chunk is finished every three rounds. It suits networks on which a rank communicates
-with one other rank at a time; where several at a time are possible, the double tree is faster.
+chunk has gone up and come down, a chunk is finished every three rounds. The algorithm suits networks on which a rank
+communicates with one other rank at a time. On other networks the double tree is faster.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order: left child, right
-child, own part, and the tree of the lower ranks before the other, which is rank order from 0 to n - 1, so the reduction
-need not commute; both roots compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root
-Reduction-to-all Algorithm", arXiv 2109.12626.
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order of reduction: rank
+order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the reduction need not
+commute. Both roots compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all
+Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of each rank in its tree, shape (P,); -1 is no child; a root's parent is the other root."""
+    """Neighbours and depth of each rank in its tree, shape (P,); no child is -1; a root's parent is the other root."""
 
     parent: IntArray
     left: IntArray
@@ -66,7 +66,7 @@ def find_longest_path(size: int, left: int, right: int) -> int:
 
 
 def cost(n: int, chunks: int) -> Cost:
-    """3 k + at most 4 log2 n steps; 2 (n-1)/n S on average, 3 S at most (one S per neighbour)."""
+    """At most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most (S to each neighbour)."""
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     half = -(-n // 2)
@@ -77,7 +77,7 @@ def cost(n: int, chunks: int) -> Cost:
 
 
 def count_rounds(n: int, chunks: int) -> int:
-    """Return the number of rounds (n >= 2): those of the first chunk up, across and down, and 3 per further chunk."""
+    """Return the number of rounds (n >= 2): the first chunk's rounds up, across and down, and 3 per later chunk."""
     half = -(-n // 2)
     return find_longest_path(half, LEFT, RIGHT) + 1 + find_longest_path(half, RIGHT, LEFT) + 3 * (chunks - 1)
 

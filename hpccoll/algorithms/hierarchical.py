@@ -1,14 +1,14 @@
 """Hierarchical all-reduce and barrier by messages: within each node, then across nodes, then within each node again.
 
-The ranks of a node reduce-scatter the message, so that each owner holds one slice of the node's sum; the owners of each
-slice all-reduce it across nodes, all slices at once; the reduce-scatter backwards gathers the slices in every node.
-Each owner sends only its slice to other nodes. `make_hierarchical(intra, inter)` composes any two algorithms; the
+The ranks of a node reduce-scatter the message, so that each owner holds one slice of the node's sum. The owners of each
+slice all-reduce it across nodes, all slices at once. The reduce-scatter backwards then gathers the slices in every
+node. Each owner sends only its slice to other nodes. `make_hierarchical(intra, inter)` composes any two algorithms; the
 registered one is a ring within nodes and a double tree across them.
 
 The slot of a rank is its number within its node. Every node has as many owners as the smallest node has ranks. In
-larger nodes the further ranks, of slots s >= owners, first send their data to slot s mod owners and receive the result
-from it at the end. Nodes need not consist of consecutive ranks.
-Order: that of `intra` within a node (an owner's data before that of its further ranks), then that of `inter`.
+larger nodes the ranks that own no slice (slots s >= owners) first send their data to slot s mod owners, which sends
+back the result at the end. Nodes need not consist of consecutive ranks.
+Order of reduction: the order of `intra` within a node (an owner's data before data sent to it), then of `inter`.
 Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
@@ -56,7 +56,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     within = run_in_groups(reduce_scatter_to_owners, groups, rank)
     between = run_across_groups(lambda node, nodes: _make_level(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
-    # The chunks of a slice are a common multiple of those of both levels.
+    # The chunk count of a slice is a common multiple of the chunk counts of both levels.
     slice_chunks = lcm(within.chunks // owners, between.chunks)
     within = within.scaled(slice_chunks * owners // within.chunks)
     between = between.scaled(slice_chunks // between.chunks).shifted(slot * slice_chunks, owners * slice_chunks)
@@ -64,7 +64,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
 
 
 def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the rounds of the algorithm `level` on n ranks; `chunks` is ignored unless it is pipelined."""
+    """Return the rounds of the algorithm `level` on n ranks; `chunks` is ignored unless `level` is pipelined."""
     return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
 
@@ -89,11 +89,11 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return the bytes that the busiest rank sends, as a multiple of S, counting owners' results to further ranks."""
+    """Return the bytes that the busiest rank sends, as a multiple of S, including results for ranks without a slice."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
-    busiest = Fraction(1)  # a further rank, which sends S
+    busiest = Fraction(1)  # a rank without a slice, which sends S
     for size in set(groups.sizes):
         crossing = max(sent for sent, node_size in zip(between, groups.sizes, strict=True) if node_size == size)
         for slot, sent in enumerate(within):
@@ -143,7 +143,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:
-        """Twice the cost of `intra` on the smallest node plus that of `inter` on one slice."""
+        """Return twice the cost of `intra` on the smallest node plus the cost of `inter` on one slice."""
         return _cost(n, nodes or Groups((n,)), intra, inter, chunks)
 
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:

@@ -1,14 +1,14 @@
 """Hierarchical all-to-all by messages: blocks first move to their receiver's slot within the node, then to its node.
 
 The slot of a rank is its number within its node. First, the rank of slot p collects its node's blocks for all ranks of
-slot p, on any node. Then it sends the blocks for each other node, as one message, to the rank of slot p there, which is
-their receiver. On N nodes of L ranks, each rank sends N - 1 messages between nodes instead of n - L, each L times as
-large, for at most twice the bytes. It suits small blocks on many ranks per node.
+slot p, on any node. Then it sends the blocks for each other node, as one message, to the rank of slot p on that node,
+their receiver. With n ranks on N nodes of L, each rank sends N - 1 messages between nodes instead of n - L. Each is L
+times as large; a rank sends at most twice the bytes in all. The algorithm suits small blocks on many ranks per node.
 
-Chunks 0 to n-1 are a rank's input, n to 2n-1 its output; 2n + j N + h holds the block that slot j of the rank's node
-sends to node h. If nodes differ in size, they are divided into equal groups, of the largest size that divides every
-node, and each group is treated as a node; with groups of one rank this is pairwise. Source: the two-level exchange of
-Traeff and Rougier, EuroMPI 2014.
+Chunks 0 to n-1 are a rank's input, chunks n to 2n-1 its output. Chunk 2n + j N + h buffers the block that slot j of the
+rank's node sends to node h. If nodes differ in size, they are divided into equal groups, of the largest size that
+divides every node, and each group is treated as a node. With groups of one rank the algorithm is the pairwise
+all-to-all. Source: the two-level exchange of Traeff and Rougier, EuroMPI 2014.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds,
 
 
 def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
-    """Divide the nodes into equal groups of ranks, of the largest size that divides every node; None is one node."""
+    """Divide the nodes (None: one node) into equal groups of ranks, of the largest size that divides every node."""
     groups = nodes or Groups((n,))
     size = gcd(*groups.sizes)
     return Groups((size,) * (n // size), groups.members)
@@ -59,7 +59,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def send_between_nodes(t: int) -> Move:
-        """Return round t between nodes: every rank sends all blocks for the node t above to its equal slot there."""
+        """Return round t between nodes: every rank sends all blocks for the node t above to its own slot there."""
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

@@ -3,13 +3,13 @@
 The slot of a rank is its number within its node; the ranks of one slot on all nodes form a column. All blocks from or
 for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and stores to the
 other ranks' memory, between two fences. So all ranks of a node use the node's link at the same time, and no block
-crosses it more often than the algorithm across nodes needs.
+crosses the link more often than the algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node, and each group
-is treated as a node; with groups of one rank only the messages remain. Nodes need not consist of consecutive ranks.
-Order: within a node, slot s reduces the blocks of its column: its own part first, then those of slots s + 1, s + 2, ...
-modulo the size; across nodes, the order of the algorithm used there. Sources: Traeff and Rougier, EuroMPI 2014; Jain et
-al., SC 2018.
+is treated as a node. With groups of one rank there are only messages. Nodes need not consist of consecutive ranks.
+Order of reduction: within a node, slot s reduces its own part of its column's blocks, then those of slots s+1, s+2, ...
+modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Traeff and Rougier,
+EuroMPI 2014; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hpccoll.plan import (
 
 
 class _Columns:
-    """Builds the rounds of a plan, within and between nodes, and lists the blocks of a column."""
+    """Builds the rounds of a plan, within and between nodes, and lists the blocks of a column (ranks of one slot)."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
         self.rank, self.n, self.groups = rank, n, split_into_even_groups(n, nodes)
@@ -56,19 +56,19 @@ class _Columns:
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return the blocks of all ranks of a column, given by its slot."""
+        """Return the blocks of all ranks of each column (the ranks with one slot in their nodes), given by its slot."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def fence(self) -> Rounds:
-        """Return one round in which the ranks of each group wait for each other; none if groups have one rank."""
+        """Return one round in which the ranks of each group wait for each other; no round if groups have one rank."""
         return make_group_fence(self.groups, self.rank, self.n)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of the loads or stores that `make_steps` returns; none if groups have one rank."""
+        """Return one round of the loads or stores that `make_steps` returns; no round if groups have one rank."""
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return the rounds of `operation/inter` on each column, with block h that of the column's rank in group h."""
+        """Return the rounds of `operation/inter` on each column, where block h is of the column's rank in group h."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
@@ -106,7 +106,7 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: columns are reduced within each node, then on a ring of nodes."""
+    """Plan a reduce-scatter: each rank reduces its column's blocks within its node, then on a ring of nodes."""
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
@@ -117,7 +117,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: columns are reduced within each node, then across nodes by Bruck's algorithm."""
+    """Plan a reduce-scatter: ranks reduce their column's blocks within their node, then across nodes (Bruck)."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -138,7 +138,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: columns are gathered on a ring of nodes, then every rank loads its node's other columns."""
+    """Plan an all-gather: ranks gather their column's blocks on a ring of nodes, then load all other blocks."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -149,12 +149,12 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: columns are gathered by Bruck's algorithm, then every rank loads its node's other columns."""
+    """Plan an all-gather: ranks gather their column's blocks by Bruck's algorithm, then load all other blocks."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
 def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """2 steps on N nodes of L ranks; a rank of the root's node stores S/L, the others send their block."""
+    """2 steps on N nodes of L ranks; a rank of the root's node stores S/L, a rank of another node sends its block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     across_nodes, within = n > size, size > 1
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
@@ -187,7 +187,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """2 steps on N nodes of L ranks; a rank of the root's node loads S/L and sends all but its own block of it."""
+    """2 steps on N nodes of L ranks; a rank of the root's node loads S/L and sends all of it except its own block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))

@@ -6,11 +6,11 @@ it with the owners of the same slice on the other nodes, and stores the result t
 crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node share the work, and the
 ranks of a node wait for each other at two fences only.
 
-In nodes larger than the smallest one, the further ranks own no slice, but owners load from them and store to them.
-Nodes need not consist of consecutive ranks. With one rank per node only the messages remain, with one node only the
-loads and stores.
-Order: within a node, the owner of a slice takes its own part first, then those of slots s + 1, s + 2, ... modulo the
-size; across nodes, the order of the algorithm used there. Sources: Karonis et al., IPDPS 2000; Jain et al., SC 2018.
+In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. Nodes
+need not consist of consecutive ranks. One rank per node needs no loads or stores, one node no messages.
+Order of reduction: within a node, the owner of a slice reduces its own part, then the parts of slots s+1, s+2, ...
+modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
+2000; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps of `operation/inter` across nodes, and two byte counts, in multiples of a slice.
+    """Return three costs of `operation/inter` across nodes; bytes are in multiples of a slice.
 
-    The first is the sum of what all nodes send for one slice; the second the most that an owner loads and sends.
+    They are the steps, the bytes that all nodes send for one slice, and the most bytes that an owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
@@ -140,7 +140,7 @@ def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the p for which rank r + p does what rank r does: the size of nodes if alike and in order, else n."""
+    """Return the p for which rank r + p does what rank r does: the node size if equal and in rank order, else n."""
     groups = nodes or Groups((n,))
     return n if groups.common_size is None or groups.members is not None else groups.common_size
 
@@ -157,7 +157,7 @@ def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Roun
 
 
 def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """2 + log2 N steps (+2) on N nodes of L ranks; (2 (L-1) + log2 N) S/L where N is a power of two."""
+    """2 + log2 N steps on N nodes of L ranks, and (2 (L-1) + log2 N) S/L, if N is a power of two; else 2 more steps."""
     return _all_reduce_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 

@@ -1,9 +1,9 @@
 """Loader of a user's own algorithm, `FILE.py:FUNCTION`, which can then be used like the built-in ones.
 
 The function returns rounds like the functions of this package. The decorator `@algorithm(Operation.ALL_REDUCE, "name",
-cost)` states its operation; without it, the function's name must contain the name of an operation (`my_all_reduce`),
-and no cost is stated or checked. Prove a loaded algorithm (`prove_algorithm`) before using it. Exceptions in the user's
-code become errors that name file and line.
+cost)` states its operation; without the decorator, the function's name must contain the name of an operation
+(`my_all_reduce`), and no cost is stated or checked. Prove a loaded algorithm (`prove_algorithm`) before using it.
+Exceptions in the user's code become errors that name file and line.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
     Args:
         names: names of registered algorithms, which are returned unchanged, and `FILE.py:FUNCTION`.
         operations: the operations that a loaded algorithm may implement.
-        ranks: the number of ranks to prove it for.
-        root: the root to prove it for.
+        ranks: the number of ranks to prove loaded algorithms for.
+        root: the root to prove loaded algorithms for.
 
     Raises:
-        UsageError: no such file or function, or it implements another operation.
+        UsageError: no such file or function, or the function implements another operation.
         PlanError: the algorithm is wrong, or it raises an exception.
     """
     loaded = []
@@ -137,7 +137,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _infer_operation(path: str, name: str) -> Operation:
-    """Return the operation whose name the function's `name` contains; the longest, since all_reduce contains reduce."""
+    """Return the operation whose name the function's `name` contains; the longest match wins ("all_reduce")."""
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
         valid = ", ".join(operation.value for operation in Operation)
@@ -188,7 +188,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if the plan has other steps for a rank alone than for that rank among all ranks.
 
-    They differ if the algorithm treats `rank` as a number instead of an array. Cost: `ranks` times the plan's moves.
+    The steps differ if the algorithm treats `rank` as a number, not an array. Cost: `ranks` times the plan's moves.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):
@@ -204,6 +204,7 @@ def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
     """Return entry `index` of steps that are arrays over `ranks` ranks, as values to compare: peers, chunks, op."""
 
     def take(value: Ints) -> int:
+        """Return entry `index` of a value that is either one for all ranks or an array over them."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:

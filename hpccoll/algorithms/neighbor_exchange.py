@@ -1,13 +1,13 @@
 """Neighbour exchange: ranks exchange blocks with their left and right neighbour in turn, in half the steps of a ring.
 
-First the two ranks of a pair exchange their own blocks; from then on every message carries the two blocks that arrived
-last, alternately to the next pair and within the pair. Each rank communicates only with its two neighbours, in n/2
-rounds. For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other blocks from it at the end,
-which costs two more rounds and about S more bytes sent by rank n - 2.
+First the two ranks of a pair exchange their own blocks. Every later message carries the two blocks that arrived last,
+alternately to the next pair and within the pair. Each rank communicates only with its two neighbours, in n/2 rounds.
+For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other blocks from it at the end. This takes
+two more rounds, and rank n - 2 sends about S bytes more.
 
-Backwards with sums it is a reduce-scatter, in which all ranks send the same amount also for odd n. Order: each partial
-sum takes the receiver's own part first; one rank computes each chunk. Source: Chen et al., "Performance evaluation of
-allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+The all-gather backwards, with sums, is a reduce-scatter in which all ranks send equally many bytes, also for odd n.
+Order of reduction: each partial sum starts with the receiver's own part. One rank computes each chunk. Source: Chen et
+al., "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(ranks, 1 + (ranks == n - 2) if odd else 1, n)
 
     def received_blocks(t: int) -> Span:
-        """Return the blocks received in round t: those of the pairs 1, 1, 2, 2, ... away, on alternating sides."""
+        """Return the blocks received in round t: blocks of the pair 1, 1, 2, 2, ... away, on alternating sides."""
         origin: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
         if not odd:
             return Span(origin, 1, pairs, unit=2)

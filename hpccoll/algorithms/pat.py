@@ -1,16 +1,16 @@
 """PAT, parallel aggregated trees: every block moves down its own binomial tree, farthest ranks first.
 
-The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank,
-at distances 2**(q-1), ..., 2, 1: Bruck's distances in reverse order, so that long links carry small messages. If a
-message may hold at most A blocks (because buffers are bounded), the far rounds stay the same, and the subtrees below
-them are traversed depth first, one edge per round, A trees at a time. For n ranks, the tree is that of the next power
-of two without the ranks from n on, so any n works. The reduce-scatter is the all-gather backwards.
+The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank.
+The distances are Bruck's in reverse order (the largest power of two below n, ..., 2, 1), so that long links carry small
+messages. If bounded buffers limit a message to A blocks, the rounds with large distances stay the same. The remaining
+subtrees are traversed depth first, one edge per round, A trees at a time. For any n, the tree is the tree of the next
+power of two without the ranks n and above. The reduce-scatter is the all-gather backwards.
 
 The registered algorithms do not limit the blocks per message: chunks are received at their final addresses, without
 buffers.
-Order: each partial sum takes the receiver's own part first, then its children from the nearest to the farthest; one
-rank computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
-arXiv 2506.20252.
+Order of reduction: each partial sum starts with the receiver's own part, then its children from the nearest to the
+farthest. One rank computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
+operations at scale", arXiv 2506.20252.
 """
 
 from __future__ import annotations

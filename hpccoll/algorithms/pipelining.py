@@ -18,7 +18,7 @@ MOST_SEGMENTS: Final = 256
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
     """Return the number of segments for which messages between nodes have about `message_bytes`; equal on all ranks.
 
-    `plan` is a plan of a hybrid algorithm; `sizes` are the elements of each of its C chunks, shape (C,).
+    `plan` is a plan of a hybrid algorithm; `sizes` are the element counts of its C chunks, shape (C,).
     """
     return min(max(-(-_count_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 

@@ -1,17 +1,17 @@
 """Recursive doubling and halving: in each round the partner is the rank whose number differs in one bit (a butterfly).
 
-All-reduce by recursive doubling exchanges the whole message in every round: the fewest rounds, the most bytes.
-Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a reduce-scatter), then doubles
-it again (an all-gather): as many bytes as a ring, in logarithmic rounds. The all-gather by recursive doubling exchanges
-all blocks held so far; backwards with sums it is the recursive-halving reduce-scatter, and with empty messages a
-barrier.
+All-reduce by recursive doubling exchanges the whole message in every round, in the fewest rounds and with the most
+bytes. Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a reduce-scatter), then
+doubles it again (an all-gather). It sends as many bytes as a ring, in logarithmically many rounds. The all-gather by
+recursive doubling exchanges all blocks held so far. The same rounds backwards, with sums, are the recursive-halving
+reduce-scatter. With empty messages the all-gather is a barrier.
 
 If n is not a power of two, let c be the largest power of two below n. The n - c extra ranks take no part in the
 butterfly: each first sends its data to another rank, its proxy, and gets the result from it at the end, in two more
 rounds. In the all-reduces the proxy of rank r >= c is rank r - c, which sends S more. In the all-gather the extra ranks
-are the odd ones among the first 2 (n - c), and the proxy of rank r is r - 1, so that their blocks are adjacent and
-every exchanged region is one interval; proxies send up to twice as much. The reduce-scatter sends no more bytes than
-for a power of two.
+are the odd ranks below 2 (n - c), and the proxy of rank r is rank r - 1. The blocks of a rank and its proxy are then
+adjacent and every exchanged region is one interval, but proxies send up to twice as much. The reduce-scatter sends no
+more bytes than for a power of two.
 
 Order: in the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute
 the same bits; elsewhere each partial sum takes the receiver's own part first, and one rank computes each chunk.
@@ -30,7 +30,7 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
-    """Return the cost for n ranks of a butterfly all-reduce among c core ranks (`core_steps`, `core_sent` each)."""
+    """Return the cost of an all-reduce on n ranks whose c core ranks take `core_steps` and each send `core_sent`."""
     core = floor_power_of_two(n)
     extras = n - core
     mean = (core * core_sent + 2 * extras) / n

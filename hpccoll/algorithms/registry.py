@@ -25,7 +25,7 @@ class Algorithm:
         name: the algorithm's name, unique within the operation.
         make_rounds: (rank, n, ...) -> Rounds; returns the lazy steps of the ranks in the array `rank`.
         cost: (n, ...) -> Cost, the stated cost; None where nothing is stated.
-        parameters: the further arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
+        parameters: the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
             plan depends on which ranks share a node.
         period: rank r + period does what rank r does, so that a few ranks can be simulated for all (a number, or a
             function of the arguments of `cost`); None without such a symmetry.
@@ -60,7 +60,7 @@ class Algorithm:
             nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 
         Raises:
-            UsageError: a rank count or chunk count below 1, a root that is not a rank, or nodes of other ranks.
+            UsageError: a rank count or chunk count below 1, a root that is not a rank, or nodes with other ranks.
         """
         if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
             raise UsageError(

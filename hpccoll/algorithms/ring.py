@@ -1,7 +1,7 @@
 """Ring reduce-scatter, all-gather and all-reduce: in every round each rank sends one chunk to the next rank.
 
 The message is cut into n chunks. In the reduce-scatter chunk c starts at rank c + 1 and travels once around the ring,
-each rank adding its own part, until rank c holds the sum; the all-gather is the same rounds backwards. No algorithm
+each rank adding its own part, until rank c holds the sum. The all-gather is the reduce-scatter backwards. No algorithm
 sends fewer bytes, but the number of steps grows with n.
 
 Order: chunk c is c (+) (c-1 (+) (... (+) (c+2 (+) c+1))), each rank's own part first; one rank computes each chunk.

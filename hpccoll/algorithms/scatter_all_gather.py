@@ -1,13 +1,13 @@
-"""Van de Geijn's broadcast, a scatter followed by an all-gather, and the same backwards as a reduce.
+"""Van de Geijn's broadcast (a scatter, then an all-gather), and a reduce that is the broadcast backwards.
 
 A binomial scatter cuts the message into n chunks, one per rank, and Bruck's all-gather collects them on every rank. No
 rank sends more than about 2 S, whereas the root of a binomial tree sends S log2 n. After the scatter, an inner rank of
 the tree holds the chunks of its whole subtree; the all-gather does not send these to it again, so every rank but the
 root receives each chunk once. For any n, each of the two phases takes ceil(log2 n) rounds.
 
-The original's ring all-gather takes n - 1 rounds for the same bytes. Order of the reduce: each partial sum takes the
-receiver's own part first; the root computes the result. Sources: Barnett et al., "Interprocessor collective
-communication library (InterCom)", SHPCC 1994; for the reduce Rabenseifner, ICCS 2004.
+Barnett et al. use a ring all-gather, which takes n - 1 rounds. Order of reduction: each partial sum starts with the
+receiver's own part. The root computes the result. Sources: Barnett et al., "Interprocessor collective communication
+library (InterCom)", SHPCC 1994; for the reduce Rabenseifner, ICCS 2004.
 """
 
 from __future__ import annotations

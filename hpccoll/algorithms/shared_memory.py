@@ -1,14 +1,14 @@
 """Collectives within a node: ranks load from and store to each other's memory between two fences, without messages.
 
 After the first fence every rank's input may be read; after the last fence no rank accesses another's memory any more.
-Between them every rank moves the data that it needs, all ranks at once, without buffers and without waiting for a
-partner. The cost is the bytes plus the latency of two fences. These plans suit the ranks of one node, or GPUs that can
-access each other's memory.
+Between the fences all ranks move data at once, without buffers and without waiting for a partner. The cost is the time
+to move the bytes, plus the latency of two fences. These plans suit the ranks of one node, or GPUs that can access each
+other's memory.
 
 Order: `shared_one_shot` reduces 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits;
-elsewhere owner r of a chunk reduces its own part first, then those of ranks r+1, r+2, ... (mod n), and other ranks copy
-its result. Every rank r accesses the others in the order r+1, r+2, ... (mod n), so that at any time the ranks load from
-different ranks.
+in the other algorithms owner r of a chunk reduces its own part first, then those of ranks r+1, r+2, ... (mod n), and
+other ranks copy its result. Every rank r accesses the others in the order r+1, r+2, ... (mod n), so that at any time
+the ranks load from different ranks.
 
 Sources: the one-shot and two-shot all-reduce of TensorRT-LLM and vLLM; Graham and Shipman, "MPI support for multi-core
 architectures", EuroPVM/MPI 2008, and Jain et al., SC 2018, for collectives in the shared memory of a node.
@@ -35,7 +35,7 @@ def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeSteps) -> Rou
 
 
 def _peers(rank: IntArray, n: int) -> list[IntArray]:
-    """Return the ranks r+1, r+2, ... (mod n) for each rank r: the order in which it accesses the others."""
+    """Return the ranks r+1, r+2, ... (mod n) for each rank r: the order in which r accesses other ranks."""
     return [(rank + distance) % n for distance in range(1, n)]
 
 
@@ -158,7 +158,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
 
 
 def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
-    """No step and no data: one fence."""
+    """Return the cost of one fence, without steps or data."""
     return Cost(0, Fraction(0), Fraction(0))
 
 

@@ -1,14 +1,14 @@
 """Swing all-reduce: a butterfly with partners at distances 1, -1, 3, -5, 11, ..., mirrored for odd ranks.
 
-Like recursive halving and doubling, but the distances grow to n/3 only instead of n/2, which shortens the paths on
-rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks of all ranks that the
-partner reaches in later rounds; these chunks are scattered over the message. The same rounds backwards are the
-all-gather.
+Swing is like recursive halving and doubling, but its distances grow only to n/3 instead of n/2. This shortens the paths
+on rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks of all ranks that
+the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is the reduce-scatter
+backwards.
 
 If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
-r - c, and gets the result from it at the end: two more rounds, and S more sent by each rank r - c. The paper describes
-another method, for even n only.
-Order: the receiver's own part first, then the partner's partial sum; one rank computes each chunk.
+(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The
+paper's method covers only even n.
+Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
 

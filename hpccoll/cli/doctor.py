@@ -150,7 +150,7 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
     """Return a table as lines of at most `width` characters: each finding, with evidence and remedy if not ok.
 
-    If `verbose`, findings that are ok have them too. Remedies stay on one line.
+    If `verbose`, findings that are ok have evidence and remedy too. Remedies stay on one line.
     """
     lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
     indent = " " * (area_width + 11)

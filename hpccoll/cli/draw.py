@@ -67,7 +67,7 @@ def _render(request: DrawingRequest, suffix: str) -> bytes:
 
 
 def _render_trace(request: DrawingRequest) -> bytes:
-    """Return a JSON trace: simulated on the request's machine, or without one in rounds of equal length."""
+    """Return a JSON trace: simulated on the request's machine; without a machine, rounds have equal length."""
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 

@@ -119,7 +119,7 @@ def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None)
 
 @contextmanager
 def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, steps: int) -> Iterator[_TrainOutput]:
-    """Context manager: on rank 0, write the run record to --json and show a progress bar; print results at the end."""
+    """Context manager: on rank 0, write the run record, show a progress bar, and print results even after a failure."""
     from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, st
         if is_printing_rank():
             bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
         output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json != STDOUT)
-        stack.callback(output.print_results)  # also if the run fails
+        stack.callback(output.print_results)  # results are printed also if the run fails
         yield output
 
 

@@ -1,6 +1,6 @@
 """Each example as calls of hpccoll; `hpccoll demo` runs these functions and prints their bodies.
 
-Each takes a communicator and this rank's arrays, and returns this rank's values afterwards.
+Each function takes a communicator and this rank's arrays, and returns this rank's values afterwards.
 """
 # ruff: noqa: RET504 - results are named because the last return is not printed
 
@@ -151,7 +151,7 @@ def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
 
 
 def ring_all_reduce_5(comm: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
     part = comm.reduce_scatter(x, op="sum", algorithm="ring")
     rows = comm.all_gather(part, algorithm="ring")
     comm.all_reduce(x, op="sum", algorithm="ring")

@@ -1,6 +1,6 @@
 """Each example as calls of mpi4py; `hpccoll demo` prints the bodies of these functions, and tests run them.
 
-Each takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns this rank's values afterwards.
+Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns the rank's new values.
 """
 # ruff: noqa: N803 - MPI is the conventional name
 
@@ -153,7 +153,7 @@ def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG
 
 
 def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
     part = np.empty(1, np.float32)
     comm.Reduce_scatter_block(x, part, op=MPI.SUM)
     whole = np.empty(5, np.float32)

@@ -1,7 +1,7 @@
 """Each example as calls of torch.distributed; `hpccoll demo` prints the bodies of these functions, and tests run them.
 
-Each takes the modules torch and torch.distributed (as dist, with its default group ready) and this rank's tensors,
-and returns this rank's values afterwards.
+Each function takes the modules torch and torch.distributed (as dist, with its default group ready) and this rank's
+tensors, and returns this rank's values afterwards.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: A
 
 
 def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; the latter overwrites x."""
+    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
     part, whole = torch.empty(1), torch.empty(5)
     dist.reduce_scatter(part, list(x.split(1)), op=dist.ReduceOp.SUM)
     dist.all_gather(list(whole.split(1)), part)

@@ -1,8 +1,8 @@
 """Fits a machine to measured times: the alpha, beta and gamma whose simulated times are closest to them.
 
-Every second message size is fitted; the sizes in between are only predicted, so the errors on them are errors of
-prediction. The fit minimises the sum over rows of |log(simulated / measured)|, smoothed near zero: rows of microseconds
-count as much as rows of milliseconds, and outliers have little influence.
+Every second message size is fitted; the sizes in between are only predicted, so their errors are errors of prediction.
+The fit minimises the sum over rows of |log(simulated / measured)|, smoothed near zero: rows of microseconds count as
+much as rows of milliseconds, and outliers have little influence.
 
 Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
 ones are sent in pieces, and messages larger than the caches are slower. Each link therefore has one beta per band of

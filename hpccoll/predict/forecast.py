@@ -73,12 +73,12 @@ def forecast(
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Simulate a hybrid plan on `machine`, cut into the segments of a run; into one segment on a single node.
+    """Simulate a hybrid plan on `machine`, cut into the segments of a run (one segment on a single node).
 
-    Work inside nodes overlaps with messages. The first segment takes the simulated time of the plan; every further one
-    adds the time for which it occupies the busiest node's link.
+    Work inside nodes overlaps with messages. The first segment takes the simulated time of the plan; every later
+    segment adds the time for which it occupies the busiest node's link.
 
-    `count` is the number of elements per rank, of its vector or of one block. With `full`, every rank is simulated even
+    `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.
     """
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

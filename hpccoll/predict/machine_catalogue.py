@@ -21,7 +21,7 @@ def list_machines() -> list[str]:
 
 
 def load_machine(name: str) -> Machine:
-    """Read the description of a machine from a TOML file: that of a built-in machine `name`, or the path `name`.
+    """Read a machine from the TOML file of the built-in machine `name`, or from the TOML file at the path `name`.
 
     Raises:
         UnknownNameError: `name` is neither a built-in machine nor a path ending in .toml.

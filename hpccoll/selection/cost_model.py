@@ -1,9 +1,9 @@
 """The cost model: predicts times, and the fastest chunk counts, from the steps and bytes that algorithms state.
 
-An algorithm of `steps` steps in which the busiest rank sends m times the message size S takes about
-steps * alpha + max(m S, steps * S / C) * beta seconds: every step costs a latency alpha, a rank sends no faster than
-its link (beta seconds per byte), and no step ends before one of the plan's C chunks has crossed the link. In a
-pipelined algorithm with k chunks, each step carries m S / k bytes.
+An algorithm of `steps` steps in which the busiest rank sends m times the message size S takes about steps * alpha +
+max(m S, steps * S / C) * beta seconds. Every step costs a latency alpha, a rank sends no faster than its link (beta
+seconds per byte), and no step ends before one of the plan's C chunks has crossed the link. In a pipelined algorithm
+with k chunks, each step carries m S / k bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpccoll.algorithms.registry import Algorithm, get_algorithm
 from hpccoll.plan import Operation
 from hpccoll.units import KiB
 
-MAX_CHUNKS = 16  # measured with as many ranks as cores: with more chunks, the extra waiting exceeds the overlap
+MAX_CHUNKS = 16  # measured with one rank per core: more chunks cost more waiting than their overlap saves
 MIN_CHUNK_BYTES = 128 * KiB
 
 # The algorithms that the model chooses between. Each sends contiguous messages and was measured on one host.
@@ -56,7 +56,7 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
 
 
 def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
-    """Return the number of chunks that the algorithm's plan for `ranks` ranks, unpipelined, cuts a message into."""
+    """Return into how many chunks the algorithm's plan, without pipelining, cuts a message."""
     return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
 
 
@@ -64,7 +64,7 @@ def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int
     """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, both in runs and in forecasts.
 
     The result is 1 unless the algorithm is pipelined. Otherwise it is the power of two up to `MAX_CHUNKS` that the
-    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`; at most `count`, the number of elements.
+    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. `count`, the elements, is an upper limit.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))
@@ -84,8 +84,8 @@ def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> 
 def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
     """Return the algorithm of `MODELLED_ALGORITHMS` that the model predicts to be fastest for `nbytes`.
 
-    Predictions that agree to two digits are a tie, which the algorithm whose plan has the most chunks wins, because
-    each rank then reduces the fewest bytes.
+    Predictions that agree to two digits are a tie. The tied algorithm whose plan has the most chunks wins, because each
+    of its ranks reduces the fewest bytes.
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:

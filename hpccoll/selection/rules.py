@@ -11,7 +11,7 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidates for messages smaller than `below_bytes`, best first; if empty, the cost model selects."""
+    """The candidates for messages smaller than `below_bytes`, best first; the cost model selects if there are none."""
 
     below_bytes: float
     candidates: tuple[str, ...]
@@ -79,7 +79,7 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 
 
 def find_rule_candidates(operation: Operation, buffer: BufferKind, nbytes: int, nodes: int) -> tuple[str, ...]:
-    """Return the candidates for a message, best first, maybe none; on several nodes the last one is always `mpi`."""
+    """Return the candidates for a message, best first (possibly none); on several nodes the last is always `mpi`."""
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     candidates = next((rule.candidates for rule in rules if nbytes < rule.below_bytes), ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

@@ -35,9 +35,9 @@ class Selection:
 class Selector:
     """Selects algorithms for `ranks` ranks on `nodes` nodes: by measured times, else by rules, else by the cost model.
 
-    `table` holds the measured times, or is None; all ranks must pass the same table, so that they select alike.
-    Sizes whose leading three bits agree share one selection, made for the smallest of them. A repeated selection takes
-    0.5 us.
+    `table` holds the measured times, or is None; all ranks must pass the same table, so that they select the same
+    algorithms. Sizes whose leading three bits agree share one selection, made for the smallest of them. A repeated
+    selection takes 0.5 us.
     """
 
     def __init__(self, ranks: int, nodes: int, table: TuningTable | None = None) -> None:
@@ -83,7 +83,7 @@ class Selector:
         return self._make_selection(operation, name, nbytes, "cost model")
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of the candidates that can run on these nodes, `mpi` only if `library` is true."""
+        """Return the names of the candidates that can run: `mpi` only if `library`, shared memory only if `shared`."""
         allowed = {MPI_LIBRARY} if library else set()
         for name in list_algorithm_names(operation):
             candidate = get_algorithm(operation, name)

@@ -1,9 +1,9 @@
 """Tuning tables on disk: their paths, reading and writing them, and distributing one table to all ranks.
 
 There is one file per MPI library and version, kind of host (processor, cores, NUMA nodes) and layout of the ranks, in
-`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another file, `HPCCOLL_TUNING=off` none. Only
-rank 0 reads the environment and the file; it broadcasts the table, so all ranks select alike. An unusable file causes
-a warning, not an error.
+`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another file, `HPCCOLL_TUNING=off` none. Only rank
+0 reads the environment and the file; it broadcasts the table, so all ranks select the same algorithms. An unusable file
+causes a warning, not an error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def default_table_path(site: TuningSite) -> Path:
 
 
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path that `auto` reads its table from, or None if `HPCCOLL_TUNING` is `off`; it need not exist."""
+    """Return the path that `auto` reads its table from, None if `HPCCOLL_TUNING` is `off`; the file may be missing."""
     named = environ.get(TUNING_VARIABLE, "")
     if named.lower() == OFF:
         return None
@@ -94,7 +94,7 @@ def read_table(path: Path) -> TuningTable:
 
 
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
-    """Read the table in the file `path`; without a file, or for one of another version, return an empty table.
+    """Read the table in the file `path`; return an empty table if the file is missing or of another version.
 
     Raises:
         UsageError: the file is not a tuning table, or is for another site: it must not be overwritten.

@@ -1,8 +1,8 @@
 """The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
 
 For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
-candidates tie if their intervals overlap and their medians differ by less than 5 %. A tie goes to the winner of the
-next smaller size if it is among the tied, else to the candidate with the lowest lower bound.
+candidates tie if their intervals overlap and their medians differ by less than 5 %. The winner of a tie is the winner
+of the next smaller size if that candidate is tied, else the candidate with the lowest lower bound.
 
 Tables convert to and from JSON, schema `hpccoll-tuning/1`.
 """
@@ -115,7 +115,7 @@ class TuningSeries:
         return None
 
     def merge(self, newer: TuningSeries) -> TuningSeries:
-        """Return a new series: the points of `newer`, and those of this one outside the range of sizes of `newer`."""
+        """Return a new series: the points of `newer`, and this series' points outside the size range of `newer`."""
         if not newer.points:
             return self
         first, last = newer.points[0].nbytes, newer.points[-1].nbytes
@@ -140,9 +140,10 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the candidates in `allowed` for a message, None if nothing near it was measured.
+        """Return the fastest of the candidates in `allowed` for a message, or None without measurements.
 
-        `operation` and `buffer` must have been measured; for `itemsize` and `nbytes` the nearest measured one is used.
+        Measurements must be for `operation` on `buffer` and for a size near `nbytes`. A tie goes to the winner at the
+        next smaller size. The measured element size nearest to `itemsize` is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
