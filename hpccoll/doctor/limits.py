@@ -58,7 +58,7 @@ def _format_limit(name: str, value: int) -> str:
 
 
 def check_cross_memory_attach(limit_s: float, root: Path = Path("/")) -> Finding:
-    """Start two processes that read each other's memory, as MPI does to copy a message once; return a finding."""
+    """Start two processes that read each other's memory, as MPI does for a single-copy transfer; return a finding."""
     scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"
     result = run_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)

@@ -116,8 +116,8 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
     """Return an allreduce of n ranks that runs `make(rank, core)` among the ranks below `core`.
 
     First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces it; at the end,
-    rank r receives the result. This adds 2 ceil((n - core) / core) rounds: two for every `core` ranks beyond the first
-    `core`, or part of them.
+    rank r receives the result. The ranks beyond the first `core` are folded in groups of at most `core`, and each
+    group adds two rounds: 2 ceil((n - core) / core) in all.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)

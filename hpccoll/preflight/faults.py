@@ -53,7 +53,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return each slow value divided by the median of the other values, by its key in `values`."""
+    """Return a dictionary from the key of each low value to its ratio to the median of the other values."""
     ratios = {}
     for key, value in values.items():
         ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)

@@ -40,7 +40,7 @@ def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> floa
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return a disc with the number of a rank and the cut corner that marks some ranks; it is hollow if `idle`."""
+    """Return the shapes of a rank: a disc with its number (hollow if `idle`), and the cut that marks some ranks."""
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]

@@ -37,8 +37,8 @@ class MachineError(UsageError):
 class Link:
     """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are pairs (bytes, beta), in which beta is the seconds per byte beyond that size of a message. Bands model
-    buffers, protocols and caches that make larger messages slower or faster.
+    `bands` are pairs (bytes, beta), in which beta is the seconds per byte beyond that size of a message. Bands
+    stand for the effects of buffers, protocols and caches, which make larger messages slower or faster.
     """
 
     alpha_s: float

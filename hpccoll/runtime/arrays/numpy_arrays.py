@@ -16,7 +16,7 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 
 
 class NumPyModule:
-    """The array module for host memory; `half` binds the functions of float16 and bfloat16 arrays."""
+    """The array module for host memory; `half` provides the arithmetic on float16 and bfloat16 arrays."""
 
     name, on_device = "numpy", False
 

@@ -112,7 +112,7 @@ Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A plan lowered for one rank: instructions in order, and the elements of each scratch memory that they need."""
+    """A plan lowered for one rank: instructions in order, and how many elements of each scratch memory they need."""
 
     instructions: tuple[Instruction, ...]
     work: int
