@@ -52,7 +52,7 @@ class BenchOptions:
     seed: int
     plot: str | None
     csv: str | None
-    json: str | None
+    json_file: str | None
     resume: str | None
     stop_file: str | None
 
@@ -80,7 +80,7 @@ class BenchOptions:
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
 @click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
 @click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
-@click.option("--json", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
 def bench(**options: Any) -> int:
@@ -203,7 +203,7 @@ class _BenchOutput:
 
         self.options, self.session = options, session
         self.records: list[CollectiveRecord] = []
-        path = options.resume or options.json
+        path = options.resume or options.json_file
         if options.plot:
             plot.require_plot(options.plot)
         if options.csv:
@@ -251,7 +251,7 @@ class _BenchOutput:
         """Print the table and the reasons for refused contenders; write the CSV file and the plot."""
         from hpccoll.measure import csv_file, plot, table
 
-        if self.options.json != "-":
+        if self.options.json_file != "-":
             table.print_table(self.records)
         for reason in self.session.refused:
             click.echo(f"# left out: {reason}", err=True)

@@ -74,9 +74,9 @@ def _render_trace(request: DrawingRequest) -> bytes:
     plan, machine = request.plan, request.machine
     if machine is None:
         return format_trace_json(build_round_timeline(plan)).encode()
-    from hpccoll.predict.forecast import ITEMSIZE, count_elements
+    from hpccoll.predict.forecast import ITEMSIZE
 
-    count = count_elements(plan.operation, request.nbytes, plan.ranks)
+    count = plan.operation.count_elements(request.nbytes, ITEMSIZE, plan.ranks)
     return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
 
 
@@ -144,7 +144,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     """Run the algorithm on all ranks of the job; rank 0 writes a trace of the run. Collective."""
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing import format_trace_json
-    from hpccoll.predict.forecast import count_elements
+    from hpccoll.predict.forecast import ITEMSIZE
     from hpccoll.runtime import job
 
     world = job.get_world()
@@ -155,7 +155,8 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
     _make_plan(algorithm, size, root, 1, ())  # raises for a wrong root; proves a user's own algorithm
     if world.rank == 0:
         require_writable(output, "-o")
-    timeline = measure_steps(world, algorithm, count_elements(algorithm.operation, nbytes, size), root)
+    count = algorithm.operation.count_elements(nbytes, ITEMSIZE, size)
+    timeline = measure_steps(world, algorithm, count, root)
     if timeline is not None:
         _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 

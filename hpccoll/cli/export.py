@@ -95,7 +95,6 @@ def _format_plan(plan: Plan, suffix: str, nbytes: int) -> str:
         from hpccoll.plan.interchange.msccl import to_msccl
 
         return to_msccl(plan)
-    from hpccoll.measure.bandwidth import compute_count
     from hpccoll.plan.interchange.goal import to_goal
 
-    return to_goal(plan, compute_count(plan.operation, nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)
+    return to_goal(plan, plan.operation.count_elements(nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)

@@ -16,6 +16,7 @@ import click
 
 from hpccoll.cli.output import open_json_lines, print_table
 from hpccoll.errors import UsageError
+from hpccoll.records import SCHEMA
 
 if TYPE_CHECKING:
     from hpccoll.lab.cluster import Lab
@@ -142,7 +143,7 @@ def status(state_dir: Path | None, json_file: str | None) -> int:
     states = dict(zip(words[::2], words[1::2], strict=False))
     nodes = [node | {"state": states.get(node["name"], "unknown")} for node in report["nodes"]]
     with open_json_lines(json_file) as out:
-        out.write({"schema": "hpccoll/1", "kind": "lab", "dir": str(attached.state_dir), **report, "nodes": nodes})
+        out.write({"schema": SCHEMA, "kind": "lab", "dir": str(attached.state_dir), **report, "nodes": nodes})
     if json_file != "-":
         latency = report["shape"]["latency_s"]
         extra = f", latency {latency * 1e3:g} ms" if latency else ""

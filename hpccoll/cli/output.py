@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
-from hpccoll.records import SCHEMA
 
-__all__ = ["SCHEMA", "STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
+__all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
 # The variables in which launchers pass a process its rank. SLURM's comes last: mpirun in a SLURM job sets its own too.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 

@@ -40,8 +40,8 @@ _MAX_TEXT = 300
     "--machine", metavar="NAME|FILE.toml", help="Machine model for lower bounds; default: fitted to the results."
 )
 @click.option("--no-bound", is_flag=True, help="Do not compare times with a model's lower bound.")
-@click.option("--json", "findings_file", metavar="FILE", help="Write findings as JSON Lines; - for standard output.")
-def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, findings_file: str | None) -> int:
+@click.option("--json", "json_file", metavar="FILE", help="Write findings as JSON Lines; - for standard output.")
+def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
     """Write one HTML page from result files: findings, curves, scaling, links between nodes, environment.
 
     FILE is an output of `hpccoll bench`, `hpccoll preflight` or `hpccoll doctor` with --json; DIRECTORY means all
@@ -65,12 +65,12 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     models = _choose_models(results, groups, machine, no_bound)
     findings = collect_findings(results, groups, models, _read_bench_request)
     _write_page(output, render_page(results, groups, models, findings, build_node_pair_sections(results)))
-    with open_json_lines(findings_file) as lines:
-        if findings_file is not None:
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
             lines.write(make_serial_run_record())
         for finding in findings:
             lines.write(finding.as_dict())
-    if findings_file != STDOUT:
+    if json_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
 

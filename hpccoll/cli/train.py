@@ -51,13 +51,13 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--checkpoint", metavar="DIR", help="Resume from DIR's newest checkpoint; save checkpoints there.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Interval in steps.")
 @click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
-@click.option("--json", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
+@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
 def train(
     strategy: str,
     checkpoint: str | None,
     checkpoint_every: int,
     stop_file: str | None,
-    json: str | None,
+    json_file: str | None,
     model: str,  # noqa: ARG001 - mlp is the only model
     width: int,
     layers: int,
@@ -69,10 +69,10 @@ def train(
     STRATEGY is dp (data), tp (tensor) or pp (pipeline parallelism) over all ranks, or a mesh such as dp=2,tp=2,pp=2.
     """
     checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
-    return _run_train(strategy, TrainOptions(MlpConfig(width, layers, activation), **options), checkpoints, json)
+    return _run_train(strategy, TrainOptions(MlpConfig(width, layers, activation), **options), checkpoints, json_file)
 
 
-def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json: str | None) -> int:
+def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json_file: str | None) -> int:
     """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
     from hpccoll.runtime import job
 
@@ -83,7 +83,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     options.require_mesh_fits(mesh)
     if checkpoints.stop_file is not None and checkpoints.directory is None:
         raise UsageError("--stop-file needs a checkpoint to resume from later; add --checkpoint DIR")
-    directory = _open_checkpoint_directory(checkpoints, json) if world.rank == 0 else None
+    directory = _open_checkpoint_directory(checkpoints, json_file) if world.rank == 0 else None
     require_torch()
     from hpccoll.communicator import Communicator
     from hpccoll.train.trainer import Trainer, limit_threads, load_start, select_device
@@ -95,7 +95,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     run = make_run_record(world)
     with Communicator(world) as comm:
         start, damaged = load_start(comm, options, directory)
-        with _open_output(json, run, start, options.steps) as output:
+        with _open_output(json_file, run, start, options.steps) as output:
             for message in damaged:
                 output.warn(message)
             if start.resumed:
@@ -107,30 +107,32 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
 
-def _open_checkpoint_directory(checkpoints: CheckpointOptions, json: str | None) -> CheckpointDirectory | None:
+def _open_checkpoint_directory(checkpoints: CheckpointOptions, json_file: str | None) -> CheckpointDirectory | None:
     """Create and return the directory of --checkpoint, if given; raise UsageError if it or --json is not writable."""
     from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import CheckpointDirectory
 
-    if json not in (None, STDOUT):
-        require_writable(str(json), "--json")
+    if json_file not in (None, STDOUT):
+        require_writable(str(json_file), "--json")
     return CheckpointDirectory(checkpoints.directory) if checkpoints.directory is not None else None
 
 
 @contextmanager
-def _open_output(json: str | None, run: dict[str, Any], start: TrainingStart, steps: int) -> Iterator[_TrainOutput]:
+def _open_output(
+    json_file: str | None, run: dict[str, Any], start: TrainingStart, steps: int
+) -> Iterator[_TrainOutput]:
     """Context manager: on rank 0, write the run record, show a progress bar, and print results even after a failure."""
     from hpccoll.measure.result_file import RecordWriter
 
     with ExitStack() as stack:
         writer = bar = None
-        if is_printing_rank() and json is not None:
+        if is_printing_rank() and json_file is not None:
             # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
-            writer = stack.enter_context(RecordWriter(json, resume=start.resumed))
+            writer = stack.enter_context(RecordWriter(json_file, resume=start.resumed))
             writer.write(run)
         if is_printing_rank():
             bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
-        output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json != STDOUT)
+        output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json_file != STDOUT)
         stack.callback(output.print_results)  # results are printed also if the run fails
         yield output
 

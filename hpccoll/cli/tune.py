@@ -41,7 +41,7 @@ class TuneOptions:
     budget: float | None
     seed: int
     output: str | None
-    json: str | None
+    json_file: str | None
     show: bool
 
 
@@ -55,7 +55,7 @@ class TuneOptions:
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 60 s for all rows.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
 @click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
-@click.option("--json", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**options: Any) -> int:
     """Measure every algorithm and the MPI library's own collectives of each OP, by default all, and store their times.
@@ -139,10 +139,10 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
             f"no table is stored for {site.description} ({path}); measure one: mpirun -n RANKS hpccoll tune"
         )
     table = read_table(path)
-    if options.json:
-        with open_json_lines(options.json) as lines:
+    if options.json_file:
+        with open_json_lines(options.json_file) as lines:
             lines.write(table.as_json())
-    if options.json != STDOUT:
+    if options.json_file != STDOUT:
         _print_series(table, path, table.series)
 
 
@@ -169,7 +169,7 @@ class _TuneOutputs:
             require_writable(path, "--output")
         read_table_to_extend(path, site)  # fail before measuring if the file must not be overwritten
         self.stored = 0
-        self.lines = stack.enter_context(open_json_lines(options.json))
+        self.lines = stack.enter_context(open_json_lines(options.json_file))
         self.lines.write(run)
         self.progress = stack.enter_context(show_progress("rows", sum(session.case_count for session in sessions)))
         stack.callback(self.finish)  # also after an interruption
@@ -205,7 +205,7 @@ class _TuneOutputs:
         for session in self.sessions:
             for reason in session.refused:
                 click.echo(f"# left out: {reason}", err=True)
-        if self.options.json != STDOUT:
+        if self.options.json_file != STDOUT:
             keys = {series.key for series in self.measured}
             _print_series(table, self.path, [series for series in table.series if series.key in keys])
 

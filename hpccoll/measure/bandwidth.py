@@ -55,14 +55,8 @@ def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int)
 
 
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
-    """Return the largest count for which the message size S is at most `nbytes`; 0 for a barrier.
-
-    The count is at least 1 if `nbytes` is positive, even if the message of one element is larger than `nbytes`.
-    """
-    if op is Operation.BARRIER:
-        return 0
-    blocks = n if isinstance(op, Operation) and op.has_blocks else 1
-    return max(nbytes // (itemsize * blocks), min(nbytes, 1))
+    """Return the number of elements per vector or block for a message of about `nbytes` bytes on n ranks."""
+    return (op if isinstance(op, Operation) else Operation.BROADCAST).count_elements(nbytes, itemsize, n)
 
 
 def compute_algbw(nbytes: int, seconds: float) -> float:

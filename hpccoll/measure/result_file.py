@@ -24,7 +24,7 @@ from hpccoll.records import SCHEMA, CollectiveRecord
 
 STDOUT = "-"
 COMPACT, SPACED = (",", ":"), (", ", ": ")
-_START = b'{"schema":"hpccoll/'
+_START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,15 @@ class Operation(Enum):
         """Return the message size S in bytes, as nccl-tests defines it, for `count` elements per vector or block."""
         return 0 if self is Operation.BARRIER else count * itemsize * (n if self.has_blocks else 1)
 
+    def count_elements(self, nbytes: int, itemsize: int, n: int) -> int:
+        """Return the largest count of elements per vector or block for which the message has at most `nbytes` bytes.
+
+        A barrier has 0 elements. Any other count is at least 1 if `nbytes` is positive, even if one element is larger.
+        """
+        if self is Operation.BARRIER:
+            return 0
+        return max(nbytes // (itemsize * (n if self.has_blocks else 1)), min(nbytes, 1))
+
     def validate_chunks(self, n: int, chunks: int) -> None:
         """Raise PlanError unless a plan of this operation over n ranks can have `chunks` chunks per rank."""
         if self is Operation.ALL_TO_ALL:

@@ -8,20 +8,10 @@ import numpy as np
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.algorithms.registry import Algorithm
-from hpccoll.plan import Machine, Operation, Plan, Simulation, simulate
+from hpccoll.plan import Machine, Plan, Simulation, simulate
 from hpccoll.selection import choose_chunk_count
 
 ITEMSIZE = 4  # float32, the default of `hpccoll bench`
-
-
-def count_elements(operation: Operation, nbytes: int, n: int, itemsize: int = ITEMSIZE) -> int:
-    """Return the number of elements per rank of a message of `nbytes` (nccl-tests' S) on n ranks.
-
-    The count is rounded down, but not to 0 if `nbytes` > 0, as in `hpccoll bench`. A barrier has 0 elements.
-    """
-    if operation is Operation.BARRIER:
-        return 0
-    return max(nbytes // (itemsize * (n if operation.has_blocks else 1)), min(nbytes, 1))
 
 
 def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
@@ -37,7 +27,7 @@ def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
 
 def choose_forecast_chunks(algorithm: Algorithm, n: int, nbytes: int) -> int:
     """Return the number of chunks that a run on n ranks would cut a message of `nbytes` into."""
-    return choose_chunk_count(algorithm, n, nbytes, count_elements(algorithm.operation, nbytes, n))
+    return choose_chunk_count(algorithm, n, nbytes, algorithm.operation.count_elements(nbytes, ITEMSIZE, n))
 
 
 def forecast(
@@ -66,7 +56,7 @@ def forecast(
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
-    count = count_elements(plan.operation, nbytes, n)
+    count = plan.operation.count_elements(nbytes, ITEMSIZE, n)
     if algorithm.is_hybrid and not trace:
         return simulate_pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)

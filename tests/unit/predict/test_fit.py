@@ -11,7 +11,7 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Link, Machine, Operation, simulate
 from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
-from hpccoll.predict.forecast import choose_forecast_chunks, count_elements, fill_nodes, forecast, simulate_pipelined
+from hpccoll.predict.forecast import choose_forecast_chunks, fill_nodes, forecast, simulate_pipelined
 from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
 from hpccoll.predict.winner_map import draw_winner_map
 from hpccoll.selection.cost_model import MAX_CHUNKS, choose_chunk_count
@@ -111,9 +111,9 @@ def test_what_cannot_be_fitted_is_refused():
 
 
 def test_sizes_and_layouts_are_those_of_a_run():
-    assert count_elements(Operation.ALL_REDUCE, 10, 4) == 2
-    assert count_elements(Operation.ALL_GATHER, 8, 4) == 1  # at least one element a block, as the bench counts
-    assert count_elements(Operation.BARRIER, 8, 4) == 0
+    assert Operation.ALL_REDUCE.count_elements(10, 4, 4) == 2
+    assert Operation.ALL_GATHER.count_elements(8, 4, 4) == 1  # at least one element a block, as the bench counts
+    assert Operation.BARRIER.count_elements(8, 4, 4) == 0
     assert fill_nodes(13, Machine.flat(1, 1, 1).with_ranks_per_node(6)) == (6, 6, 1)
 
 
