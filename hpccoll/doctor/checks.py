@@ -53,7 +53,7 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
-    """Run all checks of this host and block until they end. Starts processes, each for at most `limit_s` seconds.
+    """Run all checks of this host and block until they end. Each process they start may run for `limit_s` seconds.
 
     `ranks` lists the ranks of the job on this host, starting with this rank.
     """
@@ -72,7 +72,7 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
         ("network", lambda: [*check_network(root), report_network_variables(os.environ)]),
         ("environment", lambda: check_environment(os.environ, len(ranks), cores, threads)),
     ]
-    # Measure the clock before other processes run, because they would disturb it.
+    # Measure the clock before other processes run, because they would disturb the measurement.
     findings = [finding for area, check in in_this_process for finding in run_check(area, check)]
     with ThreadPoolExecutor(len(in_processes)) as pool:
         pending = pool.map(lambda check: run_check(*check), in_processes)
@@ -91,7 +91,7 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:
-    """Return a finding that lists the installed versions."""
+    """Return a finding that lists the versions of the installed packages and of MPI."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
     missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:
@@ -102,7 +102,7 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
     """Run the checks of the whole job on rank 0; return their findings and all hosts' findings, sorted by area.
 
-    Within an area, the most severe findings are first. A process that a check starts may run for `limit_s` seconds.
+    Within an area, the most severe findings come first. Each process that a check starts may run for `limit_s` seconds.
     """
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]

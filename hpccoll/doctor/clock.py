@@ -81,7 +81,7 @@ def check_frequency(root: Path) -> list[Finding]:
 
 
 def _read_cpu_flags(root: Path) -> set[str]:
-    """Return the processor's flags from /proc/cpuinfo; empty if it has no line `flags`."""
+    """Return the processor's flags from /proc/cpuinfo; an empty set if the file has no line `flags`."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())

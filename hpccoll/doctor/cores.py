@@ -43,7 +43,7 @@ def check_cores(root: Path = Path("/")) -> list[Finding]:
 
 
 def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
-    """Return the number of physical cores of the logical cores `cpus`."""
+    """Return the number of physical cores to which the logical cores `cpus` belong."""
     topology = root / "sys/devices/system/cpu"
     return len({read_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
@@ -52,7 +52,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
     """Return the CPU quota of this process in cores (None: unlimited), and the file and value that set it.
 
     The file is `cpu.max` in cgroup v2 (`max 100000`, or quota and period such as `50000 100000`), and
-    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). The smallest quota of this control group and its ancestors applies.
+    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). The smallest quota of the own cgroup and its ancestors applies.
     """
     quotas: list[tuple[float, str]] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -73,7 +73,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return the quota in cores of one cgroup v2 directory, and its file; None if it sets no limit."""
+    """Return the CPU quota (in cores) that a cgroup v2 directory sets, and its source; None if there is no limit."""
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -82,7 +82,7 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return the quota in cores of one cgroup v1 directory, and its file; None if it sets no limit."""
+    """Return the CPU quota (in cores) that a cgroup v1 directory sets, and its source; None if there is no limit."""
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None
@@ -90,7 +90,7 @@ def _read_quota_v1(group: Path) -> tuple[float, str] | None:
 
 
 def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float | None]) -> list[Finding]:
-    """Return a finding on oversubscription and one on binding per host; `quotas` maps hosts to quotas in cores."""
+    """Return a finding on oversubscription and one on binding per host; `quotas` maps hosts to CPU quotas in cores."""
     findings = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         on_host = [rank for rank in ranks if rank.host == host]
@@ -99,7 +99,7 @@ def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float |
 
 
 def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float | None) -> Finding:
-    """Return a finding that compares the ranks of a host with their cores and quota."""
+    """Return a finding that compares the number of ranks on a host with the cores and the CPU quota they may use."""
     cores = sorted({core for rank in ranks for core in rank.cores})
     limit = len(cores) if quota is None else min(len(cores), quota)
     found = f"{len(ranks)} ranks on {limit:g} core{'s' * (limit != 1)}"

@@ -1,4 +1,4 @@
-"""Check environment variables against a list of known harmful values. Variables that are not listed are never read."""
+"""Check environment variables against a list of known harmful values. Values of other variables are never read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NETWORK_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class HarmfulSetting:
-    """Values of an environment variable that cause a known problem."""
+    """An environment variable, its harmful values, and the problem that they cause."""
 
     name: str
     is_harmful: Callable[[str], bool]  # whether a value of the variable causes the problem
@@ -39,7 +39,7 @@ class HarmfulSetting:
 
 
 def _is_on(value: str) -> bool:
-    """Whether the value of a boolean variable is not one of the spellings of false."""
+    """Whether the value of a boolean variable means true, that is, is none of the spellings of false."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
@@ -120,12 +120,12 @@ HARMFUL_SETTINGS = (
 
 
 def check_environment(environ: Mapping[str, str], ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables; one OK finding if none.
+    """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables, or one OK finding.
 
     Args:
         ranks: number of ranks of this job on this host.
         cores: number of cores that the ranks of this job on this host may use.
-        default_threads: threads that torch starts in a rank if OMP_NUM_THREADS is unset; 1 without torch.
+        default_threads: number of threads that torch starts per rank if OMP_NUM_THREADS is unset; 1 without torch.
     """
     findings = []
     for setting in HARMFUL_SETTINGS:
@@ -149,7 +149,7 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
 
 
 def report_network_variables(environ: Mapping[str, str]) -> Finding:
-    """Return a finding that lists the variables that are set and select a network."""
+    """Return a finding that lists the environment variables by which the user has selected a network."""
     settings = [f"{name}={environ[name][:200]}" for name in _NETWORK_VARIABLES if name in environ]
     found = f"set: {', '.join(settings)}" if settings else "no variable selects the network: the libraries do"
     evidence = f"variables {', '.join(_NETWORK_VARIABLES)}"
@@ -157,7 +157,7 @@ def report_network_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return a warning if the ranks of a host start more threads than it has cores; else an empty list."""
+    """Return a warning if the ranks of a host start more threads than the host has cores; else an empty list."""
     remedy = f"export OMP_NUM_THREADS={max(1, cores // max(1, ranks))}"
     if omp_num_threads.isdecimal() and int(omp_num_threads) * ranks > max(cores, ranks):
         threads = int(omp_num_threads) * ranks

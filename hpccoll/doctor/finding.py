@@ -1,4 +1,4 @@
-"""The finding: what a check observed, how severe it is, the evidence and the remedy."""
+"""`Finding`: the observation of a check with its severity, evidence and remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_EVIDENCE_HOSTS = 4
 
 
 class Severity(IntEnum):
-    """How severe a finding is; members compare by severity."""
+    """The severity of a finding; a more severe member compares greater."""
 
     OK = 0  # no problem
     NOTE = 1  # worth knowing; nothing to fix

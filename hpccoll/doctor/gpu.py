@@ -34,7 +34,7 @@ print(json.dumps({"version": cupy.__version__, "runtime": r.runtimeGetVersion(),
 def check_gpus(limit_s: float) -> list[Finding]:
     """Start processes that query and use the GPUs of this host; return findings (only one if there is no GPU).
 
-    Each process may run for `limit_s` seconds, and for at least a minute if it creates a CUDA context.
+    Each process may run for `limit_s` seconds, or a minute if that is longer and the process creates a CUDA context.
     """
     result = run_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
     info = result.parse_json()
@@ -51,17 +51,17 @@ def check_gpus(limit_s: float) -> list[Finding]:
 def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
     """Try every MPI operation on device memory, each in a job of its own, and return one finding per operation.
 
-    `mpirun` belongs to the MPI library that this Python loads; without it, each job has one rank. A job may run for at
-    least a minute.
+    `mpirun` is the launcher of the MPI library that this Python loads; if `mpirun` is None, each job has one rank.
+    A job may run for `limit_s` seconds or a minute, whichever is longer.
     """
     limit_s = max(limit_s, LIMIT_S)
     return judge_operations([(name, probe_operation(name, "device", mpirun, limit_s)) for name in OPERATIONS])
 
 
 def report_no_device(info: dict[str, Any]) -> Finding:
-    """Return the finding for a host without a CUDA device: a problem if there is a GPU's device file, else a note.
+    """Return the finding for a host without a CUDA device: a problem if it has the device file of a GPU, else a note.
 
-    `info` is the JSON object that `probe_cuda` prints.
+    `info` is the JSON object that probe_cuda.py prints.
     """
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
@@ -127,7 +127,7 @@ def parse_smi_query(result: CommandResult) -> list[Finding]:
 
 
 def parse_smi_topology(result: CommandResult) -> list[Finding]:
-    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; none if it has no links."""
+    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; [] if it shows no links."""
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("GPU")]
     gpus = range(len(rows))
     kinds = sorted({row[1 + j] for i, row in enumerate(rows) for j in gpus if i != j and len(row) > len(gpus)})
@@ -141,7 +141,7 @@ def parse_smi_topology(result: CommandResult) -> list[Finding]:
 
 
 def check_nvml(limit_s: float) -> Finding:
-    """Start a process that imports nvidia-ml-py, which is optional; return a finding on whether it works."""
+    """Start a process that imports nvidia-ml-py (optional); return a finding on whether nvidia-ml-py works."""
     shown = "python -c 'import pynvml; pynvml.nvmlInit(); ...'"
     result = run_python(["-c", _NVML_SCRIPT], limit_s, shown=shown)
     info = result.parse_json()
@@ -153,7 +153,7 @@ def check_nvml(limit_s: float) -> Finding:
 
 
 def check_cupy(limit_s: float) -> Finding:
-    """Start a process that computes on a device by CuPy; return a finding on whether it works."""
+    """Start a process that computes with CuPy on a GPU; return a finding on whether CuPy works."""
     result = run_python(["-c", _CUPY_SCRIPT], limit_s, shown="python -c 'import cupy; cupy.arange(4).sum()'")
     info = result.parse_json()
     if info is None or info["sum"] != 6:
@@ -167,7 +167,7 @@ def check_cupy(limit_s: float) -> Finding:
 
 
 def check_cuda_ipc(result: CommandResult) -> Finding:
-    """Return a finding on sharing device memory between processes, from the result of `probe_cuda_ipc`."""
+    """Return a finding on whether processes can share device memory, from the result of probe_cuda_ipc.py."""
     outcomes = result.parse_json()
     remedy = (
         "let ranks of one host see the same GPUs (no --gpus-per-task, no CUDA_VISIBLE_DEVICES per rank), start them in "
@@ -185,7 +185,7 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
     """Return a finding per MPI operation on device memory, and one more if all of them passed.
 
-    `results` pairs the name of each operation with the result of `probe_operation`.
+    `results` has one pair per operation: its name and the result of `probe_operation`.
     """
     findings = []
     remedy = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file, stripped; None if it is missing or unreadable."""
+    """Return the text of a file without surrounding whitespace; None if the file is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -15,7 +15,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the integer in a file; None if it is missing, unreadable or holds no integer."""
+    """Return the integer in a file; None if the file is missing, unreadable or contains no integer."""
     try:
         return int(read_text(path) or "")
     except ValueError:
@@ -23,6 +23,6 @@ def read_int(path: Path) -> int | None:
 
 
 def format_list(items: Sequence[object], limit: int = 8) -> str:
-    """Return items joined by commas; after the first `limit` items, `and N more`."""
+    """Return the first `limit` items joined by commas, followed by `and N more` if there are more items."""
     shown = ", ".join(str(item) for item in items[:limit])
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"

@@ -25,7 +25,7 @@ def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
 def check_resource_limits(has_infiniband: bool) -> list[Finding]:
     """Return a warning for each resource limit of this process that is too low, or one OK finding.
 
-    With InfiniBand, locked memory must be unlimited, because MPI registers buffers.
+    With InfiniBand, locked memory must be unlimited, because MPI registers (locks) its buffers.
     """
     requirements = {
         "memlock": ("ulimit -l", resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY if has_infiniband else 0),
@@ -51,7 +51,7 @@ def check_resource_limits(has_infiniband: bool) -> list[Finding]:
 
 
 def _format_limit(name: str, value: int) -> str:
-    """Return the value of a limit, in bytes for memory."""
+    """Format a resource limit: a size with its unit for a limit on memory, else a number."""
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return format_size(value) if name in ("memlock", "stack") else str(value)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 AREA = "launcher"
-# This program kills its parent process with a message unless it reads something from standard input in time. A process
-# is needed because a thread or signal handler of the parent would not run while MPI_Init hangs in C.
+# This program kills its parent process with a message unless it reads something from standard input in time.
+# Inside the parent, neither a thread nor a signal handler would run while MPI_Init hangs in C.
 _WATCHDOG = """
 import os, select, signal, sys
 limit, parent, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -83,7 +83,7 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
 
 
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
-    """Return a job of one process, which no launcher started; do not start MPI."""
+    """Describe this process, which no launcher started, as a job of one rank; do not start MPI."""
     found = "started without a launcher; under mpirun or srun, ranks, binding and hosts are checked as well"
     return _make_single_process_job(
         (Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), "mpirun -n 2 hpccoll doctor"),)
@@ -96,7 +96,7 @@ def _make_single_process_job(findings: Sequence[Finding]) -> MpiJob:
 
 
 def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
-    """Return, as evidence, the environment variables in which launchers state the number of ranks."""
+    """Return the names and values of the environment variables in which launchers state the number of ranks."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     return ", ".join(settings) or f"none of {', '.join(names)} is set"

@@ -20,7 +20,7 @@ _INSTALL = 'pip install "hpccoll[mpi]", or module load the site\'s MPI and pip i
 
 
 def run_mpi_probe(limit_s: float) -> CommandResult:
-    """Start MPI on one rank in a process of its own; return its output, a description of the library."""
+    """Start MPI on one rank in a new process; return the process's output, a description of the MPI library."""
     with standalone_mpi_environment() as environ:
         return run_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
 
@@ -41,7 +41,7 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 def report_library(info: dict[str, Any]) -> Finding:
     """Return a finding with the library's name, version, MPI standard, thread level and file.
 
-    In this module, `info` is the JSON object that `probe_mpi` prints.
+    In this module, `info` is the JSON object that probe_mpi.py prints.
     """
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
@@ -50,7 +50,7 @@ def report_library(info: dict[str, Any]) -> Finding:
 
 
 def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
-    """Return a finding on MPICH's device, of which ch4 is fast and ch3 is slow; none for other libraries."""
+    """Return a finding on MPICH's device (ch4 is fast, ch3 is slow); an empty list for another MPI library."""
     match = re.search(r"MPICH Device:\s*(.+)", info["version"])
     if match is None:
         return []
@@ -76,7 +76,7 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 
 
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
-    """Return a problem if one process loads two MPI libraries, because a call may then use either; else []."""
+    """Return a problem if one process loads two MPI libraries, because a call may use either of them; else []."""
     files: list[str] = info["files"]
     if (
         len({Path(file).parent for file in files}) < 2
@@ -109,7 +109,7 @@ def check_wheels() -> list[Finding]:
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
     """Return a finding on whether the first mpirun on PATH belongs to the library. Runs `mpirun --version`.
 
-    The mpirun of another MPI library would start N jobs of one rank each.
+    The mpirun of another MPI library would start N jobs of one rank each instead of one job of N ranks.
     """
     library: str = info["library"]
     mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
@@ -134,7 +134,7 @@ def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
 
 
 def identify_mpirun(version_output: str) -> str | None:
-    """Return the name and version of the MPI whose `mpirun --version` prints this; None if it is not recognised."""
+    """Return the name and version of the MPI library whose `mpirun --version` prints `version_output`, or None."""
     if "HYDRA" in version_output:
         version = re.search(r"Version:\s+(\S+)", version_output)
         return f"MPICH {version[1]}" if version else "MPICH"
@@ -156,7 +156,7 @@ def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
 
 
 def report_open_mpi_build(info: dict[str, Any], limit_s: float) -> Finding:
-    """Run `ompi_info`; return a finding with Open MPI's transports and the CUDA support that it states."""
+    """Run `ompi_info`; return a finding on Open MPI's transports and on whether it was built with CUDA."""
     mpirun = find_own_mpirun(info["files"])
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")
     unknown = "cannot tell how Open MPI was built"

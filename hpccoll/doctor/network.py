@@ -21,7 +21,7 @@ def check_network(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding on the interfaces that are up; its remedy explains how to choose one of several."""
+    """Return a finding on the interfaces that are up; if several are, its remedy explains how to choose one."""
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):

@@ -1,4 +1,4 @@
-"""Check the host's topology: NUMA nodes, and whether this is a virtual machine or a container."""
+"""Check the host's topology: NUMA nodes, and whether the host is a virtual machine or a container."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_numa_nodes(root: Path) -> list[Finding]:
 
 
 def check_virtualization(root: Path) -> list[Finding]:
-    """Return a note on a virtual machine and a note on a container; one OK finding if this is neither."""
+    """Return a note if the host is a virtual machine, and a note if it is a container; else one OK finding."""
     findings = []
     if " hypervisor" in (read_text(root / "proc/cpuinfo") or ""):
         found = "a virtual machine: other guests may take the cores, so that times vary"
@@ -70,7 +70,7 @@ def check_virtualization(root: Path) -> list[Finding]:
 
 
 def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether this process is in a PID namespace and so sees only some of the machine's processes."""
+    """Whether this process is not in the machine's first PID namespace and so sees only some of its processes."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
     except OSError:

@@ -1,7 +1,7 @@
 """Try cross-memory attach in a process of its own, and print the outcomes as a JSON object.
 
-Ranks are sibling processes. Linux's Yama may allow a parent to read its child but not siblings to read each other, so
-both directions are tried. If a child may not read its parent, two siblings may not read each other.
+Ranks of a host are sibling processes. Linux's security module Yama may allow a parent process to read a child's memory
+but not a child to read its parent's, so both are tried. If a child may not, siblings may not read each other's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_process(pid: int, address: int, expected: bytes) -> str:
 
 
 def main() -> None:
-    """Fork a child, let each process read the other, and print both outcomes."""
+    """Fork a child, let parent and child read each other's memory, and print both outcomes."""
     buffer = ctypes.create_string_buffer(_PARENT, len(_PARENT))
     address, parent = ctypes.addressof(buffer), os.getpid()
     (outcome, send_outcome), (wait_for_end, end) = os.pipe(), os.pipe()

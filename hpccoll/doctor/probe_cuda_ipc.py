@@ -2,7 +2,7 @@
 
 The first process allocates memory, writes a pattern and exports the memory. The second process opens the memory, reads
 the pattern and writes another one, which the first process reads. The first process also tries to export memory of
-CUDA's stream-ordered allocator. CUDA refuses this, so torch's cudaMallocAsync backend cannot share memory by IPC.
+CUDA's stream-ordered allocator. CUDA does not export such memory, so torch's cudaMallocAsync backend cannot share it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIMIT_S = 60.0
 
 
 def share_memory() -> dict[str, str]:
-    """Share memory with a second process, which this function starts; return the outcome of each step tried."""
+    """Start a second process and share GPU memory with it; return the outcome of each step tried."""
     outcomes: dict[str, str] = {}
     try:
         driver = CudaDriver()

@@ -25,7 +25,7 @@ class RankInfo:
 
 
 def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInfo:
-    """Return the RankInfo of this process as rank `rank`; local."""
+    """Return the RankInfo of this process, which is rank `rank`; no communication."""
     return RankInfo(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
 
 

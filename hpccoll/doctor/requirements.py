@@ -41,7 +41,7 @@ def require_capabilities(names: Sequence[str], findings: Sequence[Finding], host
 
 
 def _explain_missing(name: str, findings: Sequence[Finding]) -> str:
-    """Return, as a string, the findings on a missing capability in the first of its areas that has findings."""
+    """Return, as one string, the findings that explain why the capability `name` is missing."""
     for area in _EXPLAINED_BY[name]:
         relevant = [finding for finding in findings if finding.area == area]
         failures = [f"{finding.found} ({finding.evidence})" for finding in relevant if finding.severity > Severity.OK]

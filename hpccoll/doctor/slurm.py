@@ -32,7 +32,7 @@ def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: f
         environ: environment of this process; only VARIABLES are read.
         ranks: number of ranks in MPI.COMM_WORLD.
         library: the MPI library's name and version; empty if MPI does not start.
-        limit_s: seconds for each call of srun.
+        limit_s: time limit in seconds for each call of srun.
     """
     srun = run_command(["srun", "--version"], limit_s)
     variables = {name: environ[name] for name in VARIABLES if name in environ}
@@ -54,7 +54,7 @@ def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: f
 
 
 def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
-    """Return findings if SLURM's tasks and MPI's ranks differ in number, and if srun ignores --cpus-per-task."""
+    """Return findings if the numbers of SLURM tasks and MPI ranks differ, and if srun ignores --cpus-per-task."""
     findings = []
     step, job = (variables.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if step.isdecimal() and int(step) != ranks and int(step) > 1:
@@ -87,9 +87,9 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
 
 
 def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
-    """Return a finding on whether srun has a plugin that can start ranks of this MPI library.
+    """Return a finding on whether srun has a plugin that can start ranks of the MPI library `library`.
 
-    `result` is the result of `srun --mpi=list`. The other arguments are those of `check_slurm`.
+    `result` is the result of `srun --mpi=list`, and `variables` are the SLURM variables that are set.
     """
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
     plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))

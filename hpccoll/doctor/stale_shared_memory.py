@@ -1,6 +1,6 @@
 """Find shared memory that ended jobs left behind, and report its owner, age and size. Nothing is removed.
 
-MPICH leaves files when a rank is killed or aborts. Open MPI also leaves files when MPI is started without mpirun.
+MPICH leaves files in /dev/shm when a rank is killed or aborts. Open MPI leaves files there also if mpirun is not used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_NAMED = 1000  # keeps the `rm` command well below the length limit of a com
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFile:
-    """A file in /dev/shm whose name is that of a library's shared memory."""
+    """A file in /dev/shm that, according to its name, is the shared memory of a communication library."""
 
     path: Path  # path of the file
     library: str  # the library whose files have names like this
@@ -91,7 +91,7 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
 
 
 def _format_total_size(files: Sequence[SharedMemoryFile]) -> str:
-    """Return the size of all files together, with its unit."""
+    """Return the total size of the files as a string with its unit."""
     return format_size(sum(file.nbytes for file in files))
 
 
@@ -104,7 +104,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
-    """Return a time in the largest unit that gives a value of at least 2."""
+    """Format a time in the largest unit of which it has at least two, such as `3 days`."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -112,10 +112,10 @@ def _format_age(seconds: float) -> str:
 
 
 def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
-    """Yield the files in `directory` whose names are those of a communication library's shared memory.
+    """Yield the files in `directory` whose names match those that communication libraries give to shared memory.
 
-    The names are read before the files in use, so a file that a job creates in between is not listed as unused. A file
-    that is removed meanwhile is skipped.
+    File names are read before the list of files in use, so a file that a job creates meanwhile is not listed as unused.
+    A file that is removed before its status is read is skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
@@ -132,7 +132,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
             continue
         if not stat.S_ISREG(status.st_mode):
             continue
-        # The memory maps of other users' processes are readable by root only.
+        # Only root can read the memory maps of other users' processes.
         is_inspectable = status.st_uid == os.getuid() or os.getuid() == 0
         in_use = _get_file_id(status) in used
         age_s = time.time() - status.st_mtime
@@ -142,7 +142,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return (major, minor, inode) of each file that a process has mapped or open; skip protected processes."""
+    """Return (major, minor, inode) of each file that is mapped or open in a process that this user may inspect."""
     used: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
         for line in (read_text(process / "maps") or "").splitlines():
@@ -163,7 +163,7 @@ def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
 
 
 def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
-    """Return device (major, minor) and inode, which identify a file."""
+    """Return the numbers that identify a file: its device's major and minor number, and its inode."""
     return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
 
 

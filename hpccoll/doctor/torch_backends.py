@@ -8,7 +8,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_python
 
 AREA = "torch"
-# This runs in its own process, because importing torch takes seconds, may hang in a driver, and keeps torch loaded.
+# This script runs in a process of its own, because importing torch takes seconds and may hang in a driver.
 _SCRIPT = """
 import json, torch
 d = torch.distributed
@@ -26,7 +26,7 @@ _SHOWN = "python -c 'import torch; torch.distributed.is_gloo_available(); ...'"
 
 
 def is_torch_installed() -> bool:
-    """Whether torch is installed; does not import it."""
+    """Whether torch is installed; this check does not import torch."""
     return find_spec("torch") is not None
 
 

@@ -1,7 +1,7 @@
 """A throw-away SLURM cluster on this machine: nodes with their own host names, addresses, processes, /tmp and links.
 
-Start reading at `cluster.Lab`. A lab is one supervisor process (`supervisor`) and its descendants; all of them end with
-the supervisor.
+Start reading at `cluster.Lab`. A lab is a supervisor process (supervisor.py) and its descendants, which all end when
+the supervisor ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ClusterSpec", "Lab", "parse_rate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: the processes of a lab start faster without the others."""
+    """Import a public name on first use, so that a lab's processes start without modules that they do not need."""
     if name not in _MODULES:
         raise AttributeError(f"module 'hpccoll.lab' has no attribute {name!r}")
     return getattr(import_module(f"hpccoll.lab.{_MODULES[name]}"), name)

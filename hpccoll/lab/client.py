@@ -1,4 +1,4 @@
-"""`LabClient`: send requests to the supervisor of a running lab, and end or kill a lab, from outside its namespaces."""
+"""`LabClient` sends requests to the supervisor of a running lab from outside the lab's namespaces, and ends the lab."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LabClient:
-    """A client of a running lab; `pid` is the supervisor's process ID in this process's namespace."""
+    """A client of a running lab; `pid` is the supervisor's process ID in this process's PID namespace."""
 
     paths: LabPaths
     pid: int
@@ -35,7 +35,7 @@ class LabClient:
     spec: ClusterSpec
 
     def request(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Block until the supervisor has carried out an action; return the status of the lab afterwards.
+        """Ask the supervisor to carry out `action`, block until it is done, and return the lab's new status.
 
         Raises:
             HpccollError: the action failed, or the supervisor does not answer.
@@ -58,11 +58,11 @@ class LabClient:
 
 @contextmanager
 def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
-    """Context manager that yields pidfds of the supervisor and of its parent `unshare`; none if they have ended."""
+    """Context manager that yields a list with the pidfds of the supervisor and its parent `unshare`, if they exist."""
     with ExitStack() as stack:
         descriptors: list[int] = []
         with suppress(OSError):
-            # Open the child's descriptor first: while it is open, the process ID cannot be reused.
+            # A pidfd keeps referring to the supervisor even if the kernel reuses its process ID, so open it first.
             descriptors.append(os.pidfd_open(pid))
             stack.callback(os.close, descriptors[0])
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -75,19 +75,19 @@ def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
 
 
 def _kill_supervisor(descriptors: Sequence[int]) -> None:
-    """Send SIGKILL to the supervisor, whose pidfd is the first of `descriptors`; do not wait."""
+    """Send SIGKILL to the supervisor, whose pidfd is the first of `descriptors`; do not wait until it ends."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
 
 
 def _wait_for_end(descriptors: Sequence[int]) -> bool:
-    """Wait until the processes of these pidfds end, at most END_LIMIT_S; return whether all ended."""
+    """Wait at most END_LIMIT_S seconds until the processes of the given pidfds end; return whether all ended."""
     end = time.monotonic() + END_LIMIT_S
     return all(select.select([fd], [], [], max(0.0, end - time.monotonic()))[0] for fd in descriptors)
 
 
 def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
-    """Kill a lab, even one that is still starting, and wait at most END_LIMIT_S until its processes are gone."""
+    """Kill a lab, even if it is still starting, and wait at most END_LIMIT_S seconds until its processes have ended."""
     try:
         with _connect(paths) as connection:
             pid = _read_peer_pid(connection)
@@ -100,10 +100,10 @@ def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
 
 
 def connect_lab(state_dir: Path) -> LabClient:
-    """Ask the supervisor in a state directory for its status; return a client of its lab.
+    """Ask the supervisor of the lab in `state_dir` for the lab's status; return a client of the lab.
 
     Raises:
-        UnavailableError: no lab runs there.
+        UnavailableError: no lab runs in `state_dir`.
     """
     paths = LabPaths(state_dir.resolve(), get_user_name())
     status, pid = _request(paths, {"action": "status"})
@@ -111,7 +111,7 @@ def connect_lab(state_dir: Path) -> LabClient:
 
 
 def is_lab_running(state_dir: Path) -> bool:
-    """Whether the supervisor of a lab answers in a state directory; sends it a request."""
+    """Whether the supervisor of a lab in `state_dir` answers a request for its status."""
     try:
         connect_lab(state_dir)
     except UnavailableError:
@@ -120,7 +120,7 @@ def is_lab_running(state_dir: Path) -> bool:
 
 
 def get_user_name() -> str:
-    """Return the name of the effective user, or its number if it has no name."""
+    """Return the name of this process's effective user, or the user ID if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -128,7 +128,7 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Return a connection to the supervisor's socket; its address is short, because sockets allow 107 bytes."""
+    """Return a connection to the supervisor's Unix socket, by an address in /proc within the limit of 107 bytes."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_LIMIT_S)
     try:
@@ -145,7 +145,7 @@ def _connect(paths: LabPaths) -> socket.socket:
 
 
 def _read_peer_pid(connection: socket.socket) -> int:
-    """Return the peer's process ID as the kernel translates it for this process's namespace."""
+    """Return the process ID of a connection's peer; the kernel translates it to this process's PID namespace."""
     pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
@@ -163,10 +163,10 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
-    """Return the result in an answer line of the supervisor, or raise the error in it.
+    """Return the result in `line`, an answer of the supervisor, or raise the error that the line contains.
 
     Raises:
-        HpccollError: the line holds an error, or is empty because the supervisor ended.
+        HpccollError: the line contains an error, or is empty because the supervisor ended.
     """
     if not line:
         raise CommunicationError(f"the lab in {paths.dir} ended without an error message; see {paths.dir}/log")

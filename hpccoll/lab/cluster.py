@@ -1,9 +1,9 @@
-"""`Lab`: a throw-away SLURM cluster from Python.
+"""`Lab` starts, controls and ends a throw-away SLURM cluster on this machine.
 
     with Lab(ClusterSpec(nodes=4, bytes_per_s=50e6)) as lab:
         print(lab.run(["srun", "-N4", "hostname"]).stdout)
 
-After the `with` block the lab's processes, networks and state directory are gone, even if this process is killed.
+The lab's processes, networks and state directory are removed after the `with` block, or if this process is killed.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _OUTER_JOB = (
 
 
 def get_default_dir() -> Path:
-    """Return the state directory of a lab that is started without --dir."""
+    """Return the state directory of a lab that is started without the option --dir."""
     return Path(tempfile.gettempdir()) / f"hpccoll-lab-{os.geteuid()}"
 
 
 class Lab:
-    """A lab that starts on entering a `with` block, and ends on leaving the block or with this process.
+    """A lab (a local SLURM cluster) that runs during a `with` block, and ends early if this process ends.
 
     Args:
-        spec: nodes, CPUs, links and shared paths; by default four nodes of two CPUs without limits.
-        state_dir: the state directory; files in its `shared` directory outlive the lab. By default a temporary
-            directory that is removed with all files.
-        flat: run all daemons on 127.0.0.1 without namespaces.
+        spec: nodes, CPUs, links and shared paths; by default four nodes of two CPUs with unlimited links.
+        state_dir: directory for the lab's files, of which only those in the subdirectory `shared` outlive the lab. The
+            default is a temporary directory that is removed with all its files.
+        flat: run all daemons on 127.0.0.1 without Linux namespaces.
 
     Raises:
-        UnavailableError: SLURM is not installed, or a rate or latency was requested where namespaces are unavailable.
+        UnavailableError: SLURM is not installed, or a link rate or latency was requested but namespaces do not work.
         CommunicationError: the nodes did not start.
     """
 
@@ -70,10 +70,10 @@ class Lab:
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
-        """Connect to the lab that runs in `state_dir`; it outlives the `with` block and this process.
+        """Connect to the lab that runs in `state_dir`; the lab outlives the `with` block and this process.
 
         Raises:
-            UnavailableError: no lab runs there.
+            UnavailableError: no lab runs in `state_dir`.
         """
         client = connect_lab(state_dir)
         lab = cls(client.spec, state_dir=state_dir)
@@ -119,7 +119,7 @@ class Lab:
 
     @property
     def client(self) -> LabClient:
-        """The client of the lab's supervisor.
+        """The `LabClient` that sends requests to the lab's supervisor process.
 
         Raises:
             UsageError: the lab has not been started.
@@ -130,19 +130,19 @@ class Lab:
 
     @property
     def state_dir(self) -> Path:
-        """The state directory, visible to all nodes; its subdirectory `log` has the daemons' logs."""
+        """The lab's state directory, visible to all nodes; its subdirectory `log` has the logs of SLURM's daemons."""
         return self.client.paths.dir
 
     @property
     def shared_dir(self) -> Path:
-        """The directory for the files of jobs, visible to all nodes."""
+        """The directory for the files of SLURM jobs, visible to all nodes."""
         return self.client.paths.shared
 
     def build_environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return a copy of this process's environment adapted to the lab; `extra` overrides it.
+        """Return this process's environment variables, changed for commands in the lab and overridden by `extra`.
 
-        SLURM_CONF names the lab's configuration. Open MPI may run as root and with more ranks than cores, unless its
-        variables are set already. The variables of a job that contains this process are removed.
+        SLURM_CONF is set to the lab's slurm.conf. Variables that allow Open MPI to run as root and with more ranks than
+        cores are added unless they are set already. Variables of a SLURM or MPI job around this process are removed.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER_JOB)}
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
@@ -153,12 +153,12 @@ class Lab:
         return merged
 
     def wrap_command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """Return the command that runs `argv` on the control node, and dies with the process that starts it."""
+        """Return a command that runs `argv` on the control node, and is killed when the process that starts it ends."""
         nsenter = self.client.isolation.build_nsenter_command(self.client.pid)
         if not nsenter:
             return ["setpriv", "--pdeathsig", "KILL", *argv]
-        # Entering a mount namespace resets the working directory, so `env` sets it again. Signals to `nsenter` do not
-        # reach the command, so setpriv makes it die with `nsenter`.
+        # Entering a mount namespace resets the working directory, so `env --chdir` sets it again.
+        # Signals to `nsenter` do not reach the command, so `setpriv` has it killed when `nsenter` ends.
         return [*nsenter, "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}", *argv]
 
     def start(
@@ -173,7 +173,7 @@ class Lab:
     ) -> subprocess.Popen[str]:
         """Start a command on the control node, in a session of its own, and return its process without waiting.
 
-        `env` overrides variables of `build_environment()`. `cwd` and the streams are those of subprocess.Popen.
+        Variables in `env` override those of `build_environment()`. The other arguments are those of subprocess.Popen.
         """
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
@@ -219,7 +219,7 @@ class Lab:
             up: whether the link is up; None keeps its state.
 
         Raises:
-            UnavailableError: the lab is flat.
+            UnavailableError: the lab is flat, so its nodes have no links.
         """
         change: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:
@@ -227,20 +227,20 @@ class Lab:
         self.client.request("link", node=node, **change)
 
     def set_power(self, node: str, *, on: bool) -> None:
-        """Start a node, or kill all its processes like a power cut; SLURM notices after some seconds."""
+        """Start a node, or kill all its processes as a power cut would; SLURM notices the change after some seconds."""
         self.client.request("power", node=node, on=on)
 
     def throttle(self, node: str, percent: float) -> None:
-        """Reduce the CPU time of a node's processes, except SLURM's, by `percent`; 0 ends this. Does not block."""
+        """Reduce the CPU time of a node's processes, except SLURM's, by `percent`; 0 ends the throttling."""
         self.client.request("throttle", node=node, percent=percent)
 
     def restore(self) -> None:
-        """Cancel all jobs and restore the initial links, power and speed; block until all nodes are idle."""
+        """Cancel all jobs, restore all nodes' initial links, power and speed, and block until all nodes are idle."""
         self.run(["scancel", "--full", "--user", self.client.paths.user], timeout_s=30)
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return the lab's status: `isolation`, `why` (the reason for it), `shape` (the configuration), `nodes`."""
+        """Return a dictionary: `isolation`, `why` (the reason for it), `shape` (the configuration) and `nodes`."""
         return self.client.request("status")
 
 
@@ -263,5 +263,5 @@ def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _decode(output: bytes | str | None) -> str:
-    """Return a process's output as a string; empty for None."""
+    """Return a process's output as a string; an empty string for None."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

@@ -27,10 +27,10 @@ class ClusterSpec:
 
     Args:
         nodes: number of nodes; they are named node1, node2, ...
-        cpus: CPUs per node as SLURM sees them; in fact all nodes share this machine's cores.
+        cpus: number of CPUs per node that SLURM assumes, although all nodes share this machine's cores.
         bytes_per_s: rate of each node's link per direction; None for no limit.
-        latency_s: one-way latency that is added between two nodes.
-        shares: paths below /tmp that all nodes see; otherwise each node has its own /tmp.
+        latency_s: one-way latency in seconds that is added between any two nodes.
+        shares: paths below /tmp that all nodes share; everything else in /tmp is private to each node.
         subnet: the first three numbers of the nodes' IPv4 addresses; the fourth number of node i is i.
 
     Raises:
@@ -73,7 +73,7 @@ class ClusterSpec:
         """Return the names of all nodes if `name` is `all`, else `name` alone.
 
         Raises:
-            UnknownNameError: there is no such node.
+            UnknownNameError: the lab has no node called `name`.
         """
         if name == ALL:
             return self.names
@@ -82,7 +82,7 @@ class ClusterSpec:
         return (name,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
+        """Return the fields as a dictionary that `json.dumps` accepts."""
         return asdict(self)
 
     @classmethod

@@ -13,7 +13,7 @@ _NEW_NAMESPACES = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "
 
 
 class Isolation(Enum):
-    """How nodes are isolated, best first."""
+    """The ways in which the nodes of a lab can be isolated from each other, best first."""
 
     ROOT = "root"
     USER = "user"
@@ -30,15 +30,15 @@ class Isolation(Enum):
 
     @property
     def unshare_command(self) -> list[str]:
-        """The command prefix that starts the supervisor in namespaces and ends with it; empty in flat mode."""
+        """The `unshare` command that starts the supervisor appended to it in new namespaces; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
-        # ip and mount need these capabilities, which apply only inside the user's own namespace.
+        # `ip` and `mount` need the capabilities kept by `--keep-caps`, which apply only inside the new namespace.
         user = ["--user", "--map-current-user", "--keep-caps"] if self is Isolation.USER else []
         return ["unshare", *user, *_NEW_NAMESPACES]
 
     def build_nsenter_command(self, pid: int) -> list[str]:
-        """Return the command prefix that enters the namespaces of the supervisor `pid`; empty in flat mode."""
+        """Return the `nsenter` command that runs a command in the namespaces of process `pid`; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
         user = ["--user", "--preserve-credentials"] if self is Isolation.USER else []
@@ -46,7 +46,7 @@ class Isolation(Enum):
 
 
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
-    """Return the best isolation that works on this machine, and the errors of all better kinds of isolation.
+    """Return the best kind of isolation that works on this machine, and the errors of the better kinds, which failed.
 
     Each kind is tested by starting a process in new namespaces; `flat` selects flat mode without a test.
     """
@@ -62,7 +62,7 @@ def choose_isolation(flat: bool) -> tuple[Isolation, str]:
 
 
 def _test_namespaces(isolation: Isolation) -> str:
-    """Start `true` in new namespaces; return the error message, empty if it works."""
+    """Start the program `true` in new namespaces; return the error message, or an empty string if it works."""
     command = [*isolation.unshare_command, "true"]
     environment = {"PATH": extend_path(), "LC_ALL": "C"}
     try:
@@ -73,7 +73,7 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Raise UnavailableError if the lab is flat, naming `reason` and the `feature` that needs node networks."""
+    """Raise UnavailableError if the lab is flat, with the `reason` for that and the `feature` that needs networks."""
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

@@ -1,4 +1,4 @@
-"""`LabProcesses`: the controller, the nodes and the delay switch of a lab, as child processes of its supervisor."""
+"""`LabProcesses`: the SLURM controller, the nodes and the delay switch of a lab, child processes of its supervisor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LabProcesses:
         self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
 
     def start_switch(self) -> None:
-        """Start the delay switch if a latency was requested."""
+        """Start the delay switch, which adds latency to the nodes' network, if a latency was requested."""
         if not self.spec.latency_s:
             return
         devices = [network.CONTROL_DEVICE, *(node.device for node in self.nodes.values())]
@@ -58,7 +58,7 @@ class LabProcesses:
         self.daemons.append(self._start(command, "switch", stdin=subprocess.DEVNULL))
 
     def start_node(self, name: str) -> None:
-        """Start a node's init process, which waits for `connect_node`."""
+        """Start a node's init process, which waits until `connect_node` has created the node's link."""
         isolated = self.isolation is not Isolation.FLAT
         tmp = self.paths.dir / "spool" / name / "tmp"
         tmp.mkdir(parents=True, exist_ok=True)
@@ -95,12 +95,12 @@ class LabProcesses:
         node.process.stdin.flush()
 
     def set_link(self, name: str, change: dict[str, Any]) -> None:
-        """Apply `change` to a node's link: `bytes_per_s` (None removes the limit), `up`, or both.
+        """Apply `change` to a node's link, with the keys `bytes_per_s` (None removes the limit), `up`, or both.
 
         If the node is off, the change takes effect when it is switched on.
 
         Raises:
-            UnavailableError: the lab is flat.
+            UnavailableError: the lab is flat, so its nodes have no links.
         """
         require_node_networks(self.isolation, "see `hpccoll lab status`", "a link's rate")
         node = self.nodes[name]
@@ -121,7 +121,7 @@ class LabProcesses:
         network.run_network_command(network.enter_network_of(node.process.pid, command))
 
     def set_power(self, name: str, *, on: bool) -> None:
-        """Start a node, or kill its processes without notice and remove its link; no effect if already on or off."""
+        """Start a node if it is off (`on`), or kill its processes and remove its link if it is on (`on=False`)."""
         node = self.nodes[name]
         if on and node.process is None:
             self.start_node(name)
@@ -170,7 +170,7 @@ class LabProcesses:
             node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
 
     def _end_throttle(self, node: NodeState) -> None:
-        """Wait until a node's throttle process has continued the processes that it stopped, and has ended."""
+        """Terminate a node's throttle process, which first continues the processes it stopped, and wait for its end."""
         node.percent = 0.0
         if node.throttle is not None:
             node.throttle.terminate()
@@ -224,7 +224,7 @@ class LabProcesses:
         return next((node.name for node in self.nodes.values() if node.process is None), "")
 
     def get_status(self) -> list[dict[str, Any]]:
-        """Return the state of each node, for JSON."""
+        """Return the state of each node as dictionaries that `json.dumps` accepts."""
         return [
             {
                 "name": node.name,
@@ -247,12 +247,12 @@ class LabProcesses:
 
 
 def _build_program_command(name: str) -> list[str]:
-    """Return the command that runs a module of this package; without site-packages (-S) it starts in 20 ms."""
+    """Return the command that runs a module of hpccoll.lab; Python starts in 20 ms without site-packages (-S)."""
     return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
 def _find_daemon(program: str) -> str:
-    """Return the path of a daemon in PATH (the supervisor's has sbin directories), or its name if there is none."""
+    """Return the path of a daemon's program found in PATH, or the program's name if PATH does not contain it."""
     return shutil.which(program) or program
 
 

@@ -28,15 +28,15 @@ def launch_lab(
 
     Args:
         spec: the configuration of the lab.
-        state_dir: directory that this function creates; removed when the lab ends.
+        state_dir: directory that this function creates and the supervisor removes when the lab ends.
         isolation: how the nodes are isolated.
-        reason: why no better isolation was chosen; the status shows it.
-        lifeline: the read end of a pipe; the lab ends when the pipe closes. With None the lab outlives this process.
+        reason: the reason, shown in the lab's status, why no better isolation was chosen.
+        lifeline: read end of a pipe; the lab ends when the pipe closes. With `lifeline=None` it outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
 
     Raises:
-        UsageError: the directory has other contents, or cannot be written.
-        UnavailableError: a rate or latency was requested in flat mode, or a program is not installed.
+        UsageError: `state_dir` contains files that are not a lab's, or cannot be written.
+        UnavailableError: a rate or latency was requested in flat mode, or `ip` or `tc` cannot set up the network.
         CommunicationError: the nodes did not start.
     """
     if spec.bytes_per_s is not None or spec.latency_s:
@@ -62,7 +62,7 @@ def launch_lab(
 
 
 def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None, write_end: int) -> None:
-    """Start the supervisor in a session of its own, so that it may outlive this process and gets no Ctrl-C."""
+    """Start the supervisor in a session of its own, so that it may outlive this process and does not get Ctrl-C."""
     with paths.log("supervisor").open("wb") as log:
         subprocess.run(
             ["setsid", "--fork", *command],
@@ -83,7 +83,7 @@ def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
 
 
 def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
-    """Create the state directory, remove what an earlier lab left in it, and write slurm.conf and the hosts file."""
+    """Create the state directory, remove files of an earlier lab from it, and write slurm.conf and the hosts file."""
     if not _ALLOWED_DIR.fullmatch(str(paths.dir)):
         raise UsageError(
             f"--dir {paths.dir}: SLURM needs at most {MAX_DIR} characters, each a letter, a digit or one of _ . - + /; "

@@ -11,22 +11,22 @@ import subprocess
 from hpccoll.errors import UnavailableError
 
 BRIDGE, CONTROL_DEVICE = "br0", "vctl"
-# With jumbo frames, as on clusters, headers take 0.7 % of a link instead of 4.4 %, and a byte needs less CPU time.
+# Jumbo frames, which clusters often use, reduce CPU time and the share of headers in a link's bytes (4.4 % to 0.7 %).
 MTU = 9000
-# A token bucket that runs empty before the kernel's next tick wastes the rest of the tick. At 400 Mbit/s, 50,000 B lost
-# several percent of the rate, and 131,072 B lost nothing. The bucket must hold TCP's largest frame, 64 KiB.
+# A token bucket of 50,000 B loses several percent of 400 Mbit/s, because it is empty before the kernel's next tick.
+# A token bucket of 131,072 B loses nothing of 400 Mbit/s, and holds TCP's largest frame, 64 KiB.
 MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
 # The queue holds the TCP windows of several senders, because a drop would halve TCP's rate and distort results.
 MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
 def compute_burst_bytes(bytes_per_s: float) -> int:
-    """Return the size in bytes of the token bucket for a rate."""
+    """Return the size in bytes of the token bucket that limits a link to a rate."""
     return max(MIN_BURST_BYTES, round(bytes_per_s * BURST_SECONDS))
 
 
 def compute_queue_bytes(bytes_per_s: float) -> int:
-    """Return the bytes that may wait at a device limited to this rate: the `limit` of tc's tbf."""
+    """Return the queue size in bytes of a device limited to a rate, the option `limit` of tc's token bucket (tbf)."""
     return max(MIN_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + compute_burst_bytes(bytes_per_s)
 
 

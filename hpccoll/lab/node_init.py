@@ -50,7 +50,7 @@ def run_daemon(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Run the node that the JSON argument describes until it ends; kill its processes; return the exit status."""
+    """Run the node that the first argument (JSON) describes; at its end kill its processes; return the exit status."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if task["isolated"]:

@@ -12,7 +12,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _read_parents() -> dict[int, int]:
-    """Return the parent of every visible process, by process ID."""
+    """Return a dictionary from the ID of every visible process to its parent's ID."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -22,7 +22,7 @@ def _read_parents() -> dict[int, int]:
 
 
 def _read_stat(stat: Path) -> list[str]:
-    """Return the fields of a /proc stat file after the command name, which may contain spaces: state, parent, ..."""
+    """Return the fields of a /proc stat file that follow the command name: the state, the parent, and so on."""
     return stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
@@ -38,7 +38,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process has ended or handles SIGCONT, as srun does to forward the signal to its tasks."""
+    """Whether a process has ended or handles SIGCONT; srun handles it to forward the signal to its tasks."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -48,7 +48,7 @@ def handles_sigcont(pid: int) -> bool:
 
 
 def list_threads(pid: int) -> list[Path]:
-    """Return the /proc directories of the threads of a process; none if it has ended."""
+    """Return the /proc directories of the threads of a process; an empty list if the process has ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -56,7 +56,7 @@ def list_threads(pid: int) -> list[Path]:
 
 
 def read_run_s(thread: Path) -> float | None:
-    """Return the CPU seconds of a thread so far; None if it has ended."""
+    """Return the CPU seconds that a thread has used so far; None if the thread has ended."""
     try:
         return int((thread / "schedstat").read_text(encoding="ascii").split()[0]) * 1e-9
     except (OSError, IndexError):
@@ -77,7 +77,7 @@ def count_runnable_threads() -> int:
 
 
 def send_signal(pids: list[int], number: int) -> None:
-    """Send a signal to those processes that still exist."""
+    """Send a signal to each process in `pids` that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -26,13 +26,13 @@ _SYSTEM_DIRS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
 def extend_path() -> str:
-    """Return PATH with the directories of daemons appended, which an ordinary user's PATH often lacks."""
+    """Return PATH with /usr/sbin and other system directories appended, which an ordinary user's PATH often lacks."""
     dirs = [name for name in os.environ.get("PATH", "").split(os.pathsep) if name]
     return os.pathsep.join([*dirs, *(name for name in _SYSTEM_DIRS if name not in dirs)])
 
 
 def require_programs() -> None:
-    """Check that all programs are installed.
+    """Check that all programs that a lab needs are installed.
 
     Raises:
         UnavailableError: programs are missing; the message names them and the command that installs them.

@@ -11,7 +11,7 @@ from hpccoll.lab.state_dir import LabPaths
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Return `count` TCP ports of 127.0.0.1 that are unused now; reserves none of them."""
+    """Return `count` TCP ports of 127.0.0.1 that are unused now, without reserving them."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for bound in sockets:
@@ -19,8 +19,8 @@ def find_free_ports(count: int) -> list[int]:
         return [bound.getsockname()[1] for bound in sockets]
 
 
-# The short timeouts let SLURM detect a dead node after 14 s (28 s with the default message timeouts). The scheduler
-# parameters let SLURM start a job immediately.
+# The short timeouts let SLURM detect a dead node after 14 s, instead of 28 s with the default message timeouts.
+# The scheduler parameters let SLURM start a job immediately.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none

@@ -18,12 +18,12 @@ class LabPaths:
 
     @property
     def conf(self) -> Path:
-        """The slurm.conf of the lab; the environment variable SLURM_CONF names it."""
+        """The path of the lab's slurm.conf, the value of the environment variable SLURM_CONF."""
         return self.dir / "slurm.conf"
 
     @property
     def hosts(self) -> Path:
-        """The hosts file that is mounted over /etc/hosts."""
+        """The path of the lab's hosts file, which is mounted over /etc/hosts."""
         return self.dir / "hosts"
 
     @property
@@ -33,7 +33,7 @@ class LabPaths:
 
     @property
     def shared(self) -> Path:
-        """The directory for the files of jobs, visible to all nodes."""
+        """The directory for the files of SLURM jobs, visible to all nodes."""
         return self.dir / SHARED
 
     def log(self, name: str) -> Path:
@@ -50,7 +50,7 @@ def remove_path(path: Path) -> None:
 
 
 def clear_state_dir(state_dir: Path, *, keep: bool) -> None:
-    """Remove a state directory, except its shared directory if `keep` and it is not empty."""
+    """Remove a lab's state directory; if `keep` is true, its subdirectory `shared` remains unless it is empty."""
     for path in list(state_dir.iterdir()) if state_dir.is_dir() else ():
         if path.name != SHARED or not keep:
             remove_path(path)

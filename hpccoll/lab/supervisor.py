@@ -1,4 +1,4 @@
-"""Program that is the init process of a lab: it builds the cluster, serves requests on a socket, and ends everything.
+"""Program that is the init process of a lab: it starts the cluster, serves requests on a socket, and ends the cluster.
 
 If standard input is a pipe, the lab ends when the pipe closes, that is, when the process that started the lab dies.
 """
@@ -100,7 +100,7 @@ class Supervisor:
                 return
 
     def execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request on the node that it names (default: all); return the status of the lab afterwards."""
+        """Carry out a request on the node that the request names (default: all nodes); return the lab's new status."""
         names = self.spec.select_nodes(request.get("node", "all"))
         match request["action"]:
             case "link":
@@ -125,7 +125,7 @@ class Supervisor:
         return self.get_status()
 
     def get_status(self) -> dict[str, Any]:
-        """Return the isolation, the configuration and the state of each node, for JSON."""
+        """Return the lab's isolation and configuration and each node's state, in types that `json.dumps` accepts."""
         return {
             "isolation": self.isolation.value,
             "why": self.reason,
@@ -134,7 +134,7 @@ class Supervisor:
         }
 
     def end(self) -> None:
-        """Kill all processes of the lab and remove its state directory, except job results if `keep`."""
+        """Kill all processes of the lab and remove its state directory, except the directory `shared` if `keep`."""
         self.processes.end()
         processes.kill_descendants()
         clear_state_dir(self.paths.dir, keep=self.keep)
@@ -150,7 +150,7 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return a listening Unix socket in the state directory; its address is short, because sockets allow 107 bytes."""
+    """Return a listening Unix socket in the state directory, by an address in /proc within the limit of 107 bytes."""
     descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
@@ -164,7 +164,7 @@ def open_listener(paths: LabPaths) -> socket.socket:
 def main() -> None:
     """Run the lab that the first argument (JSON) describes, until it ends.
 
-    Writes a JSON line to the file descriptor in argument 2: the status when all nodes are idle, or the error.
+    When all nodes are idle, writes the lab's status (JSON) to the file descriptor in argument 2; on failure, an error.
     """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

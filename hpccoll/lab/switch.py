@@ -1,11 +1,11 @@
-"""Program that is an Ethernet switch with latency: it forwards each frame a fixed time after its arrival.
+"""Program that is an Ethernet switch with latency: it forwards each frame a fixed time after the frame's arrival.
 
     python -m hpccoll.lab.switch DELAY_S DEVICE...
 
-The kernel's own delay (netem) is a module that many machines lack. So this program forwards frames in user space,
-through raw packet sockets on the control node's ends of the links. Large TCP frames stay whole, and the kernel splits
-them later by their virtio-net header, so 400 Mbit/s need only a thousand frames per second. Rates are limited by token
-buckets at the ends of the links, not by this program.
+Many machines lack netem, the kernel module that delays frames. Therefore this program forwards frames in user space,
+through raw packet sockets on the control node's ends of the links. Large TCP frames pass this program whole, and the
+kernel splits them later according to their virtio-net header, so 400 Mbit/s need only a thousand frames per second.
+Rates are limited by token buckets at the ends of the links, not by this program.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_link(device: str) -> socket.socket:
 
 
 class DelaySwitch:
-    """A learning switch between `devices`, the control node's ends of the links; delays every frame by `delay_s`."""
+    """A learning switch that delays every frame by `delay_s`; `devices` are the control node's ends of the links."""
 
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
@@ -65,7 +65,7 @@ class DelaySwitch:
             self.send_due_frames()
 
     def receive_frames(self, link: socket.socket) -> None:
-        """Read up to MAX_BATCH frames of a link, learn their sources, and queue them for their target links."""
+        """Read up to MAX_BATCH frames of a link, learn their source addresses, and queue them for other links."""
         for _ in range(MAX_BATCH):
             try:
                 frame = link.recv(MAX_FRAME)
@@ -79,7 +79,7 @@ class DelaySwitch:
             self.delayed.append((time.monotonic() + self.delay_s, links, frame))
 
     def send_due_frames(self) -> None:
-        """Send the frames whose delay is over, without blocking; a link with a full buffer keeps its queue."""
+        """Send the frames whose delay is over, without blocking; frames stay queued while a link's buffer is full."""
         now = time.monotonic()
         while self.delayed and self.delayed[0][0] <= now:
             _, links, frame = self.delayed.popleft()

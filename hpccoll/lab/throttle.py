@@ -2,8 +2,8 @@
 
     python -m hpccoll.lab.throttle PERCENT ROOT OTHER_ROOT...
 
-The program stops and continues all descendants of process ROOT until it receives SIGTERM. The OTHER_ROOT processes are
-the init processes of the other nodes; their CPU time is the reference.
+The program repeatedly stops and continues all descendants of process ROOT until it receives SIGTERM. OTHER_ROOT are the
+IDs of the other nodes' init processes, from whose CPU time the program estimates a node's speed without throttling.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PRIORITY = -10  # nice value that lets signals go out in time; only root can set
 
 
 class BusyThreads:
-    """The threads that use CPU time, among the descendants of some root processes, and their CPU times.
+    """The threads that use CPU time among the descendants of the processes `roots`, and their CPU times.
 
     Sleeping threads, such as those of SLURM's daemons, are left out, because stopping them has no effect and continuing
-    them makes them look busy. Processes that handle SIGCONT (srun) are left out, as they forward it to tasks.
+    them makes them look busy. Processes that handle SIGCONT are left out: srun would forward it to its tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
@@ -61,7 +61,7 @@ class BusyThreads:
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
     def read_new_cpu_s(self) -> float:
-        """Return the CPU seconds of all busy threads since the last call; update `mean_running`, their mean number."""
+        """Return the CPU seconds used by all busy threads since the last call; update `mean_running`, their number."""
         total = 0.0
         for thread, before in self.counted_s.items():
             run_s = processes.read_run_s(thread)
@@ -77,11 +77,12 @@ class CpuThrottle:
     """Limit a node's processes to a fraction of the CPU time that they would get otherwise.
 
     Stopping the processes for a fraction of wall-clock time is not enough, because a busy machine's scheduler favours
-    threads that were stopped. So the processes' CPU time is counted and limited. The unthrottled reference is one core
-    per running thread, or an equal share of the cores if more threads run than there are cores, but at most the mean
-    CPU share of the other nodes' running threads.
+    threads that were stopped. Therefore the throttle counts and limits the processes' CPU time. The CPU time without
+    throttling is estimated as one core per running thread, or an equal share of the cores if there are more running
+    threads than cores, but at most the mean CPU share of the other nodes' running threads.
 
-    `percent` of the CPU time is taken away. `root` and `other_roots` are the init processes of this and other nodes.
+    The processes lose `percent` percent of their CPU time. `root` is the ID of the init process of the throttled node,
+    and `other_roots` are those of the other nodes.
     """
 
     def __init__(self, percent: float, root: int, other_roots: Iterable[int]) -> None:
@@ -104,7 +105,7 @@ class CpuThrottle:
     def step(self) -> None:
         """Count the CPU time used since the last step, and pause the node's processes if it exceeds the limit.
 
-        A pause sends SIGSTOP, sleeps until the excess is paid off (at most LONGEST_STOP_S) and sends SIGCONT.
+        A pause sends SIGSTOP, sleeps until the limit reaches the used time (at most LONGEST_STOP_S) and sends SIGCONT.
         """
         now = time.monotonic()
         used_s = self.own.read_new_cpu_s()

@@ -1,7 +1,8 @@
-"""Run a preflight: rank 0 commands one rank per node to measure a link or its node, and collects the replies.
+"""Run a preflight: rank 0 commands one rank per node to measure links and nodes, and collects the results.
 
-Every sweep measures all pairs once, in short rounds, so that the samples of one link are far apart in time. A pair that
-failed and a node that did not answer are not measured again, because their messages may never complete.
+A preflight has several sweeps, each of which measures all pairs of nodes once, so that the samples of one link are far
+apart in time. A pair that failed and a node that did not answer are not measured again, because their messages may
+never complete.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take l
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """The options of the measurements."""
+    """The options of a preflight's measurements."""
 
     sweeps: int  # number of measurements of each link and node
     nbytes: int | None  # size of the long message; if None, it depends on the speed of the links
@@ -44,7 +45,7 @@ class MeasurementOptions:
 
 
 def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
-    """Execute the coordinator's commands until it sends `end`; every rank except the coordinator calls this.
+    """Execute the commands of the coordinator (rank 0) until it sends `end`; all other ranks call this function.
 
     `options` are the same on all ranks of `comm`; `failure` is the exception that MPI raises if a connection fails.
     """
@@ -56,7 +57,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
 
 def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Return the name of this rank's node and its machine's boot ID, which is the same on all emulated nodes."""
+    """Return the name of this rank's node and the boot ID of its machine, which nodes emulated on one machine share."""
     host = platform.node().partition(".")[0]
     try:
         boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -76,7 +77,7 @@ def _execute_command(
 
 
 class Coordinator:
-    """Rank 0, which commands all measurements. The constructor blocks until every rank has sent the name of its node.
+    """Rank 0, which commands all measurements. The constructor blocks until every rank has named its node.
 
     Attributes:
         results: the results so far.
@@ -95,7 +96,7 @@ class Coordinator:
         self.can_finalize = not self.results.lost
 
     def _find_nodes(self) -> PreflightResults:
-        """Receive the descriptions of all nodes; return results without samples, with silent nodes marked as lost."""
+        """Receive the descriptions of all nodes; return empty results, in which nodes that did not answer are lost."""
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
@@ -126,14 +127,14 @@ class Coordinator:
 
     @property
     def steps(self) -> int:
-        """The number of times that `measure_all` calls `advance`."""
+        """The number of times that `measure_all` calls its argument `advance`, to report progress."""
         return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
     def measure_all(self, advance: Callable[[str], None]) -> None:
         """Measure every pair and node in each sweep, store the samples in `results`, and block until done.
 
-        A first sweep, whose samples are dropped, opens the connections and determines the message size unless the
-        options state one. Calls `advance` with the kind of measurement after each round.
+        A first sweep, whose times are dropped, opens the connections and determines the message size unless the options
+        state one. Calls `advance` with the kind of measurement (`pairs` or `speed`) after each round.
         """
         self._sweep(self._options.nbytes or MIN_NBYTES, advance)
         self.results.nbytes = self._options.nbytes or self._choose_nbytes()
@@ -147,7 +148,7 @@ class Coordinator:
     def remeasure_suspects(self, threshold: float) -> None:
         """Measure slow nodes and slow links between two nodes again, at most MAX_REMEASUREMENTS times; add samples.
 
-        New samples distinguish faults from passing disturbances. `threshold` is as in `find_faults`.
+        New samples distinguish faults from temporary disturbances. `threshold` is as in `faults.find_faults`.
         """
         index = self.results.nodes.index
         for _ in range(MAX_REMEASUREMENTS):
@@ -162,7 +163,7 @@ class Coordinator:
                 self._measure_nodes(nodes)
 
     def end_workers(self) -> None:
-        """Send the command `end` to all other ranks; unless messages are lost, wait until all have received it."""
+        """Send the command `end` to all other ranks; unless messages are lost, wait until they have received it."""
         for rank in range(self._comm.size):
             if rank != COORDINATOR:
                 self._channel.send_command(rank, {"do": "end"})
@@ -170,7 +171,7 @@ class Coordinator:
             self._channel.flush(self._options.limit_s)
 
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
-        """Measure once every pair that has not failed before."""
+        """Measure the link of every pair of nodes once, except pairs whose measurement has failed before."""
         for pairs in schedule_pairs(len(self._leaders)):
             for concurrent in split_by_machine(pairs, self._boot_ids):
                 self._measure_pairs([(a, b) for a, b in concurrent if not self._has_failed(a, b)], nbytes)
@@ -182,14 +183,14 @@ class Coordinator:
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
     def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        """Measure disjoint pairs at the same time; block, store a sample per direction, mark silent nodes as lost."""
+        """Measure disjoint pairs of nodes concurrently, store the samples, and mark nodes that do not reply as lost."""
         peers = dict([*pairs, *((b, a) for a, b in pairs)])
         commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
         for node, reply in self._run_commands(commands).items():
             self.results.links.setdefault((node, peers[node]), []).append(LinkSample(**reply))
 
     def _measure_nodes(self, nodes: Iterable[int]) -> None:
-        """Command nodes to measure their speed, at the same time unless they share a machine, and store the samples."""
+        """Command nodes to measure their speed, concurrently unless they share a machine, and store the samples."""
         groups = [(node,) for node in nodes if node not in self.results.lost]
         for concurrent in split_by_machine(groups, self._boot_ids):
             shared = {node: self._boot_ids.count(self._boot_ids[node]) > 1 for (node,) in concurrent}
@@ -198,7 +199,7 @@ class Coordinator:
                 self.results.speeds.setdefault(node, []).append(NodeSpeed(**reply))
 
     def _run_commands(self, commands: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Send each node its command, execute rank 0's own, and block for the replies; mark silent nodes as lost."""
+        """Send each node its command, execute rank 0's own, and block for replies; mark nodes without reply as lost."""
         replies: dict[int, dict[str, Any]] = {}
         limit_s = self._options.limit_s
         for node, command in commands.items():
@@ -218,7 +219,7 @@ class Coordinator:
         return replies
 
     def _choose_nbytes(self) -> int:
-        """Return the message size, a power of two, that takes about TRANSFER_S on the median link."""
+        """Return the message size, a power of two, whose transfer takes about TRANSFER_S seconds on the median link."""
         samples = [sample for samples in self.results.links.values() for sample in samples]
         rates = sorted(sample.nbytes_per_s(MIN_NBYTES) for sample in samples)
         if not rates:

@@ -1,10 +1,10 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow if it is below a fraction of the other values' median, and is also below this median by more than four
-times their spread (the median absolute deviation, scaled to a standard deviation). The spread prevents false faults
-where healthy links differ, as in tapered networks. Faults name as few nodes as possible. The slow links of a slow node
-are not named. If all links of a node are slow, the node's own link is named. Other slow links are named as pairs of
-nodes.
+A value is slow if it is below a given fraction of the other values' median, and also more than four times their spread
+below this median (spread: the median absolute deviation, scaled to a standard deviation). The condition on the spread
+prevents false faults where healthy links differ, as in tapered networks. Faults name as few nodes as possible. The slow
+links of a slow node are not faults. If all links of a node are slow, the fault names this node alone. The fault of any
+other slow link names its two nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fault:
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
-    """Return `value` divided by the median of `others` if `value` is slow by the module's definition, else None.
+    """Return `value` divided by the median of `others` if `value` is slow as defined in faults.py, else None.
 
     Args:
         value: a rate; higher is better.
@@ -53,7 +53,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return a dictionary from the key of each low value to its ratio to the median of the other values."""
+    """Return a dictionary from the key of each slow value to the value's ratio to the median of the other values."""
     ratios = {}
     for key, value in values.items():
         ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)
@@ -63,9 +63,9 @@ def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, 
 
 
 def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
-    """Return the faults: lost nodes, broken links, slow nodes, slow links of nodes, slow links between two nodes.
+    """Return the faults: lost nodes, broken links, slow nodes, nodes whose links are all slow, and other slow links.
 
-    `threshold` is as in `get_low_ratio`.
+    `threshold` is the fraction of the other values' median below which a value may be slow.
     """
     names = results.nodes
     lost = [_make_lost_node_fault(names[node], reason) for node, reason in results.lost.items()]
@@ -96,7 +96,7 @@ def _make_lost_node_fault(name: str, reason: str) -> Fault:
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
-    """Return, by node index, a fault for each node that copies memory or computes slowly."""
+    """Return a dictionary from node index to fault, for each node that copies memory or computes slowly."""
     faults: dict[int, Fault] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
@@ -128,7 +128,7 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
 
 
 def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
-    """Return, by node index, a fault for each node whose best rate or latency over all its links is slow."""
+    """Return a dictionary from node index to fault, for each node whose best rate or latency over its links is slow."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
         rate, latency = link.bytes_per_s, link.latency_seconds
@@ -157,7 +157,7 @@ def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], t
 
 
 def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
-    """Return a clause such as `sends 5 GB/s, 0.2 times the median of the other nodes`; for `answers`, value is 1/s."""
+    """Return a clause such as `sends 5 GB/s, 0.2 times the median of the other nodes`; `answers` takes 1/latency."""
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
@@ -185,7 +185,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Choose one node of each pair, repeatedly the node in most of the remaining pairs, so that few are chosen."""
+    """Choose one node of each pair, repeatedly the node in most of the remaining pairs, so that they are few nodes."""
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

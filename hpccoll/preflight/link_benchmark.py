@@ -1,8 +1,8 @@
 """Measure the link between two nodes from both ends: latency with short messages, transfer time with a long one.
 
-The two ends measure in turn. The latency of an end is half the shortest of many round trips of short messages. The
-transfer time is the time from sending a long message until the peer's short answer arrives, minus one latency. The peer
-posts its receive before the message is sent, so that the time of the link alone is measured.
+The two nodes measure one after the other. A node's latency is half the shortest of many round trips of short messages.
+The transfer time is the time from sending a long message until the peer's short answer arrives, minus one latency. The
+peer posts its receive before the long message is sent, so that only the link's time is measured.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SHORT_TAG, _LONG_TAG = 7101, 7102
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One measurement of a link from one end; `broken` is the reason if it failed, else None."""
+    """One measurement of a link from one end; `broken` is the reason if the measurement failed, else None."""
 
     latency_seconds: float = 0.0
     transfer_seconds: float = 0.0
     broken: str | None = None
 
     def nbytes_per_s(self, nbytes: int) -> float:
-        """Return the bytes per second of the transfer, whose size was `nbytes`; 0 if the link is broken."""
+        """Return the rate in bytes/s of the transfer of a message of `nbytes` bytes; 0 if the link is broken."""
         return 0.0 if self.broken else nbytes / self.transfer_seconds
 
 
@@ -71,7 +71,7 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Call `measure` and `answer`, in this order only if `is_first`; return the seconds that `measure` returns."""
+        """Call `measure`, then `answer`, or in reverse order unless `is_first`; return the result of `measure`."""
         if is_first:
             seconds = measure()
             answer()
@@ -103,7 +103,7 @@ class LinkBenchmark:
         return shortest / 2
 
     def _answer_pings(self) -> None:
-        """Return each short message of the peer's `_time_pings`; blocks."""
+        """Answer each short message of the peer's `_time_pings`; block until all have arrived."""
         for _ in range(PINGS):
             self._receive_short()
             self._send(self._send_buffer)
@@ -117,7 +117,7 @@ class LinkBenchmark:
         return time.perf_counter() - begin
 
     def _answer_transfer(self, long: NDArray[np.uint8]) -> None:
-        """Receive the long message of the peer's `_time_transfer` and acknowledge it; blocks."""
+        """Block until the long message of the peer's `_time_transfer` has arrived, and acknowledge it."""
         receive = self._comm.Irecv(long, self._peer, _LONG_TAG)
         self._send(self._send_buffer)
         wait_all([receive], self._limit_s)

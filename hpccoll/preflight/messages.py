@@ -31,7 +31,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
     """Block until all requests are complete; poll without sleeping at first, so that short times are accurate.
 
     Raises:
-        MessageTimeoutError: `limit_s` seconds have passed. The requests stay active and still use their buffers.
+        MessageTimeoutError: `limit_s` seconds have passed. Incomplete requests stay active and still use their buffers.
     """
     begin = time.perf_counter()
     while not all(request.Test() for request in requests):
@@ -47,7 +47,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 class ControlChannel:
     """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    The channel uses no collectives, because they would hang on any broken link. `comm` contains all ranks.
+    The channel uses no collectives, because a collective hangs if any link is broken. `comm` contains all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -75,7 +75,7 @@ class ControlChannel:
         """Block for the next reply of a rank.
 
         Raises:
-            MessageTimeoutError: nothing arrived within `limit_s` seconds.
+            MessageTimeoutError: no reply arrived within `limit_s` seconds.
         """
         message = _make_empty_message()
         request = self._comm.Irecv(message, rank, _REPLY_TAG)
@@ -103,7 +103,7 @@ class ControlChannel:
 
 
 def _make_empty_message() -> NDArray[np.uint8]:
-    """Return a message of MESSAGE_NBYTES spaces."""
+    """Return a message buffer of MESSAGE_NBYTES bytes that is filled with spaces."""
     return np.full(MESSAGE_NBYTES, ord(" "), np.uint8)
 
 

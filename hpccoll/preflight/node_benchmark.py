@@ -4,8 +4,8 @@ Each core runs a thread that counts how often it completes a small piece of work
 GIL during this work. A time slice is much longer than the scheduler's ticks, so that frequent interruptions show in
 every slice.
 
-On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted, because it
-depends on the other nodes. On a real node the waiting time counts, because it slows every job.
+On emulated nodes, which share one machine, the time that a ready thread waits for a core is subtracted, because the
+other nodes cause it. On a real node the time that a thread waits for a core counts, because it slows every job.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure_node(*, shares_machine: bool) -> NodeSpeed:
 
 
 def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
-    """Call `work`, which returns an amount, repeatedly for a time slice; return this thread's amount per second."""
+    """Call `work` repeatedly for a time slice; return the sum of the amounts that it returns, per second."""
     work()  # this call is not timed, because it touches new memory
     waited, begin = _read_waiting_s(), time.perf_counter()
     end, done = begin + SLICE_S, 0.0
@@ -81,12 +81,12 @@ def _prepare_copy() -> Callable[[], float]:
 
 
 def _prepare_compute() -> Callable[[], float]:
-    """Allocate arrays that fit in cache; return a function that computes sines of them and returns their number."""
+    """Allocate arrays that fit in cache; return a function that computes sines and returns the number of sines."""
     x = np.linspace(0, 1, IN_CACHE)
     y = np.empty_like(x)
 
     def compute() -> float:
-        """Compute sines PASSES times; return their number."""
+        """Compute the sines of an array PASSES times; return the number of sines."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

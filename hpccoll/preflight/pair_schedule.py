@@ -1,8 +1,8 @@
 """Schedule all pairs of nodes in as few rounds as possible, with each node in at most one pair per round.
 
-Uses the circle method for round-robin tournaments: node 0 keeps its seat, the others move on by one seat per round, and
-opposite seats form the pairs. If n is even, the schedule has n - 1 rounds. If n is odd, it has n rounds, each with one
-idle node.
+The schedule uses the circle method for round-robin tournaments: node 0 keeps its seat, the others move on by one seat
+per round, and opposite seats form the pairs. An even number n of nodes needs n - 1 rounds. An odd number n of nodes
+needs n rounds, each with one idle node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Group = TypeVar("Group", bound=tuple[int, ...])
 
 
 def schedule_pairs(nodes: int) -> list[list[Pair]]:
-    """Return the rounds for `nodes` nodes, each a list of pairs (lower, higher); each pair is in exactly one round."""
+    """Return the rounds for `nodes` nodes; a round is a list of pairs (lower, higher), and no pair occurs twice."""
     seats = nodes + nodes % 2  # with an odd number of nodes, the node opposite the empty seat is idle
     rounds = []
     for shift in range(seats - 1):
@@ -28,7 +28,7 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
     """Split groups of nodes into lists that can be measured at the same time: no machine occurs twice in a list.
 
-    `boot_ids` has the boot ID of each node's machine. Real nodes have different boot IDs, so one list has all groups.
+    `boot_ids` has the boot ID of each node's machine. Real nodes have different boot IDs, so they need only one list.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

@@ -1,7 +1,7 @@
 """The results of a preflight: samples of each direction of each link, and of each node.
 
 The result of a link is its best sample, because a disturbance makes some short samples worse but rarely all. The result
-of a node is the median of its samples, which are long, so a node that is disturbed in most samples is slow.
+of a node is the median of its samples, which are long, so a node that is disturbed in most samples counts as slow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DirectedLink:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The rate of the shortest transfer; None if the link is broken."""
+        """The rate in bytes/s of the shortest transfer; None if the link is broken."""
         return self.nbytes / min(self.transfers) if self.transfers and self.broken is None else None
 
     def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
@@ -50,14 +50,14 @@ class DirectedLink:
 
 @dataclass(slots=True)
 class PreflightResults:
-    """All samples of a run. Nodes are identified by their index in `nodes`.
+    """All samples of a preflight. Nodes are identified by their index in `nodes`.
 
     Args:
         nodes: names of the nodes.
         nbytes: size of the long message.
         links: list of samples for each (source, destination).
         speeds: list of samples for each node.
-        lost: the reason for each node that did not answer.
+        lost: for each node that did not answer, the reason why it counts as lost.
     """
 
     nodes: tuple[str, ...]
@@ -76,7 +76,7 @@ class PreflightResults:
             yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
     def compute_median_speed(self, node: int) -> NodeSpeed | None:
-        """Return the medians of a node's samples; None if it has none."""
+        """Return the medians of a node's speed samples; None if the node has no samples."""
         samples = self.speeds.get(node, [])
         if not samples:
             return None

@@ -1,7 +1,7 @@
-"""Check by TCP that every node reaches every other, without MPI, which would hang at startup over a broken link.
+"""Check over TCP that every node can reach every other node, without MPI, which hangs at startup if a link is broken.
 
 Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
-A node that no other node reached is lost. MPI starts over this network, even if it sends data over another.
+A node that no other node reached is lost. MPI starts over the TCP network, even if it sends data over another network.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ReachabilityServer:
     """Listen on `port`, accept connections of other nodes in background threads, and collect their reports.
 
     Attributes:
-        reports: for each node that reported, the reason for each node that it could not reach.
-        all_reported: event that node 0 sets when it needs no more reports. Node 0 acknowledges all reports after this
-            event. A node listens until its report is acknowledged, so that nodes that start later can reach it.
+        reports: for each node that sent a report, the nodes that it could not reach, each with the reason.
+        all_reported: event that node 0 sets when it needs no more reports, before it acknowledges any report. A node
+            listens until its report is acknowledged, so that nodes that start later can reach it.
     """
 
     def __init__(self, port: int) -> None:
@@ -70,7 +70,7 @@ class ReachabilityServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Greet a node; if it sends a report, store it, block until `all_reported` is set, and acknowledge it."""
+        """Send a greeting to a node; store the report that it may send, and acknowledge it after `all_reported`."""
         with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
             connection.settimeout(REPORT_LIMIT_S)
             stream.write(_HELLO)
@@ -91,8 +91,8 @@ class ReachabilityServer:
 def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
     """Connect to a node and send it a message; return the reason if that failed, else None.
 
-    Retries for `limit_s` seconds, as the node may not listen yet. A message with the key `failed` is a report, whose
-    acknowledgement this function also waits for.
+    Tries again for `limit_s` seconds, because the node may not listen yet. A message with the key `failed` is a report,
+    whose acknowledgement this function also waits for.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -114,7 +114,7 @@ def contact_node(host: str, port: int, message: dict[str, object], limit_s: floa
 
 
 def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: float) -> PreflightResults | None:
-    """Try to connect to all nodes; return all nodes' failures on node 0, None elsewhere. Collective over all nodes.
+    """Try to connect to all other nodes; return all nodes' results on node 0, else None. Collective over all nodes.
 
     Args:
         hosts: names of all nodes, in the same order on every node.
@@ -145,7 +145,7 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return results with the broken links and lost nodes that the reports imply.
 
-    `reports` is as in `ReachabilityServer`, plus an entry for node 0. Node 0 waited `limit_s` seconds for reports.
+    `reports` is as in `ReachabilityServer`, plus an entry for node 0, which waited `limit_s` seconds for reports.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):
