@@ -1,20 +1,18 @@
 """Symmetric buffers in CUDA memory, and stream fences: barriers of the work queued on several ranks' CUDA streams.
 
-A stream fence does not block the host until the device is done. A stream fence has three parts:
+A stream fence does not make the host wait for the device. In a stream fence, each rank first records a CUDA event on
+its current stream, behind all work queued so far. The hosts then pass a barrier (`NodeBarrier`), after which all events
+are recorded, and each rank makes its stream wait for the events of the other ranks.
 
-    record    record this rank's event on its current stream, behind all work queued so far
-    barrier   a barrier of the hosts (`NodeBarrier`): every rank has recorded its event
-    wait      make this rank's stream wait for the event of every other rank
+Work queued after a stream fence starts once everything queued before the fence is done on every rank. A stream fence
+needs the barrier of the hosts because a stream does not wait at all for an event that was never recorded.
 
-The host then continues. Work queued later starts once everything queued before the fence is done on every rank. The
-barrier is needed because a stream that waits for an event which was never recorded does not wait at all.
-
-Each rank has two events, for even and odd barriers. Two are enough: a wait refers to the latest record at the time of
-the call, rank A calls its waits of fence k before it enters barrier k + 1, and another rank records the same event
-again only for fence k + 2, after it has left barrier k + 1. With a single event a fast rank could record for fence
-k + 1 before A waits for fence k. The result would still be right, but A's next work would wait for work that the other
-rank queued after fence k, and the ranks would work one after another. Barriers of collectives in host memory also count
-as even or odd, on all ranks.
+Each rank has two CUDA events, one for fences with an even number and one for fences with an odd number. The barriers of
+collectives in host memory are numbered too, on all ranks. Two events per rank are enough: a stream waits for the record
+that is the latest when the wait is called, rank A calls its waits of fence k before it enters the barrier of fence
+k + 1, and another rank records the same event again only for fence k + 2, after that barrier. With a single event, a
+fast rank could record its event for fence k + 1 before a slow rank waits for fence k. With a single event, results
+would still be right, but work of the slow rank would wait for work that the fast rank queued after fence k.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 
@@ -47,7 +45,8 @@ _REMEDY: Final = (
 class StreamFences:
     """Barriers of the ranks' CUDA streams; the module's docstring explains them.
 
-    `own` are this rank's two events, for even and odd barriers of the hosts; `theirs` are those of each other rank.
+    `own` holds this rank's two CUDA events, the first for even and the second for odd barriers of the hosts; `theirs`
+    holds the two events of each other rank.
     """
 
     __slots__ = ("_barrier", "_cuda", "_own", "_theirs")
@@ -61,7 +60,7 @@ class StreamFences:
     def fence(self, stream: int) -> None:
         """Delay later work on `stream` until all work that any rank queued before this fence is done.
 
-        Collective over the node: blocks until every rank's host has called it, but not until the devices are done.
+        Collective over the node: blocks the host until every rank has called `fence`; does not wait for the devices.
         """
         turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
@@ -100,9 +99,10 @@ class DeviceAllocation:
 
 
 class SharedDeviceMemory:
-    """CUDA memory that the ranks `here` of a node share, for one communicator.
+    """The CUDA memory that the ranks `here`, all on one node, share for one communicator.
 
-    Made with the communicator's first device buffer, on the current device; collective over `comm`.
+    The constructor is collective over `comm`, runs when the communicator makes its first device buffer, and selects the
+    device that is current at that moment.
 
     Raises:
         UnavailableError: on every rank, if one rank has no CUDA device or its memory cannot be shared.
@@ -137,7 +137,7 @@ class SharedDeviceMemory:
     def empty(self, symmetric: SymmetricBuffers, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
         """Return this rank's uninitialised array of a new symmetric device buffer; collective.
 
-        Also frees earlier buffers whose free was deferred and that no rank maps any more.
+        `empty` also frees earlier buffers whose free was deferred and that no rank maps any more.
 
         Raises:
             UsageError: a negative extent or an unknown dtype.
@@ -161,7 +161,7 @@ class SharedDeviceMemory:
     def order_after_previous(self, stream: int, keeper: object) -> None:
         """Make the current `stream` wait for this rank's previous collective, if that was queued on another stream.
 
-        `keeper`, which keeps the stream alive, is itself kept until the next collective.
+        The object `keeper`, which keeps the stream alive, is referenced until the next collective.
         """
         last = self._last
         if last is None or last[0] != stream:
@@ -171,7 +171,7 @@ class SharedDeviceMemory:
             self._last = stream, keeper
 
     def free(self) -> None:
-        """Wait for the device and destroy the events; each buffer is freed after its last array is gone."""
+        """Wait for the device and destroy the fences' events; each buffer is freed after its last array is gone."""
         before = self.cuda.make_current()
         self.cuda.synchronize()
         self.fences.close()
@@ -179,7 +179,7 @@ class SharedDeviceMemory:
         self.cuda.destroy_event(self._switch)
         self.cuda.restore_current(before)
         self._last = None
-        # A slow rank that has left the last barrier may be about to wait for this rank's events.
+        # A slow rank may still make its stream wait for this rank's events, so these events are destroyed later.
         is_closed = partial(self._close_counters.is_closed_by_all, _EVENTS)
         defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
@@ -205,7 +205,7 @@ class SharedDeviceMemory:
         return own[0], mappings
 
     def _release_when_idle(self, release: Callable[[int], object], address: int) -> None:
-        """Block until all work queued on this device is done, since it may access `address`; then call `release`."""
+        """Block until all work queued on this device is done, since work may access `address`; then call `release`."""
         before = self.cuda.make_current()
         self.cuda.synchronize()
         release(address)
@@ -228,7 +228,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
-        """Unmap each mapping of a buffer when its last reference is gone; after the last mapping, count the close."""
+        """Unmap each mapping of a buffer when its last reference is gone; after the last, count the buffer closed."""
         left = len(mappings)
 
         def close(address: int) -> None:
@@ -249,10 +249,11 @@ def _cannot_share(reason: str) -> UnavailableError:
 def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
     """Return this rank's uninitialised CuPy array of a new symmetric device buffer; collective.
 
-    All device buffers of a communicator are on the device that was current at the first; ranks may share one.
+    A rank's device buffers are all on the device that was current for the communicator's first device buffer; several
+    ranks may share a device.
 
     Raises:
-        UsageError: a negative extent, an unknown dtype, or several nodes.
+        UsageError: a negative extent, an unknown dtype, or ranks on several nodes.
         MismatchError: ranks asked for different shapes or dtypes.
         UnavailableError: on every rank, if a rank has no CuPy, no device, too little memory, or memory that cannot be
             shared.

@@ -1,4 +1,4 @@
-"""The CUDA driver calls that the probes need, through ctypes; needs neither torch nor CuPy.
+"""The CUDA driver calls that tests of the GPU and of MPI need, made through ctypes without torch or CuPy.
 
 Function names and constants are those of NVIDIA's CUDA Driver API (cuda.h).
 """
@@ -15,7 +15,7 @@ HANDLE_NBYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
 class _IpcHandle(ctypes.Structure):
-    """`CUipcMemHandle`, a structure because the driver takes it by value."""
+    """The driver's type `CUipcMemHandle`, a structure because the driver takes it by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_NBYTES),)
 
@@ -47,7 +47,7 @@ class CudaDriver:
             raise RuntimeError(f"{name} returned {status} ({(error_name.value or b'unknown').decode()})")
 
     def query_int(self, name: str, *arguments: object) -> int:
-        """Return the integer that a driver function writes to its first argument."""
+        """Call a driver function and return the integer that it writes through its first argument."""
         result = ctypes.c_int(0)
         self.call(name, ctypes.byref(result), *arguments)
         return result.value

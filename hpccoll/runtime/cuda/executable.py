@@ -1,11 +1,11 @@
 """Collectives in CUDA memory, bound to buffers: they queue fused kernels and fences on the current stream.
 
-The ranks wait for each other on the host when they enter, exchange the locations of their buffers, and queue kernels
-and fences; the host does not wait for a device. Every buffer that other ranks access must be symmetric (`cupy_empty`).
-The current stream, CuPy's or torch's, is looked up in every call.
+A collective starts with a barrier of the hosts, in which the ranks exchange the locations of their buffers. After the
+barrier, each rank queues kernels and fences without waiting for its device. Every buffer that other ranks access must
+be symmetric (made by `cupy_empty` or `torch_empty`). Every call looks up the current stream of CuPy or torch.
 
-Cost: one launch for each chain of reduces between two fences (see `fuse`); for each fence an event record, a
-barrier of the node's ranks, and a stream wait for each other rank.
+Cost: at most one kernel launch for each chain of reduces between two fences (see `fuse`), and for each fence an event
+record, a barrier of the node's ranks, and a stream wait for each other rank.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeviceExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """Only the executable itself, which queues kernels and does not wait for the device."""
+        """The calls to time one by one: only this executable, because its kernels run later, on the device."""
         return (self,)
 
     def __call__(self) -> None:
@@ -70,7 +70,7 @@ class DeviceExecutable(PlanExecutable):
             device.cuda.restore_current(before)
 
     def start(self) -> None:
-        """Queue the collective; later work on the stream runs after it, so nothing is in flight for the host."""
+        """Queue the collective; later work on the stream runs after it, so the host has nothing to wait for."""
         self()
 
     def free(self) -> None:
@@ -79,7 +79,7 @@ class DeviceExecutable(PlanExecutable):
         self._queued, self._kept_scratch = [], None
 
     def _queue(self, device: SharedDeviceMemory) -> None:
-        """Wait for the node's ranks to enter, then queue launches and fences; prepare them if buffers have moved."""
+        """Wait for the node's ranks, then queue kernels and fences; prepare both again if a buffer has moved."""
         stream, keeper = self._call.module.current_stream()
         device.order_after_previous(stream, keeper)
         for step in self._before:
@@ -96,7 +96,7 @@ class DeviceExecutable(PlanExecutable):
             step()
 
     def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
-        """Raise on all ranks of the node: MismatchError if `alike` is None, else UsageError for the buffers."""
+        """Raise on all ranks: MismatchError if `alike`, the result of `enter`, is None, else UsageError."""
         if alike is None:
             self._context.node.raise_mismatch(self._facts)
         raise UsageError(
@@ -106,7 +106,7 @@ class DeviceExecutable(PlanExecutable):
         )
 
     def _prepare_launches(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
-        """Prepare kernels and fences for the buffer locations, two per rank; takes scratch, launches nothing.
+        """Prepare kernels and fences for the buffers at `locations`, two per rank; takes scratch, launches nothing.
 
         The plan's first fence is left out, because `_queue` already fences on entry.
         """

@@ -1,11 +1,11 @@
-"""Fuses the instructions between two node fences of a program into a few kernel launches.
+"""Fuses the instructions between two node fences (barriers of a node's ranks) into a few kernel launches.
 
-Instructions on equally many elements whose memory ranges coincide form a chain: each element is loaded once, reduced in
-registers, and stored to every output. Chains of the same kind that are independent of each other become rows of one
-launch.
+Instructions that share a memory range and have equally many elements form a chain: each element is loaded once, reduced
+in registers, and stored to every output. Independent chains of the same operations run in one kernel launch, which
+takes a row of addresses for each chain.
 
-All ranges are compared by address, so that two ranges of the same memory (input and output of an in-place collective)
-are recognized.
+Memory ranges are compared by address, because two of them may be the same memory, such as the input and the output of
+an in-place collective.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.runtime.lowering import LocalInstruction, MemoryRange, NodeFence
 
 @dataclass(frozen=True, slots=True)
 class AddressRange:
-    """Bytes of memory that this device can access."""
+    """A range of addresses in memory that this device can access."""
 
     address: int
     nbytes: int
@@ -32,9 +32,10 @@ class AddressRange:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel launch: a chain applied to rows, with accesses of `width` bytes.
+    """One kernel launch: a chain of instructions applied to rows of addresses, with accesses of `width` bytes.
 
-    `rows` are in the format of `kernels.generate_source`; `units` is the largest number of whole units of a row.
+    `rows` has the format that `kernels.generate_source` documents; `units` is the largest number of whole units
+    (`KernelSpec.unit` bytes) of a row.
     """
 
     chain: FusedChain
@@ -45,7 +46,7 @@ class KernelLaunch:
 
 @dataclass(slots=True)
 class _FusionGroup:
-    """Instructions on the same elements: their loads, reduces and stores."""
+    """A group of instructions on the same elements: its loads, reduces and stores."""
 
     function: str
     nbytes: int
@@ -64,14 +65,14 @@ class _FusionGroup:
         self.registers[out] = self.stores[out] = registers[0]
 
     def _register(self, operand: AddressRange) -> int:
-        """Return the register that holds an operand; add a load if none does."""
+        """Return the register that holds an operand; add a load if no register holds it."""
         if operand not in self.registers:
             self.loads.append(operand)
             self.registers[operand] = -len(self.loads)
         return self.registers[operand]
 
     def can_add(self, operands: Sequence[AddressRange], out: AddressRange, nbytes: int) -> bool:
-        """Whether an instruction fits: it shares a range with the group, and overlapping ranges coincide exactly."""
+        """Whether an instruction fits the group: it shares a range with the group, and overlapping ranges are equal."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
@@ -80,12 +81,12 @@ class _FusionGroup:
         return coincide and any(place in known for place in mine)
 
     def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
-        """Whether the result depends on the order of this group and of instructions with these loads and stores."""
+        """Whether instructions with these loads and stores give another result before this group than after it."""
         written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
         return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
-        """Return the group as a chain. Elements that are only copied are copied as bytes, whatever their type."""
+        """Return the group as a `FusedChain`. Elements that are only copied are treated as bytes."""
         count = len(self.loads)
 
         def number(register: int) -> int:
@@ -103,10 +104,10 @@ def plan_launches(
     function: str,
     dtype: DType,
 ) -> list[list[KernelLaunch]]:
-    """Return the launches before the first node fence, those between the first and the second, and so on.
+    """Return the kernel launches of each phase, one list per phase; node fences separate the phases.
 
-    `extent` maps a memory range to addresses; `function` is NumPy's name of the reduction. No other rank reads
-    `scratch`: stores to it that nothing loads later are left out.
+    `extent` maps a memory range to addresses; `function` is NumPy's name of the reduction. Stores to
+    `scratch` that nothing loads later are left out, because no other rank reads `scratch`.
     """
     phases: list[list[_FusionGroup]] = [[]]
     for instruction in instructions:
@@ -125,10 +126,10 @@ def plan_launches(
 
 
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
-    """Add an instruction to the latest group that it fits and may move to, or to a new group.
+    """Add an instruction to the latest group of instructions that it fits and may move to, else to a new group.
 
-    An instruction may move past a group if the result does not depend on their order. The last of `ranges` is the
-    output.
+    An instruction may move ahead of a group if the result does not depend on the order of the two. The last of `ranges`
+    is the instruction's output.
     """
     *operands, out = ranges
     for group in reversed(groups):
@@ -142,7 +143,7 @@ def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], fu
 
 
 def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
-    """Yield launches: independent groups with the same chain and access width become rows of one launch."""
+    """Yield kernel launches: independent groups with the same chain and access width become rows of one launch."""
     batches: list[tuple[FusedChain, int, list[_FusionGroup]]] = []
     for group in groups:
         if not group.stores:
@@ -177,7 +178,7 @@ def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DTyp
 
 
 def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
-    """Return a row of a launch: addresses, elements before the first whole unit, whole units, elements after."""
+    """Return a row of a launch: addresses, then the counts of leading elements, whole units and trailing elements."""
     addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
     unit = max(width, itemsize)
     head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0

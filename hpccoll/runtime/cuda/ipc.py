@@ -1,10 +1,10 @@
 """The CUDA runtime calls behind symmetric device memory (through CuPy), and the deferred freeing of that memory.
 
 CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMallocAsync. CUDA puts small allocations
-together in blocks of 2 MiB, and IPC shares whole blocks. Sizes are therefore rounded up to whole blocks.
+together in blocks of 2 MiB, and IPC shares whole blocks. `allocate` therefore rounds sizes up to whole blocks of 2 MiB.
 
-Freeing memory that another process still has mapped is undefined behaviour. So when the last array over an allocation
-is gone, `defer_free` frees the allocation once every other rank has closed its mapping.
+Freeing memory that another process still has mapped is undefined behaviour. `defer_free` therefore frees an allocation
+whose last array is gone only once every other rank has closed its mapping.
 Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
@@ -22,14 +22,14 @@ from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_
 
 BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks
 SLOTS: Final = 512  # close counters per rank
-# Deferred frees of all communicators, as (can_free, free): a later communicator frees what a closed one left.
+# Deferred frees of all communicators as (can_free, free), so memory of a closed communicator can still be freed.
 _DEFERRED: Final[deque[tuple[Callable[[], bool], Callable[[], object]]]] = deque()
 
 
 class CudaRuntime:
-    """The CUDA calls behind symmetric memory, for the device that is current when this is made, through CuPy.
+    """CuPy's CUDA calls behind symmetric memory, for the device that is current when the object is made.
 
-    Addresses, events and streams are CUDA's integers.
+    Addresses, events and streams are integers, as in CUDA's runtime API.
 
     Raises:
         UnavailableError: CuPy is not installed, or there is no working CUDA device.
@@ -51,7 +51,7 @@ class CudaRuntime:
             self.processors = int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, self._device))
         except runtime.CUDARuntimeError as error:
             raise UnavailableError(f"no CUDA device works here ({error}); see `hpccoll doctor`") from error
-        # CuPy's own functions, without a Python function around them.
+        # These attributes are CuPy's functions themselves, so that no Python function is called in between.
         self.record_event, self.destroy_event = runtime.eventRecord, runtime.eventDestroy
         self.export_event, self.open_event = runtime.ipcGetEventHandle, runtime.ipcOpenEventHandle
         self.export_memory, self.close_memory = runtime.ipcGetMemHandle, runtime.ipcCloseMemHandle
@@ -70,7 +70,7 @@ class CudaRuntime:
         return current
 
     def restore_current(self, device: int) -> None:
-        """Make the device with this number current again."""
+        """Make device number `device` current again."""
         if device != self._device:
             self._runtime.setDevice(device)
 
@@ -79,7 +79,7 @@ class CudaRuntime:
         return int(self._runtime.malloc(max(-(-nbytes // BLOCK), 1) * BLOCK))
 
     def open_memory(self, handle: bytes) -> int:
-        """Map another process's allocation, given its IPC handle, and return its address here."""
+        """Map another process's allocation, given its IPC handle, and return its address in this process."""
         return int(self._runtime.ipcOpenMemHandle(handle, self._runtime.cudaIpcMemLazyEnablePeerAccess))
 
     def wrap_memory(self, address: int, nbytes: int, owner: object) -> FlatArray:
@@ -89,7 +89,7 @@ class CudaRuntime:
         return self._cupy.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(memory, 0))
 
     def create_event(self, *, shared: bool) -> int:
-        """Create an event without timing; a `shared` one can be exported to other processes."""
+        """Create a CUDA event without timing; a `shared` event can be exported to other processes."""
         runtime = self._runtime
         flags = runtime.eventDisableTiming | (runtime.eventInterprocess if shared else 0)
         return int(runtime.eventCreateWithFlags(flags))
@@ -105,16 +105,16 @@ class CudaRuntime:
         return self._kernels[kernel]
 
     def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
-        """Queue a kernel on a stream; `parameters` is the address of the array of its parameters' addresses."""
+        """Queue a kernel on a stream; `parameters` points to an array with the address of each kernel parameter."""
         self._launch(function.ptr, grid[0], grid[1], 1, THREADS, 1, 1, 0, stream, parameters, 0)
 
 
 class IpcCloseCounters:
-    """Counters in shared host memory: each rank counts, per slot of buffers, the mappings that it has closed.
+    """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    A buffer's slot is its number modulo SLOTS. All mappings of a slot are closed when every other rank has closed as
-    many as the slot has buffers. Buffers that share a slot are thus freed later than necessary, never too early. This
-    rank writes the counters `own` and reads those of the `others`.
+    Buffer b is counted in slot b modulo SLOTS, one of a rank's SLOTS counters. No other rank maps a buffer of a slot
+    when each of their counters equals the number of buffers in the slot. Buffers that share a slot are thus freed later
+    than necessary, never too early. This rank writes the counters `own` and reads the counters `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:
@@ -122,11 +122,11 @@ class IpcCloseCounters:
         self._made = [0] * SLOTS
 
     def add_buffer(self, number: int) -> None:
-        """Count a new buffer in its slot."""
+        """Count a new buffer in its slot, `number` modulo SLOTS."""
         self._made[number % SLOTS] += 1
 
     def count_close(self, number: int) -> None:
-        """Count, visibly to the other ranks, that this rank has closed its mappings of a buffer."""
+        """Record for the other ranks that this rank has closed its mappings of a buffer."""
         self._own[number % SLOTS] += 1
 
     def is_closed_by_all(self, number: int) -> bool:
@@ -142,7 +142,7 @@ def defer_free(can_free: Callable[[], bool], free: Callable[[], object]) -> None
 
 
 def free_ready() -> int:
-    """Free all deferred memory that no other rank maps any more, and return how many entries still wait."""
+    """Free all deferred memory that no other rank maps any more, and return the number of frees still deferred."""
     unchecked = len(_DEFERRED)
     while unchecked and _DEFERRED:  # a finalizer may call this function again meanwhile
         unchecked -= 1

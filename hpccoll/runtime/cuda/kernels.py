@@ -1,15 +1,16 @@
-"""Generates the CUDA C++ source of fused kernels. A kernel loads, reduces and stores each element in registers.
+"""Generates the CUDA C++ source of fused kernels, which load elements into registers, reduce them and store results.
 
-The source also compiles as plain C++, where `run_on_host` does the work of the device's threads. So tests without a GPU
-can compare the arithmetic with NumPy's.
+The source also compiles as plain C++, where `run_on_host` does the work of the device's threads. Tests without a GPU
+can therefore compare a kernel's arithmetic with NumPy's.
 
-Bits: a kernel reduces in the plan's order, and its results equal those of `replay`, which rounds after every reduction.
+A kernel reduces in the plan's order and rounds after every reduction, as `replay` does, so the results are bit-equal.
 Float16 and bfloat16 are reduced in float32 and rounded to nearest even after each step. Minimum and maximum return NaN
 if either operand is NaN; of +0 and -0 they return what NumPy returns: the left operand for float16, the right one for
-all other types. Complex products are NumPy's: real = fma(a.re, b.re, -(a.im b.im)), imaginary = fma(a.re, b.im,
-a.im b.re); the compiler must not fuse any other product and sum. Integers wrap around, and booleans are 0 or 1.
+all other types. Complex products are computed as in NumPy: real = fma(a.re, b.re, -(a.im b.im)), imaginary =
+fma(a.re, b.im, a.im b.re). The option -fmad=false keeps the compiler from fusing any other product and sum. Integers
+wrap around, and booleans are 0 or 1.
 
-Memory: a kernel accesses the widest words that the alignment of all addresses of a row allows, at most 16 bytes.
+A kernel accesses memory in the widest words that the alignment of all addresses of a row allows, at most 16 bytes.
 Elements before the first whole word and after the last whole word are accessed one by one.
 Source: CUDA C++ Programming Guide, "Device Memory Accesses" (16-byte accesses must be aligned to 16 bytes).
 """
@@ -49,7 +50,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """The instructions that a kernel runs on each element. Register numbers count the loads first, then the reduces."""
+    """The instructions that a kernel runs on each element. Registers are numbered by loads first, then by reduces."""
 
     function: str  # NumPy's name of the reduction; empty if elements are only copied
     dtype: str  # the element type; uint8 if elements are only copied
@@ -59,18 +60,18 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """Number of 64-bit words of a row: one per address, and `EDGES`."""
+        """Number of 64-bit words of a row: one per address, and `EDGES` counts."""
         return self.loads + len(self.stores) + EDGES
 
     @property
     def most_rows(self) -> int:
-        """The largest number of rows of one launch."""
+        """The largest number of rows that one kernel launch can take."""
         return max(_PARAMETERS // (8 * self.words), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A chain to be compiled for accesses of `width` bytes and up to `rows` rows per launch."""
+    """A chain of instructions to compile for accesses of `width` bytes and up to `rows` rows of addresses."""
 
     chain: FusedChain
     width: int
@@ -78,26 +79,26 @@ class KernelSpec:
 
     @property
     def unit(self) -> int:
-        """Bytes that a thread loads from an address at a time: one word, or one element if that is larger."""
+        """Bytes that a thread loads from an address at a time: one word, or one element if elements are larger."""
         return max(self.width, get_dtype(self.chain.dtype).itemsize)
 
     @property
     def unrolled(self) -> int:
-        """Number of units that a thread loads from each address before it stores."""
+        """Number of units (of `unit` bytes) that a thread loads from each address before it stores."""
         return max(1, min(_MOST_UNROLLED, _IN_FLIGHT // max(self.chain.loads, 1)))
 
 
 def round_up_rows(chain: FusedChain, wanted: int) -> int:
-    """Return the number of rows to compile for: one of a few numbers, so that few kernels are compiled."""
+    """Return the number of rows to compile a kernel for: `wanted`, rounded up so that few kernels are compiled."""
     return min(next(size for size in (1, 8, 64, 512) if wanted <= size), chain.most_rows)
 
 
 def generate_source(kernel: KernelSpec) -> str:
     """Return the C++ source of a kernel named `fused`, which takes its rows by value.
 
-    CUDA blocks (x, y) work on row y; the threads of all blocks x share that row. A row is 64-bit words: the addresses
-    to load from, the addresses to store to, the number of elements before the first whole unit, of whole units, and of
-    elements after the last one.
+    CUDA block (x, y) works on row y; the threads of all blocks with the same y share the row. A row consists of 64-bit
+    words: the addresses to load from, the addresses to store to, then the number of elements before the first whole
+    unit, of whole units, and of elements after the last whole unit.
     """
     chain = kernel.chain
     small = min(kernel.width, get_dtype(chain.dtype).itemsize)
@@ -121,7 +122,7 @@ def generate_source(kernel: KernelSpec) -> str:
 
 
 def _body(chain: FusedChain) -> str:
-    """Return the body of `process_units`. All loads come first, because a store may overwrite a loaded address."""
+    """Return the C++ body of `process_units`. All loads precede all stores, which may overwrite loaded addresses."""
     registers = chain.loads + len(chain.reduces)
     lines = [f"    Unit<W, BYTES, U> {', '.join(f'r{i}' for i in range(registers))};"]
     lines += [f"    r{i}.load(row[{i}] + at, stride);" for i in range(chain.loads)]
@@ -150,7 +151,7 @@ def _reduction(chain: FusedChain) -> str:
 
 
 def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str:
-    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield `a` or `b` itself."""
+    """Return the C++ expression that reduces the floats `left` and `right`; min and max select operand `a` or `b`."""
     if function in _SIGNS:
         return f"{left} {_SIGNS[function]} {right}"
     sign = _ORDER[function] + ("=" if ties_left else "")
@@ -167,7 +168,7 @@ def _integer(chain: FusedChain) -> str:
     if chain.function in _ORDER:
         return f"return a {_ORDER[chain.function]} b ? a : b;"
     sign = _SIGNS.get(chain.function) or _BITS[chain.function]
-    # Unsigned and at least as wide as int: overflow then wraps instead of being undefined behaviour.
+    # Arithmetic in an unsigned type at least as wide as int wraps on overflow; signed overflow is undefined.
     wide = "unsigned long long" if get_dtype(chain.dtype).itemsize == 8 else "unsigned int"
     return f"return (T)(({wide})a {sign} ({wide})b);"
 

@@ -1,12 +1,11 @@
-"""Test whether the MPI library accepts device memory, one operation at a time.
+"""Tests whether the MPI library accepts device memory, one operation at a time.
 
-What an MPI library reports about its own CUDA support has been wrong in both directions, and a library without CUDA
-support crashes on a device pointer. Each operation therefore runs in a separate MPI job,
+MPI libraries have claimed CUDA support that they lack and denied support that they have. A library without CUDA support
+crashes on a device pointer. Each operation is therefore tested in a separate MPI job, which may crash or hang. The
+command of each process is `python -m hpccoll.runtime.cuda.probe OPERATION device|host`.
 
-    python -m hpccoll.runtime.cuda.probe OPERATION device|host
-
-which may crash or hang. With `host`, the same code runs without a GPU. Device buffers are allocated by cuMemAlloc and
-passed to MPI by address, so neither torch nor CuPy is needed. A job of one rank proves nothing about the network.
+With the argument `host`, the probe uses host memory and needs no GPU. Device buffers are allocated by cuMemAlloc and
+passed to MPI by address, so neither torch nor CuPy is needed. A probe of one rank does not test the network.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ def probe_operation(
 ) -> CommandResult:
     """Run an operation of OPERATIONS on device or host memory in a separate MPI job, and return how the job ended.
 
-    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. The job is killed after `limit_s`.
+    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. The job is killed after `limit_s`
+    seconds.
     """
     arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory]
     with standalone_mpi_environment() as environ:
@@ -76,7 +76,7 @@ def has_passed(result: CommandResult) -> bool:
 
 
 def _allow_any_slots() -> dict[str, str]:
-    """Return the settings with which Open MPI's mpirun starts two ranks on any machine; MPICH ignores them."""
+    """Return environment variables that let Open MPI's mpirun start two ranks on any machine; MPICH ignores them."""
     settings = {
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
@@ -87,7 +87,7 @@ def _allow_any_slots() -> dict[str, str]:
 
 
 class HostMemory:
-    """Host memory by address, allocated, written and read like `CudaDriver`'s; freed with this object."""
+    """Host memory with `CudaDriver`'s methods to allocate, write and read by address; freed with this object."""
 
     def __init__(self) -> None:
         self._blocks: list[Any] = []
@@ -105,7 +105,7 @@ class HostMemory:
 
 
 def _open_gpu(rank: int) -> CudaDriver:
-    """Return the driver of GPU `rank` modulo the number of GPUs."""
+    """Return a CUDA driver with a context on GPU number `rank` modulo the number of GPUs."""
     return CudaDriver(rank % max(1, CudaDriver(device=None).count_devices()))
 
 
@@ -115,7 +115,7 @@ def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> Non
 
 
 def _send_persistent(mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
-    """Do the same as `_send_to_next` with persistent requests."""
+    """Send to the next rank and receive from the previous one, by persistent requests."""
     receive = comm.Recv_init(recv, (comm.rank - 1) % comm.size, 0)
     requests = [receive, comm.Send_init(send, (comm.rank + 1) % comm.size, 0)]
     mpi.Prequest.Startall(requests)
@@ -135,9 +135,9 @@ def _block(buffer: MpiBuffer, ranks: int) -> MpiBuffer:
     return [memory[: len(memory) // ranks], datatype]
 
 
-# Per operation: the MPI call, and the expected start of rank's receive buffer as a function of (rank, ranks, count).
-# Every rank contributes `count` elements of value rank + 1; all_gather, all_to_all and reduce_scatter use blocks of
-# count / ranks elements.
+# For each operation: the MPI call, and the first elements that a rank receives, computed from (rank, ranks, count).
+# Every rank sends elements of value rank + 1.
+# A block of all_gather, all_to_all or reduce_scatter has count / ranks elements.
 OPERATIONS: dict[str, tuple[CallOperation, ExpectResult]] = {
     "send_recv": (_send_to_next, lambda rank, n, count: [float((rank - 1) % n + 1)] * count),
     "persistent": (_send_persistent, lambda rank, n, count: [float((rank - 1) % n + 1)] * count),
@@ -166,7 +166,7 @@ OPERATIONS: dict[str, tuple[CallOperation, ExpectResult]] = {
 
 
 def run_operation(operation: str, where: str) -> str:
-    """Run an operation of OPERATIONS on all ranks of this job, in `device` or `host` memory, and return a sentence.
+    """Test an operation of OPERATIONS on all ranks of this job in `device` or `host` memory; return a success message.
 
     Collective; starts MPI.
 
@@ -180,7 +180,7 @@ def run_operation(operation: str, where: str) -> str:
         count = minimum - minimum % comm.size
         nbytes = count * _FLOAT_NBYTES
         source, result = memory.allocate(nbytes), memory.allocate(nbytes)
-        # write() synchronises: MPI knows of no stream and must find both buffers filled.
+        # `write` returns only when the copy is done, because MPI does not wait for a CUDA stream.
         memory.write(source, _to_float32([comm.rank + 1.0] * count))
         memory.write(result, _to_float32([-1.0] * count))
         send, recv = ([mpi.memory.fromaddress(address, nbytes), mpi.FLOAT] for address in (source, result))

@@ -1,4 +1,4 @@
-"""Two-level collectives: shared memory within nodes and messages between them, pipelined.
+"""Two-level collectives: shared memory within nodes and messages between nodes, pipelined.
 
-Start with executable.py; pipeline_task.py runs one segment of a collective.
+Start reading in executable.py; pipeline_task.py runs one segment of a collective.
 """

@@ -1,9 +1,9 @@
 """Two-level collectives bound to buffers: shared memory within nodes, messages between nodes, pipelined over slots.
 
-While the messages of some segments cross between nodes, this rank reduces the next segment and stores the previous one,
-so the network is busy as long as segments are left. The ranks of a node enter together and agree whether they access
-each other's buffers in place or through the slots. The messages between nodes are the same in both cases, so the nodes
-may choose differently.
+While messages of some segments travel between nodes, a rank reduces the next segment and stores the previous one, so
+the network stays busy until the last segment. The ranks of a node start a collective together and agree whether they
+access each other's buffers in place or through slots (shared memory). Messages between nodes are the same for access in
+place and through slots, so each node may choose either.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TwoLevelExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """Only the executable itself, because its segments overlap in time."""
+        """The calls to time one by one: only this executable, because its segments overlap in time."""
         return (self,)
 
     def __call__(self) -> None:
@@ -86,9 +86,9 @@ class TwoLevelExecutable(PlanExecutable):
                 backoff.pause()
 
     def start(self) -> Pipeline:
-        """Block until the ranks of the node have entered, and return the pipeline in flight.
+        """Block until all ranks of the node have started the collective, and return the pipeline in flight.
 
-        Only one pipeline at a time uses a node's slots: an earlier pipeline is completed first.
+        An earlier pipeline of the node is completed first, because only one at a time can use the slots.
         """
         self._require_live()
         node = self._context.node
@@ -107,7 +107,7 @@ class TwoLevelExecutable(PlanExecutable):
         self._programs, self._scratch_memory = [], None
 
     def _require_host_memory(self) -> None:
-        """Raise UnavailableError without shared memory, and UsageError for device memory."""
+        """Raise UnavailableError if the node cannot share memory, and UsageError if the buffers are device memory."""
         full_name = "/".join(map(str, self._facts[:2]))
         self._context.node.require_memory(full_name)
         if self._call.module.on_device:
@@ -117,7 +117,7 @@ class TwoLevelExecutable(PlanExecutable):
             )
 
     def _cut_segments(self) -> list[ChunkSegment]:
-        """Return the segments of the chunks, the same on all ranks."""
+        """Return the segments into which the chunks are cut, the same on all ranks."""
         plan, itemsize, slot_bytes = self.plan, self._call.dtype.itemsize, self._context.node.slot_bytes
         sizes = chunk_sizes(plan, self._call.count)
         room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by at most one element
@@ -131,7 +131,7 @@ class TwoLevelExecutable(PlanExecutable):
         )
 
     def _enter(self) -> None:
-        """Block until the node's ranks have entered; lower the plan again if buffers have moved since the last run."""
+        """Block until all ranks of the node start the run; lower the plan again if a buffer has moved."""
         node = self._context.node
         alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
         if alike is None:
@@ -141,7 +141,7 @@ class TwoLevelExecutable(PlanExecutable):
             self._lower_segments(locations)
 
     def _lower_segments(self, locations: tuple[int, ...]) -> None:
-        """Lower every segment for access in place at `locations`, or through the slots if `locations` is empty."""
+        """Lower every segment for access to buffers at `locations`, or to the slots if `locations` is empty."""
         self._actions.clear()
         self._locations = locations
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
@@ -150,7 +150,7 @@ class TwoLevelExecutable(PlanExecutable):
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.slots))
 
     def _get_actions(self, number: int) -> list[Action]:
-        """Return the actions of a segment; the first call for a segment binds its actions."""
+        """Return the actions of a segment; the first call for a segment binds them to memory."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]

@@ -1,7 +1,7 @@
-"""A pipeline task runs one segment of a two-level collective in a slot, and never blocks.
+"""A pipeline task runs one segment of a two-level collective in a slot (shared memory of a node), and never blocks.
 
-`PipelineTask.advance` returns instead of waiting, and is called again later. It also returns after CALLS_PER_POLL
-actions, so that the messages of other tasks make progress.
+`PipelineTask.advance` returns instead of waiting, and is called again later. `PipelineTask.advance` also returns after
+CALLS_PER_POLL local calls, so that the messages of other tasks make progress.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bind_actions(
     group: list[Reduce | Copy] = []
 
     def bind_group() -> None:
-        """Append the calls of the pending reduces and copies."""
+        """Append the calls of the pending reduces and copies to `actions`."""
         actions.extend((_CALL, call) for call in binder.bind(group))
         group.clear()
 
@@ -53,7 +53,7 @@ def bind_actions(
 
 
 class PipelineTask:
-    """A segment in flight; it begins when all ranks have released the previous segment of its slot."""
+    """A segment in flight; it begins when all ranks of the node have finished the slot's previous segment."""
 
     __slots__ = ("_actions", "_arrived", "_begun", "_next", "_requests", "_slot", "done")
 

@@ -1,6 +1,6 @@
-"""Lowering: one rank's column of a plan becomes a `Program` of instructions on ranges of memory.
+"""Lowers one rank's part of a plan (its column) to a `Program` of instructions on ranges of memory.
 
-Start with `lower_plan` in lowering.py, and with the instructions in program.py.
+Start reading with `lower_plan` in lowering.py and the instructions in program.py.
 """
 
 from __future__ import annotations

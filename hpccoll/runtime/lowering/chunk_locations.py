@@ -1,8 +1,8 @@
 """The memory location of each chunk of one rank while its plan is lowered.
 
-Every chunk has a home: the user's output if the rank's result contains the chunk, scratch memory otherwise. An input
-chunk starts in the user's input and is read from there until its value in the home is written. Thus no chunk is copied
-only to be reduced into.
+Every chunk has a home, where its new values are stored: the node's shared memory if other ranks access the chunk there,
+the user's output if the rank's result contains the chunk, else scratch memory. An input chunk is read from the user's
+input until a new value is stored in its home, so no chunk is copied only to be reduced into.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
 class ChunkLocations:
-    """The current locations of the chunks of `rank`, their homes, and free scratch; changes while rounds are lowered.
+    """The current locations and the homes of the chunks of `rank`, and free scratch memory, updated round by round.
 
     Args:
         sizes: elements of each chunk, shape (C,).
         used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
-        in_slot: whether the chunk lives in this rank's slot of the node's shared memory, packed there, shape (C,).
+        in_slot: whether the chunk's home is this rank's slot in the node's shared memory, shape (C,).
         separate: whether neighbouring chunks must not be merged, because the user's memory has gaps between them.
     """
 
@@ -58,25 +58,25 @@ class ChunkLocations:
         return np.asarray(ends - self.sizes, np.int64)
 
     def take_scratch(self, count: int) -> MemoryRange:
-        """Return the next `count` elements of LANDING, which stay in use until `reset_scratch`."""
+        """Return the next `count` elements of the LANDING scratch memory, which stay in use until `reset_scratch`."""
         begin, self._landing_used = self._landing_used, self._landing_used + count
         self.landing = max(self.landing, self._landing_used)
         return MemoryRange(MemoryKind.LANDING, begin, self._landing_used)
 
     def reset_scratch(self) -> None:
-        """Make all of LANDING free again."""
+        """Mark all of the LANDING scratch memory as free."""
         self._landing_used = 0
 
     def current_ranges(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return where the chunks are now. Adjacent ranges are merged and empty ones left out."""
+        """Return the ranges that hold the chunks now. Adjacent ranges are merged, and empty ranges left out."""
         return self.merge_ranges(chunks, self._current[chunks])
 
     def home_ranges(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return the homes of the chunks. Adjacent ranges are merged and empty ones left out."""
+        """Return the ranges of the chunks' homes. Adjacent ranges are merged, and empty ranges left out."""
         return self.merge_ranges(chunks, self._home[chunks])
 
     def ranges_in(self, memory: MemoryKind, chunks: IntArray) -> list[MemoryRange]:
-        """Return the ranges of the chunks in one memory. Adjacent ranges are merged and empty ones left out."""
+        """Return the chunks' ranges in one kind of memory. Adjacent ranges are merged, and empty ranges left out."""
         return self.merge_ranges(chunks, np.full(len(chunks), memory))
 
     def get_home_memories(self, chunks: IntArray) -> IntArray:
@@ -101,7 +101,7 @@ class ChunkLocations:
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return the ranges of chunks, chunk i in `memory[i]`. Adjacent ranges are merged and empty ones left out."""
+        """Return the ranges of `chunks[i]` in `memory[i]`. Adjacent ranges are merged, and empty ranges left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():
@@ -120,7 +120,7 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of ranges with equally many elements into pieces that correspond, and return these pieces."""
+    """Cut lists of ranges, equal in total elements, at the same offsets; return tuples of matching pieces."""
     cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
     return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 

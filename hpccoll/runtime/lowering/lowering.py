@@ -1,4 +1,4 @@
-"""Lowering a plan: one rank's column of rounds becomes a program of messages, loads, stores, reduces and copies."""
+"""Lowers one rank's rounds of a plan to a program of receives, sends, waits, reduces, copies and fences."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def lower_plan(
     staged: bool = False,
     sizes: IntArray | None = None,
 ) -> Program:
-    """Return the program of `rank`.
+    """Return the program of `rank`: the instructions of all rounds in order.
 
     Args:
-        plan: a plan that `check` proves. The program of any other plan may hang or compute a wrong result.
+        plan: a plan that `check` proves. The program of a plan that `check` rejects may hang or compute a wrong
+            result.
         count: elements of the vector, or of one block.
         itemsize: bytes per element.
         in_place: whether input and output share memory for the chunks that are in both.
-        on_device: whether the memory is a device's, which no other rank's core caches.
+        on_device: whether the buffers are device memory, which the cores of other ranks do not cache.
         staged: whether loads and stores use the slots of the node's ranks instead of the user's own memory.
-        sizes: elements of each chunk, if only one segment of each is run; ranges of chunks are then never merged.
+        sizes: elements of each chunk in one segment, for a program that runs only this segment; None for whole chunks.
     """
     column, separate = plan.column(rank), sizes is not None
     rounds = list(column)
@@ -57,7 +58,7 @@ def _lower_rounds(
     node: SharedMemoryLowering | None,
     locations: ChunkLocations,
 ) -> None:
-    """Append the instructions of all rounds, then copy the missing outputs to the result."""
+    """Append the instructions of all rounds, then copies of the missing outputs to the result."""
     if node is not None:
         node.begin(locations)
     for t, steps in enumerate(rounds):

@@ -1,17 +1,18 @@
-"""Lowers rounds of messages to instructions: cuts segments, uses scratch, and orders accesses that would conflict.
+"""Lowers rounds of messages to instructions: cuts messages, uses scratch memory, and orders conflicting accesses.
 
 In a plan's round, all reads see the state at the start of the round and all arrivals take effect at its end. Lowering
-turns this into an order of instructions. A message is received directly into its chunks' home unless this round still
-reads that memory; otherwise it is received into scratch, and copied or reduced once the sends that read the home are
-complete. A message whose chunks are not contiguous is packed first.
+orders the instructions so that messages in sequence have this effect. A message is received directly into the home of
+its chunks unless the round still reads the home or reduces into it. A message that cannot be received into the home
+goes to scratch, and is copied or reduced once the sends that read the home are complete. A message whose chunks are not
+contiguous is packed before it is sent.
 
-A message with a size in PRIVATE is also packed if the round overwrites its memory. The receiver's core then caches no
-line of that memory, so writing to it need not wait for lines to be invalidated (up to 2.4 times faster on one host,
-bench/README.md).
+A message whose size is in the range PRIVATE is also packed if the round overwrites the memory that it is sent from. The
+receiver's core then caches only the packed copy, so the sender overwrites the original memory without waiting for cache
+lines to be invalidated (up to 2.4 times faster on one host, bench/README.md).
 
-Messages above SEGMENT bytes are cut into segments. A reduction receives into WINDOW segments of scratch, used in turn,
-so that scratch stays in the cache and is bounded for messages of any size. Sender and receiver make the same cuts,
-because these depend only on the number of elements.
+Messages above SEGMENT bytes are cut into segments. A message to be reduced is received into WINDOW segments of scratch,
+used in turn, which stay in the cache however long the message is. Sender and receiver cut a message at the same
+elements, because the cuts depend only on the number of elements.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: for other sizes packing co
 
 
 class RankMove(NamedTuple):
-    """One rank's part of a `Move`; `dest` is NO_PEER if the rank does not send, `source` if it does not receive."""
+    """One rank's part of a `Move`; `dest` is NO_PEER without a send, and `source` is NO_PEER without a receive."""
 
     dest: int
     source: int
@@ -45,7 +46,8 @@ class RankMove(NamedTuple):
 def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
     """Return (start, stop) of each segment of a message of `count` elements.
 
-    Segments are equal and about SEGMENT bytes long; there are at most MOST_SEGMENTS.
+    The number of segments is the message size divided by SEGMENT, rounded up, at most MOST_SEGMENTS. Segments of a
+    message differ by at most one element.
     """
     segments = min(max(1, -(-count * itemsize // SEGMENT)), MOST_SEGMENTS)
     return [(count * j // segments, count * (j + 1) // segments) for j in range(segments)]
@@ -53,7 +55,7 @@ def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class IncomingMessage:
-    """A message that this round receives, or the rank's own operand, which is handled as a message."""
+    """A message that the rank receives in a round, or the rank's own operand, which is treated as a message."""
 
     peer: int  # the sender
     op: int  # how the message is combined with the rank's chunks
@@ -69,7 +71,7 @@ class MessageLowering:
 
     Args:
         itemsize: bytes per element.
-        on_device: whether the memory is a device's, which no other rank's core caches.
+        on_device: whether the buffers are device memory, which the cores of other ranks do not cache.
         signals: whether messages without elements are sent.
     """
 
@@ -86,7 +88,7 @@ class MessageLowering:
         self._locations, self._instructions = locations, instructions
 
     def copy_home(self, chunks: IntArray) -> None:
-        """Copy chunks from their current locations to their homes."""
+        """Append copies of chunks from their current locations to their homes."""
         self._copy(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
         self._locations.mark_at_home(chunks)
 
@@ -113,7 +115,7 @@ class MessageLowering:
     def _receive_all(
         self, moves: list[RankMove], reads: list[MemoryRange]
     ) -> tuple[list[IncomingMessage], list[RankMove]]:
-        """Start all receives of a round; return them, and the moves that only copy within this rank."""
+        """Start all receives of a round; return the messages, and the moves that only copy within this rank."""
         sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
         messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # per chunk, in this round
         incoming: list[IncomingMessage] = []
@@ -125,8 +127,8 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # Messages for the same chunks are consumed in order. The later messages wait for what the first waits
-                # for, so all of their receives must have started by then.
+                # MPI matches the messages of one sender in order, so only a sender's sole message may start late.
+                # Messages for the same chunks are consumed in order, so all of their receives must start first.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local
@@ -135,17 +137,17 @@ class MessageLowering:
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
 
     def _make_contiguous(self, chunks: IntArray) -> None:
-        """Copy chunks home before they are sent, if that joins several ranges into one."""
+        """Copy chunks to their homes before they are sent, if the homes form one range instead of several."""
         displaced = self._locations.find_displaced(chunks)
         is_split = len(displaced) > 0 and len(self._locations.current_ranges(chunks)) > 1
         if is_split and len(self._locations.home_ranges(chunks)) == 1:
             self.copy_home(displaced)
 
     def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
-        """Start to receive a message: into its home if this round neither reads nor reduces there, else into scratch.
+        """Start to receive a message: into scratch if this round reads or reduces the chunks' home, else into the home.
 
-        If the message is received into its home, appends the home to `reads`, so that a later message for it uses
-        scratch.
+        If the message is received into the home, appends the home to `reads`, so that a later message for the same home
+        uses scratch.
         """
         chunks, op = move.received, move.op
         home = self._locations.home_ranges(chunks)
@@ -175,25 +177,25 @@ class MessageLowering:
         self._instructions.append(Receive(message.peer, part))
 
     def _stage_own_operand(self, move: RankMove) -> IncomingMessage:
-        """Return the rank's own operand as a message; copy it to scratch unless it is in the unchanging input."""
+        """Return the rank's own operand as a message; copy it to scratch unless it is in the user's input."""
         current = self._locations.current_ranges(move.sent)
         if any(part.memory is not MemoryKind.SOURCE for part in current):
             current = self._stage(current)
         return IncomingMessage(self._rank, move.op, move.received, current, self._locations.home_ranges(move.received))
 
     def _stage(self, ranges: list[MemoryRange]) -> list[MemoryRange]:
-        """Copy ranges into one range of scratch, and return the range in scratch."""
+        """Copy ranges into one range of scratch memory, and return this range."""
         staged = [self._locations.take_scratch(sum(part.count for part in ranges))]
         self._copy(ranges, staged)
         return staged
 
     def _start_send(self, dest: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
-        """Start to send chunks, packed if needed; return the instructions that start its segments."""
+        """Start to send chunks, packed if needed; return the numbers of the instructions that start the segments."""
         ranges = self._locations.current_ranges(chunks)
         count = sum(part.count for part in ranges)
         if not count and not (self._signals and not len(chunks)):
             return []
-        # A packed copy keeps other cores from caching the memory that this round writes next.
+        # Sending a packed copy keeps other cores from caching the original memory, which this round overwrites.
         may_pack = not self._on_device and count * self._itemsize in PRIVATE
         if len(ranges) > 1 or (may_pack and any(part.overlaps(other) for part in ranges for other in written)):
             packed = self._stage(ranges)[0]
@@ -208,9 +210,9 @@ class MessageLowering:
     def _copy_to_self(
         self, move: RankMove, reads: list[MemoryRange], incoming: list[IncomingMessage]
     ) -> tuple[list[MemoryRange], IntArray]:
-        """Copy chunks within this rank: to the output if nothing else uses it in this round, else into scratch.
+        """Copy chunks within this rank: to their home if nothing else uses the home in this round, else to scratch.
 
-        Returns: the scratch and the chunks that remain to be copied home at the end of the round.
+        Returns: the ranges of scratch, and the chunks to copy from scratch to their home at the end of the round.
         """
         current, home = self._locations.current_ranges(move.sent), self._locations.home_ranges(move.received)
         landing = [part for message in incoming for part in message.home]
@@ -221,7 +223,7 @@ class MessageLowering:
         return [], move.received[:0]
 
     def _finish_receive(self, message: IncomingMessage, send_starts: list[int]) -> None:
-        """Wait for a message segment by segment, and copy or reduce each segment into the home."""
+        """Wait for a message segment by segment, and copy or reduce each segment into the home of its chunks."""
         offset = 0
         for j, part in enumerate(message.landing):
             if message.peer != self._rank:
@@ -237,7 +239,7 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into the home; after the last segment, mark the chunks as at home."""
+        """Copy or reduce a received segment into its chunks' home; after the last, mark the chunks as at home."""
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)
@@ -264,18 +266,18 @@ class MessageLowering:
 
 
 def get_own_value(value: Ints) -> int:
-    """Return the only entry of an array over the ranks of a one-rank column."""
+    """Return the only entry of an array over ranks that belongs to a column (one rank's part of a plan)."""
     return int(np.reshape(value, -1)[0])
 
 
 def get_own_chunks(region: Region) -> IntArray:
-    """Return the chunks of a region of a one-rank column."""
+    """Return the chunk numbers of a region in a column (one rank's part of a plan)."""
     ids = region.ids(1)[0]
     return np.asarray(ids[ids != NO_CHUNK], np.int64)
 
 
 def get_own_move(move: Move) -> RankMove:
-    """Return the rank's part of a move of a one-rank column."""
+    """Return a move of a column (one rank's part of a plan) as a `RankMove`."""
     dest, source, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
     none = np.empty(0, np.int64)
     sent = get_own_chunks(move.send) if dest != NO_PEER else none

@@ -1,7 +1,6 @@
 """The instructions of one rank, in order: receives, sends, waits, reduces, copies and node fences.
 
-A program refers to offsets in memories, not to addresses: a program is made once per shape and runs on all buffers of
-that shape.
+A program refers to offsets in memories, not to addresses, so one program runs on all buffers of the same shape.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ OWN = -1  # the `owner` of a range in this rank's memory
 
 
 class MemoryKind(IntEnum):
-    """The kind of memory that a range is in."""
+    """The kind of memory that a `MemoryRange` is in."""
 
     SOURCE = 0  # the user's input; never written
     RESULT = 1  # the user's output
@@ -67,14 +66,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the receive or send of instruction number `start` is complete."""
+    """Wait until the receive or send that instruction number `start` began is complete."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """out = left op right, element by element."""
+    """An instruction to compute out = left op right, element by element."""
 
     left: MemoryRange
     right: MemoryRange
@@ -82,20 +81,20 @@ class Reduce:
 
     @property
     def ranges(self) -> tuple[MemoryRange, ...]:
-        """The memory it reads, then the memory it writes."""
+        """The ranges that the instruction reads, then the range that it writes."""
         return self.left, self.right, self.out
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """out = source."""
+    """An instruction to copy `source` to `out`."""
 
     source: MemoryRange
     out: MemoryRange
 
     @property
     def ranges(self) -> tuple[MemoryRange, ...]:
-        """The memory it reads, then the memory it writes."""
+        """The ranges that the instruction reads, then the range that it writes."""
         return self.source, self.out
 
 
@@ -112,7 +111,7 @@ Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A plan lowered for one rank: instructions in order, and how many elements of each scratch memory they need."""
+    """A plan lowered for one rank: instructions in order, and the elements that they need of each scratch memory."""
 
     instructions: tuple[Instruction, ...]
     work: int
@@ -123,6 +122,6 @@ class Program:
 
     @property
     def uses_slots(self) -> bool:
-        """Whether an instruction accesses SLOT."""
+        """Whether an instruction accesses a slot (SLOT, shared memory of the node)."""
         local = (step for step in self.instructions if isinstance(step, LocalInstruction))
         return any(part.memory is MemoryKind.SLOT for step in local for part in step.ranges)

@@ -1,4 +1,4 @@
-"""The loads and stores of other ranks' chunks in a shared-memory plan, round by round, found once for all ranks."""
+"""Finds the chunks of a shared-memory plan that other ranks load or store, and the rounds in which they do."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Plan, Region,
 
 
 class RemoteAccesses:
-    """The accesses of a plan's ranks to each other's chunks.
+    """The loads and stores by which a plan's ranks access each other's chunks.
 
     Attributes have shape (n ranks, C chunks):
         accessed: whether another rank accesses the chunk.
-        loaded_before_write: whether another rank loads the chunk before the chunk was written.
-        loaded_after_write: whether another rank loads the chunk after the chunk was written.
+        loaded_before_write: whether another rank loads the chunk before the chunk is first written.
+        loaded_after_write: whether another rank loads the chunk after the chunk is first written.
         stored: whether another rank stores to the chunk.
         last: the last round in which another rank accesses the chunk; -1 if none does.
-        written: whether the chunk was written so far; `record_writes` changes this.
+        written: whether the chunk was written in a round given to `record_writes`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -52,7 +52,7 @@ class RemoteAccesses:
         self.last[owners, chunks] = t
 
     def _find_remote(self, region: Region, peer: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the owner and the number of each chunk in `region` that belongs to another rank, as aligned arrays."""
+        """Return the owner and the number of each chunk in `region` that belongs to another rank, as two arrays."""
         return self._find_owned(region, np.where(peer != self.ranks, peer, NO_PEER))
 
     def record_writes(self, t: int) -> None:
@@ -68,13 +68,13 @@ class RemoteAccesses:
             self.written[owners, chunks] = True
 
     def _find_owned(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the owner and the number of each chunk in `region` that has an owner, as aligned arrays."""
+        """Return the owner and the number of each chunk in `region` that has an owner, as two arrays."""
         ids = region.ids(len(self.ranks))
         is_owned = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
         return np.broadcast_to(owner[:, None], ids.shape)[is_owned], ids[is_owned]
 
     def loaded_between_fences(self, t: int, rank: int) -> NDArray[np.bool_]:
-        """Return which chunks of `rank` others load between the fences around round `t`, shape (C,)."""
+        """Return which chunks of `rank` other ranks load between the fences around round `t`, shape (C,)."""
         fences = [r for r, steps in enumerate(self.rounds) if _has_fence(steps, rank)]
         begin = max((r for r in fences if r <= t), default=-1)
         end = min((r for r in fences if r > t), default=len(self.rounds))
@@ -85,10 +85,11 @@ class RemoteAccesses:
         return loaded
 
     def needs_second_fence(self, t: int) -> bool:
-        """Whether the fence of round `t` must be doubled; the same on all ranks.
+        """Whether round `t` needs a second fence; the same on all ranks.
 
-        The fence is doubled if, since the previous fence, a rank wrote a chunk that others still loaded, and another
-        rank accesses the chunk after round `t`. The written chunk is then copied into place between the two fences.
+        A second fence is needed if, since the previous fence, a rank wrote a chunk that others still loaded, and
+        another rank accesses the chunk after round `t`. The new value is copied to the chunk's home between the two
+        fences.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)
@@ -101,12 +102,12 @@ class RemoteAccesses:
         return bool((written & loaded & (self.last > t)).any())
 
     def has_late_stores(self) -> bool:
-        """Whether a rank stores after the last fence but one, so that the last fence cannot be left out."""
+        """Whether the last fence cannot be left out: a rank stores after the last fence but one, or only one exists."""
         fences = [t for t, steps in enumerate(self.rounds) if _has_fence(steps)]
         between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
         return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)
 
 
 def _has_fence(steps: Sequence[Step], rank: int | None = None) -> bool:
-    """Whether the steps have a fence; with `rank`, whether they have one that includes it."""
+    """Whether the steps contain a fence or, if `rank` is given, a fence that includes this rank."""
     return any(isinstance(step, Fence) and (rank is None or step.leader[rank] != NO_PEER) for step in steps)

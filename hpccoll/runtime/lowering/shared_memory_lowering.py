@@ -1,12 +1,12 @@
-"""Lowering rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
+"""Lowers rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
-There are two ways to access another rank's chunks. *Direct*: in the user's own memory. *Staged*: every chunk that other
-ranks access lies in its rank's slot, memory that the node's ranks share; the chunk is copied to the slot before the
-first fence, and from the slot to the output after the last fence.
+A rank accesses another rank's chunks in one of two ways. Direct access uses the user's own memory. In staged access,
+every chunk that other ranks access lies in its rank's slot, memory that the node's ranks share: the chunk is copied to
+the slot before the first fence, and from the slot to the output after the last fence.
 
-The result of a load must not become visible to other ranks before the next fence. If others still load from the same
-memory, the result goes to scratch and is copied after the fence; if no rank accesses the chunk any more, the result
-goes to the output at once.
+The result of a load must not become visible to other ranks before the next fence. If others still load from the memory
+that a result belongs in, the result goes to scratch and is copied after that fence. If no rank accesses a chunk again,
+results for the chunk go to the output at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedMemoryLowering:
 
     Args:
         sizes: elements of each chunk, shape (C,).
-        staged: whether other ranks' chunks are accessed in the slots.
+        staged: whether other ranks' chunks are accessed in slots, not in the user's memory.
         in_place: whether this rank's input and output share memory.
     """
 
@@ -67,7 +67,7 @@ class SharedMemoryLowering:
         return np.asarray(masks[0])
 
     def begin(self, locations: ChunkLocations) -> None:
-        """Set the locations of this rank's chunks; copy to its slot what others load before this rank writes it."""
+        """Set the locations of this rank's chunks; copy to the slot the chunks that others load before any write."""
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
@@ -75,7 +75,7 @@ class SharedMemoryLowering:
             locations.mark_at_home(chunks)
 
     def lower_round(self, t: int, steps: Sequence[Step]) -> None:
-        """Append the instructions of this rank's steps of round `t`, and record what all ranks write in it."""
+        """Append the instructions of this rank's steps of round `t`, and record the chunks that all ranks write."""
         if any(isinstance(step, Fence) and get_own_value(step.leader) != NO_PEER for step in steps):
             self._lower_fence(t)
         operands: dict[tuple[int, ...], list[Operand]] = {}
@@ -96,13 +96,13 @@ class SharedMemoryLowering:
         self._accesses.record_writes(t)
 
     def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
-        """Append copies, except of ranges to themselves."""
+        """Append copies of `sources` to `outs`, except from a range to itself."""
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
     def _lower_fence(self, t: int) -> None:
-        """Append a fence, then copy the deferred results to their homes.
+        """Append a fence, then copies of the deferred results from scratch to their homes.
 
-        A last fence that would only wait for readers of the slots is left out: each rank has two slots, used in turn.
+        A last fence that only waits for readers of slots is left out, because each rank has two slots, used in turn.
         """
         if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
             return
@@ -115,7 +115,7 @@ class SharedMemoryLowering:
             self._instructions.append(NodeFence())  # other ranks access the copied results after this fence
 
     def _find_operand(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return the ranges in which the chunks of a rank are now."""
+        """Return the ranges that hold a rank's chunks now."""
         if rank == self._rank:
             return self._locations.current_ranges(chunks)
         other = self._get_locations(rank)
@@ -125,7 +125,7 @@ class SharedMemoryLowering:
         return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
     def _find_store_target(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return the ranges of a rank's memory to which its chunks are stored."""
+        """Return the ranges of a rank's memory that stores to its chunks write."""
         if rank == self._rank:
             return self._locations.home_ranges(chunks)
         return [replace(part, owner=rank) for part in self._get_locations(rank).home_ranges(chunks)]
@@ -142,7 +142,7 @@ class SharedMemoryLowering:
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
         """Combine loaded operands in order with the chunks' current values; the result goes to the chunks' home.
 
-        The result goes to scratch first if others still load from the home, or if a later operand is in the home.
+        The result goes to scratch first if other ranks still load from the home, or if a later operand is in the home.
         """
         current = self._locations.current_ranges(chunks)
         if self._staged:

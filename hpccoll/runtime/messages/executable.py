@@ -1,10 +1,10 @@
 """Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
 
-Both kinds of run take the same calls from one generator. A bound executable has collected these calls into a tuple, and
-a run only makes them. First calls on new arrays and asynchronous operations bind nothing: a `MessageRun` posts each
-message when it is reached.
+Single and bound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
+calls into a tuple, so a run only makes them. First calls on new arrays and asynchronous operations are not bound: a
+`MessageRun` posts each message when the run reaches it.
 
-Device memory: kernels and copies are queued on the current stream, which MPI does not know. If work is queued, the
+Kernels and copies on device memory are queued on the current stream, which MPI does not know. If work is queued, the
 stream is synchronised before a message starts, because queued kernels may still write the data to send or read the
 memory to receive into. Where MPI cannot take device memory, messages pass through pinned host memory, which is reused
 as soon as no message is in flight.
@@ -56,7 +56,7 @@ def message_calls(
     """Yield the calls of a program in order; each wait comes with its request, which can be tested instead of waiting.
 
     If `persistent`, the generator creates persistent requests, which its calls start; otherwise it posts each message.
-    `pinned` copies messages through pinned host memory.
+    If `pinned`, messages are copied through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -99,7 +99,7 @@ def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
 
 
 class MessageExecutable(PlanExecutable):
-    """A plan of messages on given buffers, all with one MPI tag; see `Executable` and `PlanExecutable`."""
+    """A plan of messages on given buffers; all messages have one MPI tag. See `Executable` and `PlanExecutable`."""
 
     __slots__ = ("_calls", "_in_flight", "_program", "_requests", "_space", "_tag")
 
@@ -162,14 +162,14 @@ class MessageExecutable(PlanExecutable):
         return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
     def _run_unbound(self) -> None:
-        """Run once without persistent requests and wait for the end; the waits advance other operations in flight."""
+        """Run once without persistent requests, to completion; waits advance the other operations in flight."""
         run, progress = self.start(), self._context.progress
         if progress:
             progress.wait_until(run.advance)
         run.complete()
 
     def _run_beside_others(self) -> None:
-        """Run beside other operations in flight; waits advance those, since another rank may wait for those first."""
+        """Run while other operations are in flight; waits advance all, since another rank may wait for others first."""
         for at, call in enumerate(self.calls):
             request = self._requests.get(at)
             if request is None:
@@ -179,7 +179,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun:
-    """One run of a message plan in flight: makes the non-persistent calls of `message_calls`, then those in `after`."""
+    """One run of a message plan in flight: makes the calls of `message_calls` without persistence, then `after`."""
 
     __slots__ = ("_after", "_calls", "_test", "done")
 
@@ -189,7 +189,7 @@ class MessageRun:
         self.done = False
 
     def advance(self) -> bool:
-        """Make calls until a message is not complete; return whether the run is complete. Never blocks."""
+        """Make calls until one would wait for a message; return whether the run is complete. Never blocks."""
         while not self.done:
             if self._test is not None:
                 if not self._test():
@@ -216,7 +216,7 @@ class MessageRun:
             self._finish()
 
     def _finish(self) -> None:
-        """Make the calls after the plan."""
+        """Make the calls that follow the plan."""
         for call in self._after:
             call()
         self.done = True

@@ -12,7 +12,7 @@ from hpccoll.runtime.arrays import DType, Reduction
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # MPI has only logical operations on booleans: the minimum is "all", the maximum "any".
 LOGICAL_OPS = {"min": "LAND", "max": "LOR", "band": "LAND", "bor": "LOR", "bxor": "LXOR"}
-# Predefined datatypes. (mpi4py's `from_numpy_dtype` returns duplicates that must be freed, and lacks bfloat16.)
+# Names of predefined datatypes. (mpi4py's `from_numpy_dtype` returns duplicates to be freed, and lacks bfloat16.)
 DATATYPES = {
     "bool": "C_BOOL",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -23,7 +23,7 @@ DATATYPES = {
     "complex64": "C_FLOAT_COMPLEX",
     "complex128": "C_DOUBLE_COMPLEX",
 }
-# Operations that do not reduce transfer elements as any datatype of the same size, which every library has.
+# Operations without a reduction transfer elements as a datatype of equal size that every MPI library has.
 MOVED_AS = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
 METHODS = {
     Operation.ALL_REDUCE: "Allreduce",
@@ -39,11 +39,11 @@ METHODS = {
 
 
 def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
-    """Whether the MPI library's result equals hpccoll's, except for the order of a sum's roundings.
+    """Whether the MPI library's result equals hpccoll's, up to rounding in another order of reduction.
 
     Results may differ for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every
-    library has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers: Open MPI saturates them where
-    NumPy wraps around (its issue 8045, which will not be fixed).
+    library has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers. Open MPI saturates sums of 8-bit
+    and 16-bit integers where NumPy wraps around (Open MPI's issue 8045, which will not be fixed).
     """
     if not operation.reduces:
         return True
@@ -62,7 +62,7 @@ def get_datatype(operation: Operation, dtype: DType) -> MPI.Datatype:
 
 
 def get_op(dtype: DType, reduction: str) -> MPI.Op:
-    """Return the MPI operation of a reduction by name; for `avg` the sum, which the caller then divides."""
+    """Return the MPI operation of a reduction by name; for `avg`, return the sum, which the caller must divide."""
     name = "sum" if reduction == "avg" else reduction
     op: MPI.Op = getattr(MPI, (LOGICAL_OPS if dtype.kind == "b" else OPS)[name])
     return op
@@ -71,13 +71,13 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
 def order_arguments(
     operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of `METHODS[operation]`; ignores `op` and `root` if the method does not take them.
+    """Return the arguments of mpi4py's method `METHODS[operation]`; `op` and `root` are ignored if not needed.
 
     Args:
         source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.
         result: the specification of the output, or None.
-        in_place: whether input and output share memory. In place, MPI's reduce_scatter leaves every rank's block at
-            the front of the input, not at the rank's own block.
+        in_place: whether input and output share memory. In place, MPI's reduce_scatter writes a rank's block
+            to the front of the rank's input, not to the block's own position.
     """
     sent = MPI.IN_PLACE if in_place else source
     if operation is Operation.BARRIER:

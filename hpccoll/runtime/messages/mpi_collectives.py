@@ -1,12 +1,12 @@
-"""Collectives by the MPI library itself: the only executables that do not run a plan.
+"""Collectives of the MPI library itself, the only executables that do not run a plan of hpccoll.
 
 MPI matches blocking, non-blocking and persistent collectives only with their own kind (MPI 4.1, 6.12 and 6.13), so all
 ranks must choose the same form. The choice therefore depends on nothing that may differ between ranks, such as whether
-a buffer was used before or whether an asynchronous operation is still in flight:
+a buffer was used before or whether an asynchronous operation is still in flight.
 
-* Until the first asynchronous operation of a communicator, all use the blocking form; nothing else can be in flight.
-* After the first asynchronous operation, all use the non-blocking form, tested in turn with the other operations.
-* Operations in `PERSISTENT` use the persistent form if they are prepared, which all ranks do together.
+Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
+operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
+the persistent form if the call was prepared, which all ranks do together.
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -28,8 +28,8 @@ from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, has_same_semantics, order_arguments
 from hpccoll.runtime.progress import InFlight, Progress
 
-# Operations whose persistent form was no slower than the blocking one, at 8 bytes and at 64 KiB, on two ranks of a host
-# (bench/call_overhead.py). The others were slower: Open MPI's persistent Reduce of 64 KiB takes three times as long.
+# Operations whose persistent form was no slower than the blocking form, for 8 bytes and 64 KiB on two ranks of a host.
+# Open MPI's persistent Reduce of 64 KiB takes three times as long as the blocking one (bench/call_overhead.py).
 PERSISTENT = {"MPICH": (Operation.BARRIER,), "Open MPI": (Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL)}
 MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 
@@ -37,8 +37,8 @@ MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 class MpiExecutable(partial[object]):
     """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
 
-    A Python function around MPI's would add 0.2 us to each call. So this class is itself the `functools.partial` of
-    MPI's function, which is replaced when the executable is freed or the first asynchronous operation begins.
+    A Python function around MPI's function would add 0.2 us to each call. This class is therefore a `functools.partial`
+    of MPI's function, which is replaced when the executable is freed or the first asynchronous operation begins.
     """
 
     plan = None
@@ -78,7 +78,7 @@ class NonBlockingCollective:
     done: bool = False
 
     def advance(self) -> bool:
-        """Test for completion; once complete, run the epilogue. Return whether both are done. Never blocks."""
+        """Test for completion, then run the epilogue; return whether the epilogue has run. Never blocks."""
         if not self.done and self.request.Test():
             run_all(self.epilogue)
             self.done, self.memories = True, ()
@@ -96,7 +96,7 @@ class _MpiCall:
     memories: tuple[FlatArray, ...]
 
     def surround(self, call: BoundCall) -> BoundCall:
-        """Return a call that makes the calls of the prologue, `call`, and those of the epilogue."""
+        """Return a call that makes the calls of the prologue, then `call`, then the calls of the epilogue."""
         if not self.prologue and not self.epilogue:
             return call
         return partial(run_all, (*self.prologue, call, *self.epilogue))
@@ -129,7 +129,7 @@ class MpiCollectives:
         return not call.module.on_device or self._takes_device_memory()
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
-        """Return an executable that runs a collective any number of times; runs nothing. `can_run` must be true.
+        """Return an executable that runs a collective any number of times. `can_run(call)` must be true.
 
         `on_all_ranks` states that all ranks bind this call now, in the same order; only then can the form be
         persistent.
@@ -147,7 +147,7 @@ class MpiCollectives:
         return bound
 
     def run(self, call: CollectiveCall) -> None:
-        """Run a collective once and return when this rank's part is done; `can_run` must be true."""
+        """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
         mpi = self._translate(call)
         if self._uses_non_blocking:
             mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
@@ -155,7 +155,7 @@ class MpiCollectives:
             mpi.surround(self._bind_blocking(mpi))()
 
     def start(self, call: CollectiveCall) -> NonBlockingCollective:
-        """Start a collective and return at once; `can_run` must be true."""
+        """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
         return self._start(self._translate(call))
 
@@ -165,7 +165,7 @@ class MpiCollectives:
         return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
 
     def use_non_blocking(self) -> None:
-        """Use the non-blocking form from now on, also in bound calls; asynchronous operations may be in flight."""
+        """Use the non-blocking form from now on, also in bound calls, as asynchronous operations may be in flight."""
         if not self._uses_non_blocking:
             self._uses_non_blocking = True
             for bound in self._bound:
@@ -193,7 +193,7 @@ class MpiCollectives:
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
-            # In place, MPI would leave every rank's block at the front of the input.
+            # In place, MPI's reduce_scatter would write the block to the front of the input, not to its own position.
             own = module.empty(result.count, call.dtype)
             epilogue = (module.bind_copy(result.flat, own), *epilogue)
             result, in_place = replace(result, flat=own, address=module.get_address(own)), False

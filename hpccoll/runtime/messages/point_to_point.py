@@ -1,4 +1,4 @@
-"""Messages between two ranks, of any size and from any memory."""
+"""Messages between two ranks, of any size, in host or device memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PointToPoint:
 
 
 def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
-    """Cut a buffer's bytes, `payload`, at whole elements into segments of at most LONGEST_SEGMENT; at least one."""
+    """Cut a buffer's bytes, `payload`, into one or more segments of whole elements, up to LONGEST_SEGMENT bytes."""
     itemsize = buffer.dtype.itemsize
     step = max(LONGEST_SEGMENT // itemsize, 1) * itemsize
     return [payload[start : start + step] for start in range(0, max(buffer.nbytes, 1), step)]

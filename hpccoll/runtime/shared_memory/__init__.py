@@ -1,4 +1,4 @@
 """Plans of loads, stores and fences on the host memory of one node.
 
-Start with executable.py; tiling.py turns instructions into calls on memory.
+Start reading with executable.py; tiling.py turns instructions into calls on memory.
 """

@@ -1,9 +1,9 @@
 """Collectives of loads, stores and fences in the host memory of one node, bound to buffers.
 
-Direct: the ranks access each other's buffers in place, where every accessed buffer is symmetric, or is large and can be
-read by cross-memory attach. The ranks exchange the locations of their buffers when they enter, and bind again if the
-locations have changed. Staged: chunks are copied through the slots, segment by segment. If some ranks enter direct and
-others staged, all ranks detect the difference at the entry and run staged.
+In a direct run, ranks access each other's buffers in place. Every accessed buffer must be symmetric, or large and
+accessible by cross-memory attach. At the start of a direct run, the ranks exchange the locations of their buffers, and
+bind again if a location has changed. A staged run copies chunks through slots (shared memory), segment by segment. If
+the buffers of only some ranks permit a direct run, all ranks detect the difference at the start and run staged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SharedMemoryExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of the next run, to time one by one; empty before the first run binds."""
+        """The calls of the next run, to time one by one; empty until the first run has bound the calls."""
         barrier, slot = self._context.node.barrier, self._context.node.next_slot
         if self.direct and self._locations is not None:
             return (partial(barrier.enter, self._entry | DIRECT, *self._location), *self._direct_calls)
@@ -83,7 +83,7 @@ class SharedMemoryExecutable(PlanExecutable):
         self._staged.clear()
 
     def _run_direct(self) -> bool:
-        """Run on all ranks' buffers in place; return False, without a run, if some rank entered staged."""
+        """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""
         barrier = self._context.node.barrier
         alike = barrier.enter(self._entry | DIRECT, *self._location)
         if not alike:
@@ -96,7 +96,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _run_staged(self) -> bool:
-        """Run through the slots; return False, without a run, if some rank entered direct."""
+        """Run through the slots; return False without running if some rank started a direct run."""
         node = self._context.node
         staged = self._staged.get(node.next_slot)
         if staged is None:
@@ -113,7 +113,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
-        """Return the calls on all ranks' buffers, two `locations` per rank, without the fence that `enter` replaces."""
+        """Return the calls of a direct run on the buffers at `locations`, two per rank; `enter` is the first fence."""
         node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
@@ -124,7 +124,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return [*binder.bind(before), *binder.bind(after)]
 
     def _bind_staged(self, slot: int) -> StagedCalls:
-        """Return the calls that run one segment per slot, beginning with `slot`; `enter` replaces the first fence."""
+        """Return the calls of a staged run, one segment per slot from `slot` on; `enter` is the first fence."""
         node = self._context.node
         calls: tuple[list[BoundCall], list[BoundCall]] = [], []
         for number, segment in enumerate(self._segments()):
@@ -140,14 +140,14 @@ class SharedMemoryExecutable(PlanExecutable):
         return (*calls, slot)
 
     def _segments(self) -> list[ChunkSegment]:
-        """Return the segments of a staged run; each fits a slot."""
+        """Return the segments of a staged run, each of which fits into a slot."""
         sizes = chunk_sizes(self.plan, self._call.count)
         room = self._context.node.slot_bytes // self._call.dtype.itemsize - len(sizes)  # segments differ by an element
         return cut_chunks(sizes, max(-(-int(sizes.sum()) // room), 1))
 
 
 def local_instructions(program: Program) -> list[LocalInstruction]:
-    """Return the instructions that send no message; in a plan of loads and stores, these are all instructions."""
+    """Return the reduces, copies and fences, which are all instructions of a plan of loads and stores."""
     return [step for step in program.instructions if isinstance(step, LocalInstruction)]
 
 
@@ -160,11 +160,11 @@ def split_at_first_fence(
 
 
 def slot_memory(slot: PipelineSlot, node: NodeMemory, call: CollectiveCall) -> dict[int, object]:
-    """Return the memory of a slot as arrays of the call's dtype, by rank; OWN is this rank's."""
+    """Return the memory of a slot as arrays of the call's dtype, by rank; the key OWN is this rank."""
     itemsize = call.dtype.itemsize
 
     def typed(rank: int) -> object:
-        """Return a rank's buffer as an array."""
+        """Return a rank's memory of the slot as an array of the call's dtype."""
         memory = slot.memory[rank]
         return memory[: len(memory) // itemsize * itemsize].view(call.dtype.numpy)
 
@@ -191,7 +191,7 @@ def add_peer_buffers(space: AddressSpace, node: NodeMemory, call: CollectiveCall
 
 
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
-    """Whether the other ranks can access in place all buffers of this rank that the program lets them access."""
+    """Whether other ranks can access in place every buffer of this rank that the program makes them access."""
     if program.uses_slots:  # these chunks are in no user's memory
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):

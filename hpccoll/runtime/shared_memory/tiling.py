@@ -1,7 +1,7 @@
 """Turns reduces, copies and fences into calls on memory, cut into tiles that stay in the cache.
 
-Memory of other ranks that this process maps is accessed as ordinary arrays. Memory of another process is read into a
-bounce buffer of one tile before it is reduced; copies use larger tiles.
+Memory of other ranks that this process maps is accessed as ordinary arrays. Memory that is not mapped is read from the
+other process into a bounce buffer, tile by tile, before it is reduced. Copies use larger tiles than reduces.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ REMOTE_COPY_BYTES = 2**20
 
 
 def bounce_count(itemsize: int) -> int:
-    """Return the elements that a bounce buffer needs: a tile for each operand of a reduce."""
+    """Return the number of elements of a bounce buffer: one tile for each of a reduce's two operands."""
     return 2 * (REMOTE_TILE_BYTES // itemsize)
 
 
 class LocalBinder:
-    """Binds the local instructions of a program to memory.
+    """Binds the local instructions of a program (reduces, copies, fences) to memory.
 
     Args:
         fence: the call that waits for the ranks of the node.
         remote: access to other processes' memory; None if not needed.
-        bounce: `bounce_count` elements; None if no memory of other processes is read.
+        bounce: a buffer of `bounce_count` elements; None if no memory of other processes is read.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LocalBinder:
         self._space, self._fence, self._remote, self._bounce = space, fence, remote, bounce
 
     def bind(self, instructions: Sequence[LocalInstruction]) -> list[BoundCall]:
-        """Return the calls that carry out the instructions, in order; runs none."""
+        """Return the calls that carry out the instructions, in order; makes no call."""
         calls: list[BoundCall] = []
         group: list[Reduce | Copy] = []
         for instruction in instructions:
@@ -75,7 +75,7 @@ class LocalBinder:
                     yield from self._bind_reduce(places)
 
     def _bind_copy(self, source: MemoryRange, out: MemoryRange) -> BoundCall:
-        """Return the call that copies a range; either side may be memory of another process."""
+        """Return the call that copies a range; source or destination may be memory of another process."""
         space = self._space
         source_view, out_view = space.view(source), space.view(out)
         if source_view is None:
@@ -98,7 +98,7 @@ class LocalBinder:
         yield space.module.bind_reduce(space.reduce_function, *views)
 
     def _bind_read(self, place: MemoryRange, local_address: int) -> BoundCall:
-        """Return the call that reads a range from another process."""
+        """Return the call that reads a range of another process's memory."""
         if self._remote is None:
             raise LookupError(f"{place} is memory of another process, which cannot be read")
         space = self._space
@@ -106,7 +106,7 @@ class LocalBinder:
 
 
 def _can_tile_together(group: Sequence[Reduce | Copy], added: Reduce | Copy) -> bool:
-    """Whether an instruction can run tile by tile with a group: operands that overlap must coincide exactly."""
+    """Whether an instruction can run tile by tile with a group of others: overlapping operands must coincide."""
     for other in group:
         if other.out.count != added.out.count:
             return False
