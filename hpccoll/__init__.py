@@ -1,4 +1,4 @@
-"""Collective communication: each collective is written once as a plan, then proven, simulated, run and measured."""
+"""Collective communication whose algorithms are written as plans, which are verified, simulated, run and measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Communicator", "Reduction", "premul_sum"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, since plans need no MPI; `Communicator` initializes MPI."""
+    """Import a public name at its first use; only `Communicator` initializes MPI."""
     if name == "Communicator":
         from hpccoll.runtime import job
 

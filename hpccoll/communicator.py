@@ -4,8 +4,7 @@ Names, argument order and in-place defaults follow torch.distributed: an operati
 input works in place unless `out` is given. Every collective passes through `Communicator._collective`.
 
 The module of each algorithm states its cost in alpha (latency of a step), beta (time per byte sent) and gamma (time per
-byte reduced). The first call on an array lowers the plan, the second call binds it to the array, and later calls only
-run it.
+byte reduced). The first one or two calls on the same arrays prepare an executable, which later calls only run.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class Communicator:
-    """A group of MPI ranks with its own message space.
+    """A group of MPI ranks whose messages are separate from those of other communicators.
 
     Args:
-        comm: the MPI communicator to duplicate, collectively; None duplicates MPI.COMM_WORLD.
-        adopt: own `comm` instead of a duplicate of it; `close` frees it.
+        comm: the MPI communicator to duplicate, which is collective; None means MPI.COMM_WORLD.
+        adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -64,7 +63,7 @@ class Communicator:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        # Closing is collective: after an error on one rank, closing would wait forever for the other ranks.
+        # After an error on one rank, `close` would wait forever for the other ranks, because it is collective.
         if error is None:
             self.close()
 
@@ -82,7 +81,7 @@ class Communicator:
             self._comm.Free()
 
     def all_reduce(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine every rank's `x` by `op` into the same result on all ranks; in place unless `out` is given. Blocks.
+        """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless `out` is given.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
@@ -93,7 +92,7 @@ class Communicator:
             The result array, or a Work whose `wait` returns it.
 
         Raises:
-            BufferError, ReductionError, UnknownNameError: x or out, op, or algorithm is invalid.
+            BufferError, ReductionError, UnknownNameError: an argument is invalid.
         """
         cached = self._cached_calls.get(id(x))
         if cached is not None and op is SUM and not how:
@@ -104,37 +103,38 @@ class Communicator:
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
     def reduce(self, x: Any, root: int = 0, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine every rank's `x` by `op` into the root's `x` or `out`, and return it; other ranks' are unchanged."""
+        """Reduce every rank's `x` by `op` into the root's `x` or `out`; return it, unchanged on other ranks."""
         return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
 
     def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Copy the root's `x` into every rank's `x`, and return it."""
+        """Copy the root's `x` into every rank's `x`, and return `x`."""
         return self._collective(Operation.BROADCAST, x, root=root, **how)
 
     def reduce_scatter(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Combine `x` of all n ranks, n blocks along its first dim, and return block r on rank r.
+        """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r.
 
-        The result is `out` or a new array: x.shape[1:] if x has n rows, else x.shape with the first dim divided by n.
+        The first dim of `x` is divided into n blocks. The result is `out`, or a new array: of shape x.shape[1:] if the
+        first dim is n, else of x.shape with the first dim divided by n.
         """
         return self._collective(Operation.REDUCE_SCATTER, x, op=op, **how)
 
     def all_gather(self, x: Any, **how: Any) -> Any:
-        """Collect every rank's `x` on all ranks, in rank order; return `out` or a new array (n, *x.shape)."""
+        """Collect the `x` of all n ranks on all ranks, in rank order; return `out` or a new array (n, *x.shape)."""
         return self._collective(Operation.ALL_GATHER, x, **how)
 
     def gather(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Collect every rank's `x` at the root: return `out` or a new array (n, *x.shape) there, None elsewhere."""
+        """Collect every rank's `x` at the root; return `out` or a new array (n, *x.shape) there, None elsewhere."""
         return self._collective(Operation.GATHER, x, root=root, **how)
 
     def scatter(self, x: Any, root: int = 0, **how: Any) -> Any:
-        """Send block r of the root's `x` (n blocks along its first dim) to rank r, and return it.
+        """Send block r of the root's `x` (n blocks along its first dim) to rank r; return the received block.
 
-        Ranks other than the root pass x=None, and an `out` of the block's shape and dtype.
+        Ranks other than the root pass x=None, and an `out` with the shape and dtype of a block.
         """
         return self._collective(Operation.SCATTER, x, root=root, **how)
 
     def all_to_all(self, x: Any, **how: Any) -> Any:
-        """Send block j of `x` (n blocks along its first dim) to rank j; return `out` or a new array like x."""
+        """Send block j of `x` (n blocks along its first dim) to each rank j; return `out` or a new array like x."""
         return self._collective(Operation.ALL_TO_ALL, x, **how)
 
     def barrier(self, **how: Any) -> Any:
@@ -142,7 +142,7 @@ class Communicator:
         return self._collective(Operation.BARRIER, None, **how)
 
     def all_reduce_init(self, x: Any, op: str | Reduction = SUM, **how: Any) -> Executable:
-        """Prepare an all_reduce of `x` to run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
+        """Prepare an all_reduce of `x` that can run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
         return self.prepare(Operation.ALL_REDUCE, x, op=op, **how)
 
     def prepare(
@@ -155,20 +155,20 @@ class Communicator:
         root: int = 0,
         algorithm: str | Algorithm = "auto",
     ) -> Executable:
-        """Prepare a collective bound to `x` and `out`, and return an executable to call many times; nothing runs yet.
+        """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
 
-        Collective. `free` of the executable frees it; otherwise closing the communicator does.
+        The executable is freed by its method `free` or by closing the communicator. Collective.
         """
         return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
-        """Send `x` to rank `dest`; block until x may be reused. UsageError if `dest` is this rank."""
+        """Send `x` to rank `dest`; block until `x` may be reused. Raise UsageError if `dest` is this rank."""
         if dest == self.rank:
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         self.isend(x, dest, tag).wait()
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Block until rank `source`'s message is in `x`, and return `x`, which must have exactly the message's size."""
+        """Receive a message from rank `source` into `x`, and return `x`; `x` must have exactly the message's size."""
         return self.irecv(x, source, tag).wait()
 
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
@@ -182,12 +182,12 @@ class Communicator:
         return self._messages.irecv(x, source, tag)
 
     def new_group(self, ranks: list[int]) -> Communicator | None:
-        """Return a communicator of these ranks, in this order; collective over them.
+        """Return a communicator of the given ranks, in their order; collective over the given ranks.
 
-        Ranks that are not in `ranks` may skip the call; if they make it, they get None.
+        On a rank that is not in `ranks`, the call is optional and returns None.
 
         Raises:
-            UsageError: `ranks` is empty, names a rank twice, or one that is not in this communicator.
+            UsageError: `ranks` is empty, has a rank twice, or has a rank that is not in this communicator.
         """
         self._require_open()
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks) or not ranks:
@@ -207,9 +207,9 @@ class Communicator:
         deleted its arrays.
 
         Raises:
-            UsageError: a negative extent or an unknown dtype.
-            MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: there is too little memory, or it cannot be shared.
+            UsageError: any rank passed a negative extent or an unknown dtype.
+            MismatchError: the ranks passed different shapes or dtypes.
+            UnavailableError: any rank has too little memory, or the ranks cannot share memory.
         """
         self._require_open()
         return self._engine.node.symmetric.empty(shape, dtype)
@@ -225,11 +225,11 @@ class Communicator:
         return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
 
     def free(self, x: Any) -> None:
-        """Free a symmetric buffer and its executables on this rank; later use of the buffer raises UsageError."""
+        """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError."""
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:
-        """Whether messages pass through pinned host memory if they come from this module's memory.
+        """Whether messages from an array module's memory pass through pinned host memory.
 
         For device memory, the first call starts probe processes and waits for them.
         """
@@ -246,7 +246,7 @@ class Communicator:
         algorithm: str | Algorithm = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Run a collective by its cached executable, or check, select and run it; return the result or a Work."""
+        """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
         default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
         key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
         executable = None if async_op else self._cache.find_by_array(key, x, out)
@@ -263,7 +263,7 @@ class Communicator:
         return call.value
 
     def _require_open(self) -> None:
-        """Raise UsageError if the communicator is closed, or if a fork of its process calls this."""
+        """Raise UsageError if the communicator is closed or this process is a fork of the communicator's process."""
         if os.getpid() != self._process:
             raise UsageError(
                 f"this communicator belongs to process {self._process}, and MPI cannot be used after a fork; "
@@ -273,7 +273,7 @@ class Communicator:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
-        """Return the checked call; under HPCCOLL_DEBUG=1, first compare it and its `form` on all ranks."""
+        """Return the checked call; under HPCCOLL_DEBUG=1, also compare its arguments and `form` on all ranks."""
         self._require_open()
         x, out, op, root, algorithm = arguments
         if self._argument_check is None:
@@ -289,6 +289,6 @@ class Communicator:
 
 
 def _release(engine: Engine) -> None:
-    """Free the engine, unless MPI is finalized."""
+    """Free an engine, unless MPI is already finalized."""
     if not job.load_mpi().Is_finalized():
         engine.free()

@@ -1,4 +1,4 @@
-"""The exceptions that hpccoll raises; `exit_status` is the exit status of a command that raises it."""
+"""The exceptions that hpccoll raises; a command of hpccoll that fails ends with the exception's `exit_status`."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ class HpccollError(Exception):
 
 
 class UsageError(HpccollError, ValueError):
-    """An argument that does not exist, is out of range, or contradicts another."""
+    """An argument is unknown, out of range, or contradicts another argument."""
 
     exit_status = 2
 
 
 class UnknownNameError(UsageError):
-    """A name that is not registered; the message lists the valid names."""
+    """The name of an algorithm, dtype or similar is unknown; the message lists the valid names."""
 
     def __init__(self, what: str, name: str, valid: list[str]) -> None:
         super().__init__(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(valid))}")
 
 
 class BufferError(UsageError):
-    """A buffer whose layout, dtype, device, size or overlap with another buffer is not supported."""
+    """A buffer's layout, dtype, device, size or overlap with another buffer is not supported."""
 
 
 class ReductionError(UsageError):
-    """A reduction that the dtype does not support."""
+    """A reduction is not defined for the dtype of the buffer."""
 
 
 class UnavailableError(HpccollError):
-    """A requested resource is missing: a GPU, NCCL, MPI, torch or SLURM."""
+    """A requested resource is missing, such as a GPU, shared memory, NCCL, MPI, torch or SLURM."""
 
     exit_status = 3
 
 
 class CommunicationError(HpccollError):
-    """Communication failed: a peer died, hung, or called a different collective."""
+    """Communication failed, for example because another rank died, hung, or called a different collective."""
 
     exit_status = 4
 
 
 class MismatchError(CommunicationError):
-    """Ranks called the same collective with different arguments."""
+    """Ranks called different collectives, or the same collective with different arguments."""
 
 
 class LauncherError(CommunicationError):
-    """The launcher (such as mpirun) belongs to another MPI library, so that it started N jobs of one rank each."""
+    """The launcher (such as mpirun) belongs to another MPI library than the one that Python loads."""
 
 
 class PlanError(HpccollError):
-    """A plan is wrong; the message names round, rank and chunk."""
+    """A plan (the steps of a collective) is wrong; the message names round, rank and chunk."""
 
 
 class DeadlockError(PlanError):
-    """A free program (lists of sends and receives) deadlocks; `stuck` maps blocked ranks to their current actions."""
+    """A program of sends and receives deadlocks; `stuck` maps each blocked rank to its current action."""
 
     def __init__(self, message: str, stuck: dict[int, str]) -> None:
         super().__init__(message)
@@ -63,4 +63,4 @@ class DeadlockError(PlanError):
 
 
 class WrongResultError(HpccollError):
-    """A result that differs from the expected one."""
+    """The result of a collective differs from the expected result."""

@@ -1,6 +1,6 @@
-"""Scenes as pixels, drawn with Pillow: PNG, and animated GIF from several scenes.
+"""Draws scenes (lists of shapes) with Pillow, as PNG or, for several scenes, as an animated GIF.
 
-Shapes are drawn larger and then scaled down, which smooths their edges. The font is matplotlib's DejaVu Sans, so a
+Images are drawn larger and then scaled down, which smooths edges. The font is matplotlib's DejaVu Sans, so a
 picture looks the same on every machine.
 """
 
@@ -48,9 +48,9 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def render_png(scene: Scene, scale: float = 2.0) -> bytes:
-    """Return the bytes of a PNG of `scene` with `scale` pixels per unit, or fewer to stay within MOST_PIXELS.
+    """Return a PNG of `scene` with `scale` pixels per unit of length, or fewer to stay within MOST_PIXELS.
 
-    Raises UsageError if the picture is too large even at one pixel per unit.
+    Raises UsageError if the picture is too large even at one pixel per unit of length.
     """
     fits = (MOST_PIXELS / (scene.width * scene.height)) ** 0.5
     if fits < 1:
@@ -64,7 +64,7 @@ def render_png(scene: Scene, scale: float = 2.0) -> bytes:
 
 
 def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
-    """Return the bytes of an animated GIF of `scenes`, all of one size; raise UsageError if a frame is too large."""
+    """Return an animated GIF of `scenes`, which all have one size; raise UsageError if a frame is too large."""
     first = scenes[0]
     if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
@@ -78,7 +78,7 @@ def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
 
 
 def render_image(scene: Scene, scale: float) -> Image.Image:
-    """Return `scene` as an image with `scale` pixels per unit."""
+    """Return `scene` as an image with `scale` pixels per unit of length."""
     size = round(scene.width * scale), round(scene.height * scale)
     smooth = SMOOTH if size[0] * size[1] * SMOOTH**2 <= MOST_PIXELS else 1
     canvas = Image.new("RGB", (size[0] * smooth, size[1] * smooth), "white")
@@ -89,10 +89,10 @@ def render_image(scene: Scene, scale: float) -> Image.Image:
 
 
 def _make_palette() -> Image.Image:
-    """Return an image with the palette of all frames: colours, their shades to white, and shades of text on colours."""
+    """Return an image with the palette of all GIF frames: all colours, and blends of them for smoothed edges."""
     ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
     lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
-    # Pure colours come first, with none close to EMPTY: Pillow confuses colours that differ by less than four.
+    # Pure colours come first and none is close to EMPTY, since Pillow confuses colours that differ by less than four.
     plain = [_blend(fill, fill, 0) for fill in (PAPER, EMPTY, INK, QUIET, PALE, GLOW, *ranks, *lines)]
     to_paper = [(fill, PAPER) for fill in (INK, QUIET, GLOW, *ranks, *lines)]
     ink = [(text_colour_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
@@ -104,7 +104,7 @@ def _make_palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """Return a mix of two colours as red, green and blue, where `share` is the share of `under`."""
+    """Return a blend of two colours as red, green and blue; `share` is the proportion of `under`, 0 to 1."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
@@ -112,19 +112,19 @@ def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
 
 @cache
 def _load_font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
-    """Return the font DejaVu Sans at `size` pixels, read from its file on the first call."""
+    """Return the font DejaVu Sans at `size` pixels; only the first call reads the font's file."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)
 
 
 class _Pen:
-    """Draws shapes on an image, `scale` times as large as in the scene."""
+    """Draws shapes on an image with `scale` pixels per unit of length of the scene."""
 
     def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
         self._canvas, self._scale = canvas, scale
 
     def draw(self, shape: SceneShape) -> None:
-        """Draw `shape` on top of what is already drawn."""
+        """Draw `shape` over the shapes that are already drawn."""
         match shape:
             case FilledBoxes(fill, boxes):
                 for box in boxes:
@@ -133,7 +133,7 @@ class _Pen:
                 for points in polygons:
                     self._canvas.polygon([self._scale_point(point) for point in points], fill)
             case OutlinedBox(box, fill, stroke, width, radius):
-                # Pillow draws outlines inside the box and SVG centres them on its edge, so the box grows.
+                # Pillow draws an outline inside the box; a larger box centres it on the box's edge, as in SVG.
                 (x, y, w, h), by = box, width / 2 if stroke else 0
                 grown, rim = (x - by, y - by, w + 2 * by, h + 2 * by), self._scale_width(width) if stroke else 0
                 self._canvas.rounded_rectangle(self._corners(grown), radius * self._scale, fill, stroke, rim)
@@ -155,7 +155,7 @@ class _Pen:
         return max(round(width * self._scale), 1)
 
     def _corners(self, box: Box) -> Box:
-        """Return the left, top, right and bottom pixels inside a box that is given as x, y, width and height."""
+        """Return the left, top, right and bottom pixels of a box that is given as x, y, width and height."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)

@@ -1,4 +1,4 @@
-"""Units of bytes (binary for sizes: 1M = 2**20; decimal for bandwidths: GB = 1e9), and ranges of numbers."""
+"""Parses and formats sizes in bytes (binary units, 1M = 2**20) and ranges of numbers; GB is 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `8`, `64K`, `1.5M` or `2GiB` (binary multiples); UsageError for other text."""
+    """Return the bytes of a size such as `8`, `64K`, `1.5M` or `2GiB`; raise UsageError for another string."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a size; write bytes with an optional suffix, such as 8, 64K, 1.5M or 2G")
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Return `nbytes` as a string in the largest fitting binary unit: `8 B`, `64 KiB`, `1.5 MiB`."""
+    """Return `nbytes` as a string in the largest fitting binary unit, such as `8 B`, `64 KiB` or `1.5 MiB`."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
@@ -30,7 +30,7 @@ def format_size(nbytes: int) -> str:
 
 
 def parse_range(text: str) -> range:
-    """Return the rank counts of `text`: `8`, or `1:128` with both ends included; raise UsageError for other text."""
+    """Return the rank counts in a string such as `8` or `1:128`, last included; raise UsageError for another string."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a range of ranks; write one number or FIRST:LAST, such as 2:128")
@@ -41,7 +41,7 @@ def parse_range(text: str) -> range:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return the sizes smallest, smallest * factor, ... up to `largest`; UsageError if none or `factor` < 2."""
+    """Return sizes from `smallest` to `largest`, each `factor` times the previous; raise UsageError if none exist."""
     if smallest > largest or smallest < 0 or factor < 2:
         raise UsageError(
             f"sizes from {smallest} to {largest} bytes by factor {factor} are empty: "
@@ -54,7 +54,7 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
-    """Return `numbers` in their order, separated by commas, with consecutive numbers as a range: `0-3,7`."""
+    """Return `numbers` as a string in their order, with consecutive numbers as a range, such as `0-3,7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""The memory behind the memory ranges of a program: arrays of this process, or addresses in other processes.
+"""Maps the memory ranges in a rank's program (its instructions) to arrays, or to addresses in other processes.
 
-A program is made for one shape and contains only offsets. An `AddressSpace` adds the memory: this rank's input, output
-and scratch, the slots of the node's ranks, and the inputs and outputs of other ranks that are accessed in place.
+A program is made for one shape and refers to memory by offsets only. An `AddressSpace` adds the memory: this rank's
+input, output and scratch, the shared-memory slots of the node's ranks, and other ranks' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
 
 @dataclass(frozen=True, slots=True)
 class ChunkSegment:
-    """Elements `low` to `high` of every chunk (shape (C,) each): the elements that one slot of shared memory holds.
+    """One segment of all C chunks: elements `low` to `high` (exclusive) of each; `low` and `high` have shape (C,).
 
-    A segment keeps each chunk's owner and reduction order, so all segments together give the plan's result bit for bit.
+    A segment is small enough for one slot of shared memory. Every segment is reduced in the order of the whole chunks,
+    so cutting chunks into segments does not change any bit of the result.
     """
 
     low: IntArray
@@ -33,22 +34,22 @@ class ChunkSegment:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each chunk."""
+        """The number of elements that the segment takes from each chunk."""
         return tuple((self.high - self.low).tolist())
 
 
 def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
-    """Cut chunks of `sizes` elements, shape (C,), into `segments` segments of nearly equal size."""
+    """Cut C chunks into `segments` segments of nearly equal size; `sizes`, shape (C,), are the chunks' elements."""
     return [ChunkSegment(sizes * number // segments, sizes * (number + 1) // segments) for number in range(segments)]
 
 
 class SegmentOffsets:
-    """Translates offsets in the packed chunks of a segment to offsets in memory that holds the whole chunks.
+    """Translates offsets in a packed segment of chunks to offsets in the memory that holds the whole chunks.
 
     Args:
-        present: the chunks that the memory holds, shape (C,).
-        sizes: elements of each whole chunk, shape (C,).
-        segment: which elements of each chunk are packed.
+        present: whether the memory holds each chunk, shape (C,).
+        sizes: number of elements of each whole chunk, shape (C,).
+        segment: the elements of each chunk that are packed.
     """
 
     def __init__(self, present: IntArray, sizes: IntArray, segment: ChunkSegment) -> None:
@@ -58,22 +59,21 @@ class SegmentOffsets:
         self._whole = (ends - sizes + segment.low)[chunks].tolist()
 
     def locate(self, start: int) -> int:
-        """Return the offset in the whole memory of packed element `start`."""
+        """Return the offset, in the memory of whole chunks, of the element at offset `start` in the packed segment."""
         chunk = bisect_right(self._packed, start) - 1
         return int(self._whole[chunk]) + start - int(self._packed[chunk])
 
 
 class AddressSpace:
-    """Finds the memory of each memory range in one rank's program. All offsets and counts are in elements.
+    """Finds the array or address of each memory range in one rank's program. Offsets and counts are in elements.
 
     Args:
-        call: the collective; its input and output are the memories SOURCE and RESULT, and all memory has its module and
-            dtype.
-        program: gives the sizes of WORK and LANDING.
+        call: the collective, whose input is the memory SOURCE and whose output is RESULT; all memory has its dtype.
+        program: this rank's instructions, and the sizes of the scratch memories WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
-        slots: each rank's slot memory; the key of this rank's is OWN.
-        segment: the segment that the program is for; None if it is for whole chunks.
-        rank: this rank; used only with `segment`.
+        slots: slot memory by rank; the key of this rank's own slot memory is OWN.
+        segment: the segment that the program works on; None if the program works on whole chunks.
+        rank: the number of this rank, used only if `segment` is given.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class AddressSpace:
         self._offsets: dict[tuple[MemoryKind, int], SegmentOffsets] = {}
 
     def add_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
-        """Record where another rank's input or output is: as an array, or as an address in that rank's process."""
+        """Record another rank's input or output, as an array or else as an address in that rank's process."""
         self._peers[kind, rank] = array, address
 
     def view(self, place: MemoryRange) -> FlatArray | None:
-        """Return the elements of a range as an array; None if only another process can address them."""
+        """Return a memory range as an array; None if only another process can address the range."""
         if place.owner == OWN:
             array = self._own[place.memory]
         elif place.memory is MemoryKind.SLOT:
@@ -119,14 +119,14 @@ class AddressSpace:
         return array[start : start + place.count]
 
     def own_view(self, place: MemoryRange) -> FlatArray:
-        """Return the elements of a range as an array; LookupError if only another process can address them."""
+        """Return a memory range as an array; raise LookupError if only another process can address the range."""
         view = self.view(place)
         if view is None:
             raise LookupError(f"{place} is memory of another process")  # no plan copies between two remote memories
         return view
 
     def address(self, place: MemoryRange) -> int:
-        """Return the address of a range, in the process that owns the memory."""
+        """Return the address of a memory range, valid in the process that owns the memory."""
         if place.owner == OWN:
             base = self.module.get_address(self._own[place.memory])
         else:
@@ -134,7 +134,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range in its memory; the user's memory holds whole chunks, a slot packed segments."""
+        """Return the offset of a range in its memory: the user's memory holds whole chunks, a slot a packed segment."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner
@@ -143,7 +143,7 @@ class AddressSpace:
         return self._offsets[key].locate(place.start)
 
     def _offsets_of(self, kind: MemoryKind, owner: int) -> SegmentOffsets:
-        """Return the offsets of the segment in the input or output of a rank."""
+        """Return the translation from offsets in the packed segment to offsets in a rank's whole input or output."""
         plan, segment = self._plan, self._segment
         assert segment is not None  # noqa: S101
         rank = np.array([self._rank if owner == OWN else owner])
@@ -154,5 +154,5 @@ class AddressSpace:
 
 
 def chunk_sizes(plan: Plan, count: int) -> IntArray:
-    """Return the elements of each chunk, shape (C,), for a vector or blocks of `count` elements."""
+    """Return the number of elements of each chunk, shape (C,), for a vector or blocks of `count` elements."""
     return plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

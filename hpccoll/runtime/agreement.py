@@ -1,4 +1,4 @@
-"""Steps that succeed on all ranks or raise the same error on all ranks."""
+"""Runs steps that succeed on all ranks or raise the same error on all ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def gather_or_raise(
 
     Args:
         step: a function whose result can be pickled.
-        make_error: makes the exception from the first failing rank's reason, such as `rank 2: no such device`.
+        make_error: returns the exception for a reason, such as `rank 2: no such device`.
 
     Raises:
-        Exception: on every rank, if `step` failed on any rank: the exception that `make_error` makes.
+        Exception: the exception that `make_error` returns, on every rank, if `step` raised one of FAILURES on any rank.
 
     Cost: one all-gather of the pickled results.
     """
@@ -41,7 +41,7 @@ def gather_or_raise(
 
 
 def run_or_raise(comm: MPI.Intracomm, step: Callable[[], Result], make_error: Callable[[str], Exception]) -> Result:
-    """Like `gather_or_raise`, but return only this rank's result, which need not be picklable; collective."""
+    """Run `step` as `gather_or_raise` does, but return only this rank's result, of any type; collective."""
     results: list[Result] = []
     gather_or_raise(comm, lambda: results.append(step()), make_error)
     return results[0]

@@ -1,7 +1,7 @@
-"""HPCCOLL_DEBUG=1: before each collective, all ranks compare the arguments that they were called with.
+"""With HPCCOLL_DEBUG=1, all ranks compare their arguments before each collective.
 
-Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a communicator of its own. A rank
-with invalid arguments sends its error to the others, so that none of them waits for it.
+Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a duplicated communicator. A rank
+with invalid arguments sends its error to the other ranks, so that they do not wait for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_enabled() -> bool:
 
 
 class ArgumentCheck:
-    """Compares each collective's arguments across the ranks of `comm`. Its creation duplicates `comm`; collective."""
+    """Compares each collective's arguments across the ranks of `comm`, which its constructor duplicates; collective."""
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
         self._comm, self._progress = comm.Dup(), progress
@@ -38,10 +38,10 @@ class ArgumentCheck:
 
     @contextmanager
     def compare(self, operation: Operation) -> Iterator[dict[str, Any]]:
-        """Yield a dictionary for this call's arguments; at the end of the `with` block, compare it on all ranks.
+        """Yield a dictionary, which the `with` block fills with the call's arguments; then compare it on all ranks.
 
         Raises:
-            MismatchError: a rank refused the call or differs from rank 0; names the first such rank and both values.
+            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the first such rank.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}
@@ -53,13 +53,13 @@ class ArgumentCheck:
         self._require_equal(self._exchange((operation.value, "", arguments)))
 
     def _exchange(self, own: Announcement) -> list[Announcement]:
-        """Return every rank's arguments or error; waits for all ranks, advancing operations in flight; collective."""
+        """Return every rank's arguments or error; meanwhile advance the operations in flight. Collective."""
         barrier = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
         self._progress.wait_until(barrier.Test)
         return self._comm.allgather(own)
 
     def _require_equal(self, announcements: list[Announcement]) -> None:
-        """Raise MismatchError for the first rank that refused its call or differs from rank 0."""
+        """Raise MismatchError for the first rank whose call is invalid or differs from rank 0's call."""
         first_operation, _, first_arguments = announcements[0]
         for rank, (operation, refusal, arguments) in enumerate(announcements):
             if refusal:

@@ -1,6 +1,7 @@
-"""Checks the arguments of a collective, and derives the input, the output, the elements of a block and the algorithm.
+"""Checks the arguments of a collective and returns them as a `CollectiveCall`.
 
-For n ranks, an operation with blocks moves n blocks of `count` elements. Other operations move one vector of `count`.
+`count` is the number of elements of one block in an operation with a block per rank (such as all_gather), and of the
+whole vector in other operations (such as all_reduce).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.selection import MPI_LIBRARY
 
-# Input, output, the value to return to the user, count, and whether the user passed the output.
+# The checked input, output, return value for the user and count, and whether the user passed the output.
 CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, int, bool]
 SUM = Reduction("sum")
 
@@ -31,7 +32,7 @@ def check_call(
     op: str | Reduction = SUM,
     algorithm: str | Algorithm = "auto",
 ) -> CollectiveCall:
-    """Return the checked call of a collective; allocates the output if the user passed none.
+    """Check the arguments of a collective and return the call; allocate the output if the user passed none.
 
     Args:
         x: the input array, or None.
@@ -40,9 +41,9 @@ def check_call(
         algorithm: an algorithm or its name, "auto", or "mpi" for the MPI library's own collective.
 
     Raises:
-        BufferError: an array is missing, not expected, or does not fit the other one.
+        BufferError: an array is missing or unexpected, or input and output do not fit together.
         UsageError: the root is not a rank, or the algorithm is for another operation.
-        ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or does not fit the call.
+        ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or `op` is not defined for the dtype.
     """
     reduction = Reduction.parse(op)
     if not 0 <= root < n:
@@ -59,7 +60,7 @@ def check_call(
 
 
 def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorithm | None:
-    """Return the algorithm that a call names, or None if it leaves the choice to the selector or the MPI library."""
+    """Return the algorithm that a call names, or None for "auto" (the selector chooses) and "mpi" (the MPI library)."""
     if isinstance(algorithm, str):
         return None if algorithm in ("auto", MPI_LIBRARY) else get_algorithm(operation, algorithm)
     if algorithm.operation is not operation:
@@ -125,7 +126,7 @@ def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArr
 
 
 def _block_count(operation: Operation, source: Buffer, n: int) -> int:
-    """Return the elements of one of the n blocks along the first dim; BufferError if n does not divide it."""
+    """Return the number of elements of one of n blocks; raise BufferError if n does not divide the first dim."""
     if not source.shape or source.shape[0] % n:
         raise BufferError(
             f"{operation.value}: x has shape {source.shape}, whose first dim is not divisible by {n} ranks; "
@@ -137,7 +138,7 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
 ) -> CheckedArrays:
-    """Return checked arrays whose output is `out` or a new array of shape `new`, of `total` elements."""
+    """Return checked arrays whose output has `total` elements: `out`, or a new array of shape `new`."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)
@@ -145,7 +146,7 @@ def _with_result(
 
 
 def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
-    """Return `result`; raise BufferError unless it has `total` elements of the source's type and module."""
+    """Return `result`; raise BufferError unless it has `total` elements, and the dtype and module of `source`."""
     if result.dtype is not source.dtype or result.module.name != source.module.name:
         raise BufferError(
             f"{operation.value}: x is {source.dtype.name} ({source.module.name}) and out is {result.dtype.name} "

@@ -1,4 +1,4 @@
-"""Pauses between the polls of a wait, for another rank's writes to shared memory or for MPI requests."""
+"""Pauses between polls, while a rank waits for another rank's writes to shared memory or for MPI requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LONGEST_SLEEP_S: Final = 400e-6
 
 
 class Backoff:
-    """A wait that spins, then yields the core, then sleeps for longer and longer.
+    """A polite wait: polls first without a pause, then yields the core between polls, then sleeps ever longer.
 
     Args:
-        spins: whether to spin at first; true only if every rank has a core of its own.
-        sleeps: whether to sleep at last; false if each poll moves data, as for long MPI messages.
+        spins: whether to poll without a pause at first; true only if every rank has a core of its own.
+        sleeps: whether to sleep in a long wait; false if each poll moves data, as for long MPI messages.
     """
 
     __slots__ = ("_since", "_sleep_s", "_sleeps", "_spin_s")
@@ -27,11 +27,11 @@ class Backoff:
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def reset(self) -> None:
-        """Start again with the shortest pause, after a poll that found something to do."""
+        """Start again with the shortest pause; to be called after a poll that found something to do."""
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def pause(self) -> None:
-        """Return at once; yield the core once some time has passed since the first pause; later sleep, if `sleeps`."""
+        """Return at once, yield the core or sleep, depending on the time since the first pause."""
         now = time.perf_counter()
         if not self._since:
             self._since = now

@@ -1,8 +1,8 @@
 """The executables that a communicator keeps, found by the arrays of a call.
 
-An entry must never run for another array. A new array may get the id or the address of a deleted array. A NumPy array
-can change its dtype, and a torch tensor its storage, under the same id. (A NumPy array with weak references cannot be
-resized.)
+A cached executable must never run on another array than its own. A new array may get the id or the address of a deleted
+array. A NumPy array can change its dtype, and a torch tensor its storage, without a change of `id(array)`. NumPy
+refuses to resize an array that has weak references.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ CAPACITY = 256  # executables found by address
 ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 
-# An array that an executable was bound to: its dtype, the address and bytes of a torch tensor (None otherwise), and a
-# weak reference that removes the entry before another array can get the array's id. Plain tuples, since a named tuple
-# takes 0.1 us longer to unpack in every call.
+# The dtype of a bound array, the address and bytes of a torch tensor (otherwise None), and a weak reference.
+# The weak reference's callback removes the cache entry before another array can get the same id.
+# Plain tuples are used because a named tuple takes 0.1 us longer to unpack in every call.
 KnownArray: TypeAlias = tuple[Any, tuple[int, int] | None, weakref.ref[Any]]
 CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
 
 
 class CallCache:
-    """Executables by the array objects of a call, or by the addresses of its buffers; all are freed by `clear`.
+    """Finds executables by the array objects of a call, or by the addresses of its buffers; `clear` frees them all.
 
-    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up: the key of such a call is `id(x)`,
-    that of any other call is a tuple.
+    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. Its keys are `id(x)` for an
+    all_reduce of `x` with default arguments, and tuples for all other calls.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class CallCache:
         return len(self._by_address)
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the live executable of a call with these array objects; None if none, or if an array has changed."""
+        """Return the live executable of a call with these arrays; None if there is none or an array has changed."""
         cached = self.by_array.get(key)
         if cached is None:
             return None
@@ -55,14 +55,14 @@ class CallCache:
         return executable if fits else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
-        """Cache the executable of a call with these array objects, until an array is deleted or the cache is full."""
+        """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
         forget = partial(_forget, self.by_array, key)
         self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
 
     def find_by_address(self, key: Hashable) -> Executable | None:
-        """Return the live executable of a call on this memory and mark it as recently used; None if there is none."""
+        """Return the live executable for a key and mark it as recently used; None if there is none."""
         executable = self._by_address.get(key)
         if executable is None or not executable.live:
             return None
@@ -70,13 +70,13 @@ class CallCache:
         return executable
 
     def add_by_address(self, key: Hashable, executable: Executable) -> None:
-        """Cache an executable; free the least recently used ones beyond CAPACITY."""
+        """Cache an executable; if there are now more than CAPACITY, free the least recently used one."""
         self._by_address[key] = executable
         while len(self._by_address) > CAPACITY:
             self._by_address.popitem(last=False)[1].free()
 
     def was_seen(self, key: Hashable) -> bool:
-        """Whether an earlier call used this memory; records this call."""
+        """Whether an earlier call had the same key (arguments and addresses); records the key."""
         seen = key in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -85,11 +85,11 @@ class CallCache:
         return seen
 
     def keep(self, executable: Executable) -> None:
-        """Record a prepared executable, so that `clear` frees it unless its user has freed it before."""
+        """Record a prepared executable, so that `clear` frees it if the user has not."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:
-        """Forget all calls by array; their executables are still found by address."""
+        """Forget which arrays belong to which executable; the executables are still found by address."""
         self.by_array.clear()
 
     def clear(self) -> None:
@@ -102,7 +102,7 @@ class CallCache:
 
 
 def _describe(array: Any, forget: Any) -> KnownArray:
-    """Return the dtype, storage and weak reference of an array; its deletion calls `forget`."""
+    """Return the dtype, storage and weak reference of an array; deleting the array calls `forget`."""
     storage = (array.data_ptr(), array.nbytes) if is_torch_tensor(array) else None
     return array.dtype, storage, weakref.ref(array, forget)
 
@@ -114,20 +114,20 @@ def _is_unchanged(known: KnownArray, array: Any) -> bool:
 
 
 def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any]) -> None:
-    """Remove the call of an array that was deleted."""
+    """Remove a cached call after its array was deleted."""
     calls.pop(key, None)
 
 
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return the caches whose calls by array a forked child forgets, so that its next call is checked and refused.
+    """Return all call caches of this process; a forked child forgets their arrays, so that its next call is refused.
 
-    Comparing the process id in every call instead would cost a system call each.
+    Comparing process ids would instead cost a system call in every collective.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 
     def forget_all() -> None:
-        """In a forked child, forget the calls by array of all caches; frees no executable."""
+        """In a forked child, forget the arrays of all call caches; free no executable."""
         for call_cache in caches:
             call_cache.forget_arrays()
 

@@ -1,4 +1,4 @@
-"""One collective call of this rank after its checks, and the local work before and after its plan."""
+"""A collective call of this rank after the argument checks, and the local work before and after its plan."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class CollectiveCall:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that all ranks must agree on: the input's, or for a scatter the output's."""
+        """The shape that must be equal on all ranks: the input's shape, or the output's in a scatter."""
         buffer = self.result if self.operation is Operation.SCATTER else self.source or self.result
         return buffer.shape if buffer else ()
 
     @property
     def dtype(self) -> DType:
-        """The element type; uint8 if there is no buffer (barrier)."""
+        """The element type of the buffers; uint8 for a barrier, which has no buffer."""
         buffer = self.result or self.source
         return buffer.dtype if buffer else get_dtype("uint8")
 
@@ -46,10 +46,10 @@ class CollectiveCall:
 
 
 def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the call that the plan runs, the calls to make before it, and whether the plan works in place.
+    """Return the collective call for the plan, the functions to call before it, and whether the plan works in place.
 
-    The prologue scales the input of `premul_sum`, or copies the input of an in-place all-to-all. The plan then reads
-    the scaled or copied input, in the output's memory or in memory that is allocated here.
+    The prologue scales the input of `premul_sum`, or copies the input of an in-place all-to-all. The plan reads the
+    scaled or copied input from the output's memory or from new memory.
     """
     in_place = is_in_place(call, rank)
     if call.source is None:
@@ -64,14 +64,14 @@ def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tupl
 
 
 def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
-    """Return the calls to make after the plan: for `avg`, one that divides the result by the number of ranks."""
+    """Return the functions to call after the plan: for `avg`, a division of the result by the number of ranks."""
     if call.reduction.name != "avg" or call.result is None:
         return ()
     return (call.module.bind_divide(call.result.flat, ranks),)
 
 
 def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return `bind_prologue`'s result for premul_sum; the scaled input is in the output if it fits, else new memory."""
+    """Return `bind_prologue`'s result for premul_sum, which scales the input into the output or into new memory."""
     in_result = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and call.result is not None
     target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
     scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
@@ -79,15 +79,14 @@ def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, 
 
 
 def _relocate(source: Buffer, memory: FlatArray) -> Buffer:
-    """Return a buffer like `source` whose memory is `memory`; copies no elements."""
+    """Return a buffer like `source` but with the memory `memory`; copy no elements."""
     return replace(source, flat=memory, address=source.module.get_address(memory))
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
-    """Return the same call with arrays that do not keep their memory alive.
+    """Return the same call with arrays that do not keep their memory alive, for a cache.
 
-    A cache must not keep deleted arrays alive. A cached call runs only for buffers at the same addresses, so the memory
-    exists whenever it runs.
+    A cached call runs only for live buffers at the same addresses, so its memory exists whenever it runs.
     """
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
@@ -99,7 +98,7 @@ def is_in_place(call: CollectiveCall, rank: int) -> bool:
     """Whether each chunk that is in both input and output is at the same address in both.
 
     Raises:
-        BufferError: input and output overlap in any other way.
+        BufferError: input and output overlap, but a chunk of both is at different addresses.
     """
     source, result = call.source, call.result
     if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):

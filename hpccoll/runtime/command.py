@@ -1,6 +1,6 @@
-"""Run a command in a process of its own, with a time limit, and return how it ended.
+"""Runs commands in separate processes, with a time limit, and returns their exit status and output.
 
-Code that may crash or hang (a driver, an MPI library, a command of the site) runs in such a process.
+Code that may crash or hang (a driver, an MPI library, a command of the site) runs in a separate process.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class CommandResult:
 
     @property
     def evidence(self) -> str:
-        """The command and its outcome; if it failed, also the last line it printed."""
+        """A string with the command and its outcome; if the command failed, also the last line that it printed."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         last_line = f": {lines[-1].strip()[:300]}" if lines and not self.succeeded else ""
         return f"`{self.command}` {self.outcome}{last_line}"
 
     def parse_json(self) -> dict[str, Any] | None:
-        """Return the JSON object in the last line of output; None if there is none or the command failed."""
+        """Return the JSON object in the last line of stdout; None if the line holds none or the command failed."""
         lines = self.stdout.strip().splitlines()
         try:
             value = json.loads(lines[-1]) if self.succeeded and lines else None
@@ -54,17 +54,18 @@ class CommandResult:
 def run_command(
     words: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None, shown: str | None = None
 ) -> CommandResult:
-    """Run a command, wait for it and return how it ended. Never raises; kills it and its children after `limit_s`.
+    """Run a command, wait for it and return its result. After `limit_s`, kill the command and its children.
 
     Args:
-        words: the program and its arguments; the result shows them as `shown`, if `shown` is given.
+        words: the program and its arguments.
         limit_s: seconds.
-        environ: environment of the command. The default is the environment of this process without the variables in
-            which a launcher describes this process's rank, so that a command that starts MPI is a separate job.
+        shown: the command as the result shows it; None shows `words`.
+        environ: environment of the command. The default is this process's environment without the launcher's
+            variables (such as PMI_RANK), so that a command that starts MPI is a separate job.
     """
     command = shown or shlex.join(words)
     environ = launcher.without_launcher(os.environ) if environ is None else environ
-    # Files instead of pipes: a process that cannot be killed (stuck in a driver) would keep a pipe open forever.
+    # Output goes to files, since a process that is stuck in a driver cannot be killed and would keep a pipe open.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -95,8 +96,8 @@ def run_python(
 def standalone_mpi_environment() -> Iterator[dict[str, str]]:
     """Yield the environment for a command that starts MPI as a separate job.
 
-    Open MPI leaves its shared-memory files behind when it is started without mpirun, or killed. This environment moves
-    these files from /dev/shm to a temporary directory that is removed on exit.
+    Open MPI leaves its shared-memory files behind when it is killed or started without mpirun. The environment moves
+    Open MPI's files from /dev/shm to a temporary directory, which is removed on exit.
     """
     with tempfile.TemporaryDirectory(prefix="hpccoll-", ignore_cleanup_errors=True) as directory:
         names = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")  # Open MPI 5, Open MPI 4
@@ -104,7 +105,7 @@ def standalone_mpi_environment() -> Iterator[dict[str, str]]:
 
 
 def _format_outcome(status: int | None, limit_s: float) -> str:
-    """Return a clause that describes an exit status; None means a timeout, -N means signal N."""
+    """Return a clause that describes an exit status, such as `crashed by SIGSEGV`; None means a timeout."""
     if status is None:
         return f"gave no answer within {limit_s:g} s and was killed"
     if status < 0:
@@ -113,7 +114,7 @@ def _format_outcome(status: int | None, limit_s: float) -> str:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and the children in its session; wait up to _KILL_GRACE_S for the command to end."""
+    """Kill a command and the children in its session; wait up to _KILL_GRACE_S for the command to end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

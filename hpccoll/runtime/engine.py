@@ -1,13 +1,14 @@
-"""Selects, lowers, binds and runs the collectives of one communicator, and keeps what later calls need.
+"""Runs the collectives of one communicator: selects algorithms, lowers and binds plans, and caches executables.
 
-Blocking operations share one message tag, since each ends before the next begins. The tag of an asynchronous operation
-is the number of asynchronous calls so far, modulo ASYNC_TAGS: all ranks make the same calls in the same order, so they
-get the same tag. (The number of executables would differ, because caches differ by rank.) A tag is reused once its last
-operation is complete on this rank.
+Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
+collective gets its tag from the number of asynchronous calls so far, modulo ASYNC_TAGS. All ranks make the same calls
+in the same order, so they count the same number. A tag is used again only after its last operation is complete on this
+rank.
 
-Binding prepares all calls of a run: persistent requests, or functions of mapped memory. The first call of a message
-plan on given memory runs without binding; the second call binds, and the executable is kept. Shared-memory plans bind
-at the first call.
+Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
+persistent MPI request). A message plan runs unbound at its first call on given arrays. A repeated call binds the plan
+and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
+first call. Calls with a `premul_sum` factor are never cached.
 """
 
 from __future__ import annotations
@@ -47,13 +48,12 @@ PROGRAMS: Final = 256
 
 
 class Engine:
-    """The runtime of one communicator; collective. `takes_device_memory` returns whether MPI accepts device memory."""
+    """The runtime of one communicator. `takes_device_memory` returns whether MPI accepts device memory. Collective."""
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.cache, self.progress = CallCache(), Progress()
-        # All collective steps of the engine are in its constructor: later they would block while operations are in
-        # flight.
+        # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
         self.nodes = layout.members
         self.node = NodeMemory(comm, layout, self.progress)
@@ -72,7 +72,7 @@ class Engine:
         self._asynchronous_calls = 0
 
     def run(self, call: CollectiveCall) -> Executable | None:
-        """Run a collective and wait for its end; return its executable if the call cache keeps it, else None."""
+        """Run a collective and wait for its end; return its executable if it is in the call cache, else None."""
         key = _key(call)
         executable = self.cache.find_by_address(key)
         if executable is not None:
@@ -93,7 +93,7 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective and return the operation in flight; complete a shared-memory plan and return None."""
+        """Begin a collective and return the operation in flight; return None after completing a shared-memory plan."""
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
@@ -114,17 +114,17 @@ class Engine:
         return operation
 
     def prepare(self, call: CollectiveCall) -> Executable:
-        """Return an executable for many runs, which `free` of the engine also frees; runs nothing. Collective."""
+        """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call)
         executable = self.bind(call, selection, on_all_ranks=True)
         self.cache.keep(executable)
         return executable
 
     def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
-        """Return an executable for many runs, with persistent requests where its kind has them; runs nothing.
+        """Return an executable that can run many times, with persistent MPI requests where possible; run nothing.
 
         Args:
-            on_all_ranks: whether all ranks bind this call now, in the same order.
+            on_all_ranks: whether all ranks bind this collective now, in the same order.
         """
         executable: Executable
         if selection.algorithm is None:
@@ -137,9 +137,9 @@ class Engine:
         return executable
 
     def select(self, call: CollectiveCall) -> Selection:
-        """Return the algorithm and chunk count that `call` names or that `auto` selects; the same on every rank.
+        """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
 
-        Writes what `auto` selects to the selection log, if there is one. For device memory, the first call that
+        Writes the selection of `auto` to the selection log, if there is one. For device memory, the first call that
         considers the MPI library starts probe processes and waits for them.
 
         Raises:
@@ -167,7 +167,7 @@ class Engine:
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
 
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
-        """Return the kind of memory that all ranks' buffers are in; ignores buffers that only the root has."""
+        """Return the kind of memory (host, symmetric or CUDA) of the buffers, except buffers that only the root has."""
         if call.module.on_device:
             return BufferKind.CUDA
         buffers = [call.source] if call.operation not in (Operation.BROADCAST, Operation.SCATTER) else []
@@ -177,7 +177,7 @@ class Engine:
         return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
 
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
-        """Whether messages from this module's memory pass through pinned host memory.
+        """Whether messages from an array module's memory pass through pinned host memory.
 
         For device memory, the first call starts probe processes and waits for them.
         """
@@ -189,17 +189,17 @@ class Engine:
         self.node.free()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
-        """Whether the algorithm runs as a two-level plan: if it is hybrid and there are several nodes."""
+        """Whether there are several nodes and the algorithm uses messages between and shared memory within them."""
         return algorithm.is_hybrid and len(self.nodes) > 1
 
     def _make_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None, tag: int | None = None
     ) -> Executable:
-        """Return an executable of the selected plan; a MessageExecutable is not bound yet.
+        """Return an executable of the selected plan; a `MessageExecutable` still has to be bound by its `bind`.
 
         Raises:
-            UnavailableError: the algorithm needs shared memory, which the ranks do not have.
-            UsageError: the algorithm is for one node, and there are several.
+            UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
+            UsageError: the algorithm works on one node only, but the ranks are on several nodes.
         """
         algorithm, context = selection.algorithm, self._context
         if algorithm is None:
@@ -225,7 +225,7 @@ class Engine:
         staged: bool,
         sizes: tuple[int, ...] | None,
     ) -> Program:
-        """Lower a plan for this rank; see `Context` for the arguments."""
+        """Lower an algorithm's plan to this rank's program; `Context` describes the arguments."""
         return lower_plan(
             algorithm.plan(self.size, root, chunks, self.nodes),
             self.rank,
@@ -239,7 +239,7 @@ class Engine:
 
 
 def _key(call: CollectiveCall) -> Hashable:
-    """Return the cache key: arguments, dtype, count, addresses. One executable can run all calls with one key."""
+    """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
     request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
     return (*request, call.dtype.name, call.module.name, call.count, *addresses)

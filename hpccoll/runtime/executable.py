@@ -1,8 +1,8 @@
 """The interface of executables, which carry out a collective on given buffers.
 
-There are five kinds: messages (`messages.executable`), shared memory within a node (`shared_memory.executable`), shared
-memory and messages (`hierarchical.executable`), device memory (`cuda.executable`) and the MPI library's own collectives
-(`messages.mpi_collectives`).
+Five modules define a kind of executable each: `messages.executable` (messages), `shared_memory.executable` (shared
+memory within a node), `hierarchical.executable` (shared memory and messages), `cuda.executable` (device memory) and
+`messages.mpi_collectives` (the MPI library's own collectives).
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from hpccoll.runtime.progress import InFlight
 
 
 class Executable(Protocol):
-    """A collective bound to buffers: it can be called any number of times, and must be freed before MPI is finalized.
-
-    `plan` is None for the MPI library's own collectives; `live` is false once the executable, or one of the symmetric
-    buffers that it accesses, was freed.
-    """
+    """A collective on fixed buffers: it can run any number of times, and must be freed before MPI is finalized."""
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that runs."""
+        """The plan that a call runs; None for the MPI library's own collectives."""
 
     @property
     def live(self) -> bool:
-        """Whether the executable can still run."""
+        """Whether the executable can still run: neither it nor a symmetric buffer that it accesses was freed."""
 
     def __call__(self) -> object:
-        """Run the collective once; block until this rank's part is complete."""
+        """Run the collective once; block until this rank's part of it is complete."""
 
     def start(self) -> InFlight | None:
-        """Begin the collective and return the operation in flight; None if it is complete or on a device's stream."""
+        """Begin the collective; return the operation in flight, or None if it is complete or on a CUDA stream."""
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, to time one by one; only the executable if its calls overlap, none before it is bound."""
+        """The functions that a run calls, for timing one by one; empty before the first binding.
+
+        If the functions overlap in time, the tuple has the executable as its only item.
+        """
 
     def free(self) -> None:
-        """Release requests and memory; afterwards the executable cannot run."""
+        """Release the requests and memory of the executable, which cannot run afterwards."""
 
 
 def raise_freed() -> NoReturn:
-    """Raise UsageError: an executable was called after it was freed."""
+    """Raise the UsageError for a call of an executable that was freed."""
     raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")

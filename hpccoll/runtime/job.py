@@ -1,7 +1,7 @@
-"""The world, hosts, nodes, cores and versions of this MPI job. Only this module initializes MPI.
+"""Initializes MPI, and finds the hosts, nodes, cores and software versions of this MPI job.
 
-MPI is initialized here and not by importing mpi4py, so that a missing library, or a launcher that would make MPI_Init
-abort, becomes an error with a remedy.
+`load_mpi` calls MPI_Init instead of leaving this to the import of mpi4py. As a result, a missing library, or a launcher
+that would make MPI_Init abort, raises an error with a remedy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The host, node and cores of each rank. Tuples are indexed by rank; nodes are ordered by their lowest ranks."""
+    """The host, node and core count of each rank, indexed by rank. Nodes are in the order of their lowest ranks."""
 
     hosts: tuple[str, ...]
     node: tuple[int, ...]
@@ -51,7 +51,7 @@ class RankLayout:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, the sets of ranks that can share memory."""
+        """Number of nodes; a node is a set of ranks that can share memory."""
         return len(set(self.node))
 
     @property
@@ -67,7 +67,7 @@ class RankLayout:
 
 
 def load_mpi() -> ModuleType:
-    """Return mpi4py.MPI, with MPI initialized (MPI_THREAD_MULTIPLE). mpi4py finalizes it at exit.
+    """Return mpi4py.MPI after initializing MPI (MPI_THREAD_MULTIPLE). mpi4py finalizes MPI at exit.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -78,14 +78,14 @@ def load_mpi() -> ModuleType:
         pmix = "pmix" in module.Get_library_version().lower()
         launcher.require_own_mpirun(os.environ, get_mpi_library(), pmix)
         with warnings.catch_warnings():
-            # mpi4py only warns of a launcher of another MPI; `get_world` raises an error.
+            # mpi4py warns of a launcher of another MPI library, for which `get_world` raises an error instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             module.Init_thread()
     return module
 
 
 def _import_mpi() -> ModuleType:
-    """Return mpi4py.MPI, imported without initializing MPI; mpi4py's options are left unchanged."""
+    """Return mpi4py.MPI without initializing MPI or changing mpi4py's options."""
     try:
         import mpi4py
     except ImportError as error:
@@ -104,11 +104,11 @@ def _import_mpi() -> ModuleType:
 
 
 def get_world() -> MPI.Intracomm:
-    """Return MPI.COMM_WORLD; initializes MPI and checks that the launcher belongs to the MPI library.
+    """Return MPI.COMM_WORLD, after initializing MPI and checking that the launcher belongs to the MPI library.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
-        LauncherError: the launcher started N processes, but each of them is a job of one rank.
+        LauncherError: the launcher belongs to another MPI library.
     """
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
     launcher.require_one_job(os.environ, comm.size, get_mpi_library())
@@ -116,7 +116,7 @@ def get_world() -> MPI.Intracomm:
 
 
 def abort(status: int) -> None:
-    """Flush stdout and stderr and end all ranks with `status` (MPI_Abort). Without MPI, exit this process only."""
+    """Flush stdout and stderr and end all ranks with exit status `status`; without MPI, exit this process only."""
     sys.stdout.flush()
     sys.stderr.flush()
     module = sys.modules.get("mpi4py.MPI")
@@ -134,14 +134,14 @@ def get_mpi_library() -> str:
 def collect_versions() -> dict[str, str | None]:
     """Return the versions of Python, the MPI library and packages by name; None for a package that is not installed.
 
-    Reads the packages' metadata; imports mpi4py alone, without initializing MPI.
+    Only mpi4py is imported, without initializing MPI; the other versions come from package metadata.
     """
     packages = {name: _find_version(names) for name, names in _PACKAGES.items()}
     return {"python": platform.python_version(), "mpi": get_mpi_library()} | packages
 
 
 def _find_version(names: tuple[str, ...]) -> str | None:
-    """Return the version of the first installed package of `names` (after its name if several), or None."""
+    """Return the version of the first installed package of `names`, with its name if `names` has several."""
     for name in names:
         try:
             version = metadata.version(name)
@@ -152,9 +152,9 @@ def _find_version(names: tuple[str, ...]) -> str | None:
 
 
 def detect_layout(comm: MPI.Intracomm) -> RankLayout:
-    """Return where the ranks of `comm` run. Collective over `comm`, with the same result on every rank.
+    """Return the host, node and cores of each rank of `comm`. Collective, with the same result on every rank.
 
-    Cost: one split, and gathers of a few dozen bytes per rank.
+    Cost: one communicator split, and all-gathers of a few dozen bytes per rank.
     """
     module = load_mpi()
     host_comm = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
@@ -177,9 +177,9 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
 
 
 def _find_leader(host_comm: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
-    """Return the lowest rank of this rank's node; collective over `host_comm`, the ranks of this host.
+    """Return the lowest rank of this rank's node; collective over `host_comm`, which has the ranks of this host.
 
-    HPCCOLL_RANKS_PER_NODE=k, a debugging aid, treats every k consecutive ranks of the world as a node.
+    For debugging, HPCCOLL_RANKS_PER_NODE=k splits a host's ranks into nodes of k consecutive world ranks.
     """
     setting = environ.get(RANKS_PER_NODE, "")
     if setting and not (setting.isdecimal() and int(setting)):
@@ -190,12 +190,12 @@ def _find_leader(host_comm: MPI.Comm, rank: int, environ: Mapping[str, str]) -> 
 
 
 def find_commit() -> str | None:
-    """Ask git for the commit of the running source, with `+` if files are modified; None outside a checkout."""
+    """Return the git commit of the running source, with `+` if files are modified; None outside a git checkout."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        # An installed package may be inside another repository's directory, where git does not track it.
+        # An installed package may be in the directory of another git repository, which does not track the package.
         subprocess.run(is_tracked, capture_output=True, timeout=10, check=True)
         return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

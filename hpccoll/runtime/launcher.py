@@ -1,15 +1,14 @@
 """Detects a launcher of another MPI library, which starts N jobs of one rank each instead of one job of N ranks.
 
-Nothing fails in such a job: every process is rank 0 of 1, computes a wrong result and exits with status 0. Launchers
-write the number of ranks to the environment. A process that is alone although its launcher started several gets an
-error.
+Without this check nothing would fail: every process is rank 0 of 1, computes a wrong result and exits with status 0.
+Launchers set an environment variable to the number of ranks. If the variable exceeds 1 but MPI.COMM_WORLD has one rank,
+`require_one_job` raises LauncherError.
 
-Variables are read in this order: the one of the library's own mpirun, the one of the other library's mpirun, and
-SLURM_STEP_NUM_TASKS, the number of processes that *this* srun started. SLURM_NTASKS is not used: it is the size of the
-allocation, and a batch script may run a single `python`, or `mpirun -n 2`, in an allocation of 64. SLURM's variables
-are ignored if an mpirun has set its own, because mpirun starts its daemons by srun, one per node. A world of more than
-one rank never gets the error, because its launcher and library match. The numbers may differ for good reasons
-(heterogeneous srun, spawned processes).
+The number of ranks is read from the first of these variables that is set: the one of the MPI library's own mpirun, the
+one of the other library's mpirun, and SLURM_STEP_NUM_TASKS, which counts the processes of one srun. SLURM_NTASKS is not
+used, because a batch script may run a single `python` in an allocation of 64 tasks. SLURM's variable comes last,
+because mpirun starts its daemons by srun, one per node. If MPI.COMM_WORLD has several ranks, launcher and library match
+and no error is raised, even if the numbers differ (heterogeneous srun, spawned processes).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from hpccoll.errors import LauncherError
 
 _MPICH, _OPEN_MPI, _SLURM = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 _STARTERS = {_MPICH: "an mpirun or srun that speaks PMI (MPICH)", _OPEN_MPI: "Open MPI's mpirun", _SLURM: "srun"}
-# Prefixes of the variables in which launchers describe a process's rank and job. Users' settings (OMPI_MCA_...,
-# OMPI_ALLOW_...) are not among them.
+# Launchers describe a process's rank and job in environment variables with these prefixes.
+# The prefixes match no settings of users, such as OMPI_MCA_btl and OMPI_ALLOW_RUN_AS_ROOT.
 _JOB_PREFIXES = (
     "PMI_",
     "PMIX_",
@@ -41,7 +40,7 @@ _JOB_PREFIXES = (
 
 
 def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] | None:
-    """Return the name and value of the variable with this job's number of ranks; None without a launcher.
+    """Return the name and value of the launcher's variable with the number of ranks; None without a launcher.
 
     `library` is the MPI library's name and version, such as `MPICH 5.0.2`.
     """
@@ -53,9 +52,9 @@ def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] |
 
 
 def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None:
-    """Raise LauncherError if MPI.COMM_WORLD has `size` 1 although the launcher in `environ` started several processes.
+    """Raise LauncherError if `size`, that of MPI.COMM_WORLD, is 1 but the launcher started several processes.
 
-    The error states the launcher's and MPI's number of ranks, and how to start the job instead.
+    The error message gives both numbers of ranks, the launcher's and MPI's, and a command that starts the job.
     """
     claim = claimed_ranks(environ, library)
     if size > 1 or claim is None or claim[1] <= 1:
@@ -69,9 +68,9 @@ def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None
 
 
 def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bool) -> None:
-    """Raise LauncherError for MPICH built without PMIx under Open MPI's mpirun; call it before MPI_Init.
+    """Raise LauncherError if Open MPI's mpirun started an MPICH without PMIx; to be called before MPI_Init.
 
-    MPI_Init would abort without an explanation; this error names launcher, library and remedy.
+    In this case MPI_Init would abort without an explanation; the LauncherError names launcher, library and remedy.
     """
     if _OPEN_MPI not in environ or _MPICH in environ or not library.startswith("MPICH") or speaks_pmix:
         return
@@ -82,14 +81,14 @@ def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bo
 
 
 def _remedy(library: str) -> str:
-    """Return how to start a job with this MPI library."""
+    """Return the advice of an error message: how to start a job with this MPI library."""
     srun = "srun --mpi=pmix" if library.startswith("Open MPI") else "srun --mpi=pmi2"
     mpirun = f"the mpirun of {library} (for a wheel: the one beside this Python)"
     return f"Start the job with {mpirun}, or inside SLURM with {srun}"
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `environ` without the launcher's variables, for a subprocess that is an MPI job of its own."""
+    """Return a copy of `environ` without the launcher's variables, for a subprocess that is a separate MPI job."""
     return {
         name: value
         for name, value in environ.items()

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Context:
     """The state that the executables of one communicator share.
 
-    `lower(algorithm, chunks, root, count, itemsize, in_place, on_device, staged, sizes)` returns this rank's program,
-    cached; `staged` selects loads and stores in slots, and `sizes` gives the elements of each chunk for the program of
-    a segment. `takes_device_memory` returns whether MPI accepts device memory; its first call may start processes.
+    `lower(algorithm, chunks, root, count, itemsize, in_place, on_device, staged, sizes)` returns this rank's program
+    (its instructions) from a cache. `staged` selects loads and stores in shared-memory slots. `sizes` is the number of
+    elements of each chunk in a program for one segment, otherwise None.
+    `takes_device_memory` returns whether MPI accepts device memory; its first call may start probe processes.
     """
 
     comm: MPI.Intracomm
@@ -37,7 +38,7 @@ class Context:
 
 
 class PlanExecutable:
-    """The base class of executables that run plans; `scratch` None selects the communicator's shared pool."""
+    """The base class of executables that run plans; if `scratch` is None, they share the communicator's pool."""
 
     __slots__ = (
         "__weakref__",
@@ -63,21 +64,21 @@ class PlanExecutable:
 
     @property
     def plan(self) -> Plan:
-        """The plan that runs."""
+        """The plan that this executable runs."""
         return self._lower().plan
 
     def _lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
-        """Return this rank's program; see `Context.lower`."""
+        """Return this rank's program (its instructions) by `Context.lower`."""
         call = self._call
         shape = call.root, call.count, call.dtype.itemsize, self._in_place, call.module.on_device
         return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
 
     def _take_scratch(self, count: int) -> FlatArray:
-        """Return `count` elements of scratch memory; later operations use the same memory."""
+        """Return `count` elements of scratch memory, which later operations overwrite."""
         return self._scratch.take(self._call.module, self._call.dtype, count)
 
     def _describe(self) -> tuple[object, ...]:
-        """Return the arguments that all ranks of a node must agree on, in the order of `node_memory.node.FACTS`."""
+        """Return the arguments that must be equal on all ranks of a node, in the order of `node_memory.node.FACTS`."""
         call, algorithm = self._call, self._algorithm
         memory = "device" if call.module.on_device else "host"
         name = algorithm.name if algorithm else ""
@@ -85,7 +86,7 @@ class PlanExecutable:
         return (call.operation.value, *arguments, memory)
 
     def free(self) -> None:
-        """Free memory and bound calls; a later run raises UsageError."""
+        """Release memory and bound functions; a later run raises UsageError."""
         self.live, self._before, self._after = False, (), ()
         self._call = replace(self._call, source=None, result=None, value=None)
 

@@ -1,4 +1,4 @@
-"""The in-flight operations of a communicator, and how waits let them advance.
+"""The in-flight operations of a communicator, which advance during its waits.
 
 There is no progress thread. Every wait, test and blocking call of a communicator advances all of its in-flight
 operations, so ranks may wait for them in different orders.
@@ -13,14 +13,14 @@ from hpccoll.runtime.backoff import Backoff
 
 
 class InFlight(Protocol):
-    """An operation that has begun and may not have completed."""
+    """An operation that has begun, but may be incomplete."""
 
     def advance(self) -> bool:
-        """Go as far as possible without blocking; return whether the operation is complete."""
+        """Advance the operation as far as possible without blocking; return whether it is complete."""
 
 
 class Progress:
-    """The in-flight operations of one communicator, by tag; true if there is any operation."""
+    """The in-flight operations of one communicator, by tag; false as a bool if there are none."""
 
     __slots__ = ("operations",)
 
@@ -34,17 +34,17 @@ class Progress:
         return tag in self.operations
 
     def add(self, tag: int, operation: InFlight) -> None:
-        """Add an operation, which waits then advance; its tag is in use until the operation is complete."""
+        """Add an operation; its tag is in use until the operation is complete."""
         self.operations[tag] = operation
 
     def advance(self) -> None:
-        """Let every in-flight operation go as far as possible without blocking; remove the complete ones."""
+        """Advance every in-flight operation as far as possible without blocking; remove complete operations."""
         for tag, operation in list(self.operations.items()):
             if operation.advance():
                 del self.operations[tag]
 
     def wait_until(self, done: Callable[[], object]) -> None:
-        """Block until `done` returns true: poll it, and advance the in-flight operations between polls."""
+        """Poll `done` until it returns true; advance the in-flight operations between polls."""
         backoff = Backoff(spins=True, sleeps=False)
         while not done():
             if self.operations:

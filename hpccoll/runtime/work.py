@@ -15,11 +15,11 @@ from hpccoll.runtime.progress import InFlight, Progress
 
 
 class Work:
-    """The handle of an asynchronous operation. `wait` and `test` also advance the communicator's other operations.
+    """The handle of an asynchronous operation. `wait` and `test` advance all operations of the communicator.
 
     Args:
         rank: this rank, for error messages.
-        operation: the operation; None if it is already complete.
+        operation: the operation in flight; None if it is already complete.
         result: the array that `wait` returns.
         keep: objects whose memory MPI reads or writes until the operation is complete.
     """
@@ -32,7 +32,7 @@ class Work:
         self.done = operation is None
 
     def test(self) -> bool:
-        """Advance as far as possible without blocking; return whether the operation is complete."""
+        """Advance the operation as far as possible without blocking; return whether it is complete."""
         if not self.done and self._operation is not None:
             self._progress.advance()
             self.done = self._operation.advance()
@@ -42,10 +42,10 @@ class Work:
         """Block until the operation is complete and return the result array.
 
         Args:
-            timeout: seconds after which to give up; None waits forever.
+            timeout: seconds to wait at most; None means no limit.
 
         Raises:
-            CommunicationError: the time is up; the operation is still in flight, and may be waited for again.
+            CommunicationError: `timeout` has passed; the operation is still in flight, and `wait` may be called again.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff(spins=True, sleeps=False)
@@ -70,7 +70,7 @@ class MessageTransfer:
     _status: MPI.Status = field(default_factory=MPI.Status)
 
     def advance(self) -> bool:
-        """Test the segments in order without blocking; return whether all are complete, and `last` was called."""
+        """Test the segments in order without blocking; if all are complete, call `last` and return true."""
         while self.requests:
             try:
                 if not self.requests[0].Test(self._status):
@@ -87,7 +87,7 @@ class MessageTransfer:
         return True
 
     def _require_size(self, expected: int) -> None:
-        """Raise CommunicationError unless the received segment has the expected bytes."""
+        """Raise CommunicationError unless the received segment has `expected` bytes."""
         received = self._status.Get_count(MPI.BYTE)
         if received != expected:
             raise CommunicationError(

@@ -1,4 +1,4 @@
-"""Functions that turn a user's array into a `Buffer`, and that return the array module for new memory."""
+"""Turns a user's array into a `Buffer`, and selects the array module (NumPy or CuPy) for new memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     """Check a user's array and return it as a flat buffer that shares its memory.
 
-    A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`: `x`, `out`.
+    If `writable` is false, an array that is not contiguous is copied. Error messages name the array by `role`.
 
     Raises:
         BufferError: `array` is not a NumPy array, a CuPy array or a torch tensor on CPU or CUDA; or `writable` is true
             and the array is read-only or not C-contiguous.
-        UnknownNameError: its element type is not supported.
+        UnknownNameError: the element type of `array` is not supported.
     """
     if isinstance(array, np.ndarray):
         return _from_numpy(array, role, writable)
@@ -66,7 +66,7 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
 
 
 def get_array_module(memory: str) -> ArrayModule:
-    """Return the array module for new memory: NumPy's for `host`, CuPy's for `cuda`.
+    """Return the array module for new memory: NumPy's if `memory` is `host`, CuPy's if it is `cuda`.
 
     Raises:
         UnavailableError: `memory` is `cuda`, but there is no CUDA device or CuPy is not installed.

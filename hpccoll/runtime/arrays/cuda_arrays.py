@@ -1,4 +1,4 @@
-"""The array modules of CuPy and torch for CUDA memory; their bound calls queue work on the current stream."""
+"""The array modules of CuPy and torch for CUDA memory, whose bound calls queue work on the current stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArra
 
 
 class CupyModule:
-    """CUDA memory as CuPy arrays."""
+    """The array module for CUDA memory in CuPy arrays."""
 
     name, on_device = "cupy", True
 
@@ -73,7 +73,7 @@ class CupyModule:
 
 
 class TorchCudaModule:
-    """CUDA memory as torch tensors on one device."""
+    """The array module for CUDA memory in torch tensors on one device."""
 
     name, on_device = "torch", True
 
@@ -132,7 +132,7 @@ class TorchCudaModule:
 
 
 def _seconds_between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
-    """Wait for the event `end` and return the seconds between two events of a stream."""
+    """Wait for the CUDA event `end` and return the seconds from event `begin` to event `end`."""
     end.synchronize()
     return float(elapsed_ms(begin, end)) * 1e-3
 

@@ -13,7 +13,7 @@ from hpccoll.errors import UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: name, NumPy type, and kind (b, i, f or c as in NumPy; unsigned integers are i)."""
+    """An element type: name, NumPy dtype, and kind (b bool, i signed or unsigned integer, f float, c complex)."""
 
     name: str
     numpy: np.dtype[Any]

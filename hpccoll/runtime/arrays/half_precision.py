@@ -1,17 +1,17 @@
-"""Functions of float16 and bfloat16 arrays on the host: NumPy's bits, at more than a tenth of float32's speed.
+"""Fast element-wise functions of float16 and bfloat16 arrays on the host, with the same bits as NumPy's functions.
 
-NumPy and ml_dtypes convert these types one number at a time. Three implementations give the same bits:
+NumPy and ml_dtypes are slow because they convert float16 and bfloat16 one number at a time. `HalfPrecision` chooses
+among three implementations that give the same bits.
 
-- torch's kernels on views of the same memory, if torch is installed. They convert whole vectors.
-- For bfloat16 without torch: conversion to float32 block by block in the cache, arithmetic there, and rounding back.
-  The conversions are ml_dtypes' own, and its loop from bfloat16 is vectorized.
-- NumPy's own function: for short arrays, and without torch for float16, minimum and maximum.
+- With torch installed, torch's kernels run on views of the same memory and convert whole vectors.
+- Without torch, blocks of bfloat16 are converted to float32 by ml_dtypes, computed in the cache, and rounded back.
+- NumPy's own function is used for short arrays and, without torch, for float16, minimum and maximum.
 
-The bits agree because all compute a sum, product or quotient in float32 and round it to nearest even. A processor that
-rounds float16 once, in its own instructions, gives the same result (S. Figueroa, "When is double rounding innocuous?",
-1995: float32 has 24 bits, at least 2p + 2 for p = 11). NaNs stay NaNs, with unspecified payload. Minimum and maximum do
-not round, but of +0 and -0 they may return either: torch's vector loop, its loop over the rest, NumPy and ml_dtypes all
-differ. NumPy's own function therefore decides for pairs of +0 and -0.
+The bits agree because all three implementations compute a sum, product or quotient in float32 and round it to nearest
+even. A processor that rounds a float16 result only once gives the same bits: float32 has 24 bits, at least 2p + 2 for
+p = 11 (Figueroa, "When is double rounding innocuous", 1995). NaNs stay NaNs, with unspecified payload. Minimum and
+maximum do not round, but for a pair of +0 and -0 the implementations return different zeros. NumPy's function therefore
+computes the minimum or maximum of each pair of +0 and -0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAGNITUDE = np.int16(32767)
 
 
 class HalfPrecision:
-    """Binds functions of float16 and bfloat16 arrays; if `torch`, imports torch once enough elements are bound."""
+    """Binds functions to float16 and bfloat16 arrays; `torch` permits to import torch for large arrays."""
 
     __slots__ = ("_bound", "_torch")
 
@@ -53,9 +53,9 @@ class HalfPrecision:
     def bind(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall | None:
         """Bind out = function(left, right) with the bits of NumPy's function; return None if NumPy's is the fastest.
 
-        All have the same dtype and length, except that `right` may be one number of shape (). An operand may be `out`
-        itself; if it overlaps `out` otherwise, the result is None.
-        Cost: 20-40 us, and 4 us for each PIECE; the call that reaches WORTH_IMPORTING imports torch (a second, once).
+        All arrays have the same dtype and length, except that `right` may be one number of shape (). An operand may be
+        `out` itself; if an operand overlaps `out` in another way, the result is None.
+        Cost of binding: 20-40 us, and 4 us for every PIECE elements. Importing torch takes a second, once per process.
         """
         fewest = FEWEST if function in ARITHMETIC else FEWEST_ORDERED
         if len(out) < fewest or function not in KERNELS or not _is_supported(out, left, right):
@@ -70,14 +70,14 @@ class HalfPrecision:
         return partial(_run_widened, getattr(np, function), left, right, out)
 
     def _get_torch(self) -> Any:
-        """Return torch if it is worth using now (imports it if needed), else None or False."""
+        """Return torch if it is imported or enough elements were bound to import it now, else None or False."""
         if self._torch is None and ("torch" in sys.modules or self._bound >= WORTH_IMPORTING):
             self._torch = _import_torch() or False
         return self._torch
 
 
 def _import_torch() -> Any:
-    """Return torch, or None if it is not installed or fails a trial with this NumPy."""
+    """Return torch, or None if torch is not installed or fails a trial addition with this NumPy."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def _is_supported(out: FlatArray, *operands: FlatArray) -> bool:
 
 
 def _bind_torch(torch: Any, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-    """Bind torch's kernel, piece by piece, on views of the arrays."""
+    """Bind torch's kernel to views of the arrays, in pieces of PIECE elements."""
     dtype = getattr(torch, NAMES[out.dtype])
     one, other, result = (torch.from_numpy(_writable(each).view(np.int16)).view(dtype) for each in (left, right, out))
     kernel = getattr(torch, KERNELS[function])
@@ -118,7 +118,7 @@ def _bind_torch(torch: Any, function: str, left: FlatArray, right: FlatArray, ou
 
 
 def _writable(flat: FlatArray) -> FlatArray:
-    """Return the same memory without the read-only flag, about which torch.from_numpy warns."""
+    """Return a writable view of the same memory, because torch.from_numpy warns about read-only arrays."""
     if flat.flags.writeable:
         return flat
     return view_host_memory(flat.__array_interface__["data"][0], flat.nbytes, owner=flat).view(flat.dtype)
@@ -139,7 +139,7 @@ def _run_ordered(
 
 
 def _run_widened(function: Callable[..., FlatArray], left: FlatArray, right: FlatArray, out: FlatArray) -> None:
-    """Compute in float32 and round the result, block by block. Allocates scratch: threads may run this at once."""
+    """Compute in float32 and round the result, block by block. Each call has scratch of its own, for thread safety."""
     wide = np.empty((2, min(BLOCK, len(out))), np.float32)
     number = None if right.ndim else right.astype(np.float32)
     for start in range(0, len(out), BLOCK):

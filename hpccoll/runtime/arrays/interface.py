@@ -1,4 +1,4 @@
-"""The interface of an array library as the runtime uses it (`ArrayModule`), and `Buffer`, a user's array made flat.
+"""The interface of the runtime to array libraries (`ArrayModule`), and a flat view of a user's array (`Buffer`).
 
 Three modules implement the interface: NumPy for host memory, CuPy and torch for CUDA memory. Arrays inside the runtime
 are 1-D and contiguous; a torch tensor on the CPU is handled as a NumPy array over the same memory.
@@ -35,47 +35,47 @@ class ArrayModule(Protocol):
         """Return a new uninitialised array of `count` elements."""
 
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-        """Bind out = function(left, right), element by element; `function` is NumPy's name, such as `add`."""
+        """Return a function that sets out = function(left, right); `function` is NumPy's name, such as `add`."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
-        """Bind out = source."""
+        """Return a function that copies `source` into `out`."""
 
     def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
-        """Bind out = source * factor; `factor` is a number, or an array that broadcasts to the user's `shape`."""
+        """Return a function that sets out = source * factor; `factor` is a number, or an array broadcast to `shape`."""
 
     def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
-        """Bind out = out / divisor."""
+        """Return a function that divides `out` by `divisor` in place."""
 
     def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
-        """Bind a copy of device memory into pinned host memory."""
+        """Return a function that copies device memory into pinned host memory."""
 
     def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
-        """Bind a copy of pinned host memory into device memory."""
+        """Return a function that copies pinned host memory into device memory."""
 
     def as_unowned(self, flat: FlatArray) -> FlatArray:
-        """Return an array over the same memory that does not keep the memory alive."""
+        """Return an array over the memory of `flat` that does not keep this memory alive."""
 
     def as_bytes(self, flat: FlatArray) -> Any:
-        """Return the array's memory as bytes, a buffer that mpi4py accepts."""
+        """Return the array's memory as an array of bytes that mpi4py accepts as a buffer."""
 
     def get_address(self, flat: FlatArray) -> int:
-        """Return the address of the first element."""
+        """Return the address of an array's first element."""
 
     def empty_pinned(self, nbytes: int) -> Any:
-        """Return page-locked host memory, which the device copies at full speed, as a NumPy array of bytes."""
+        """Return page-locked host memory, which CUDA copies at full speed, as a NumPy array of bytes."""
 
     def synchronize(self) -> None:
-        """Block until the work queued on the current stream is done; does nothing for host memory."""
+        """Block until the work on the current CUDA stream is done; do nothing for host memory."""
 
     def current_stream(self) -> tuple[int, object]:
-        """Return the current stream's handle in the CUDA driver, and an object that keeps the stream alive."""
+        """Return the handle of the current CUDA stream, and an object that keeps the stream alive."""
 
     def make_stream_timer(self) -> StreamTimer | None:
-        """Return a timer of work on the current stream; None for host memory."""
+        """Return a timer of work on the current CUDA stream; None for host memory."""
 
 
 class ExternalMemory:
-    """Existing memory as an object that exports NumPy's or CUDA's array `interface`; keeps only `owner` alive."""
+    """Existing memory as an object with the attribute `interface` of NumPy or CUDA arrays; keeps `owner` alive."""
 
     def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
         setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
@@ -83,13 +83,13 @@ class ExternalMemory:
 
 
 def view_host_memory(address: int, nbytes: int, owner: Any = None) -> FlatArray:
-    """Return a writable NumPy array of bytes over existing host memory; it keeps only `owner` alive."""
+    """Return a writable NumPy array of bytes over existing host memory; the array keeps only `owner` alive."""
     return np.asarray(ExternalMemory("__array_interface__", address, nbytes, owner))
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A user's array after its check: flat, with its array module, element type, address and the user's shape."""
+    """A checked array of the user as a flat array, with its array module, element type, address and original shape."""
 
     flat: FlatArray
     module: ArrayModule
@@ -113,7 +113,7 @@ class Buffer:
 
 
 def run_all(calls: Iterable[BoundCall]) -> None:
-    """Run bound calls in order."""
+    """Call the given bound functions in order."""
     for call in calls:
         call()
 

@@ -1,4 +1,4 @@
-"""Reductions by torch.distributed's names, and the element types that each is defined for.
+"""Reductions by torch.distributed's names, with the element types for which each reduction is defined.
 
 Each reduction combines elements by a binary function that every array module provides by name. `avg` divides the sum by
 the number of ranks; `premul_sum` first scales each rank's input by that rank's factor.
@@ -39,7 +39,7 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to a single bool
 class Reduction:
-    """A reduction by name; premul_sum also has a `factor`: a number, or an array that broadcasts to the buffer."""
+    """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer."""
 
     name: str
     factor: Any = None
@@ -55,7 +55,7 @@ class Reduction:
 
     @property
     def function(self) -> str:
-        """The name of the binary function."""
+        """The name of the binary function in NumPy, CuPy and torch, such as `add`."""
         return FUNCTIONS[self.name]
 
     def require(self, dtype: DType, shape: tuple[int, ...] = ()) -> None:
@@ -80,7 +80,7 @@ class Reduction:
 
 
 def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array of shape `factor` broadcasts to `shape`."""
+    """Whether an array of shape `factor` broadcasts to shape `shape`."""
     try:
         return np.broadcast_shapes(factor, shape) == shape
     except ValueError:
@@ -88,8 +88,8 @@ def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def premul_sum(factor: Any) -> Reduction:
-    """Return the reduction that scales this rank's input by `factor` before summing.
+    """Return the reduction premul_sum, which multiplies this rank's input by `factor` before the sum.
 
-    The factor is a number, or an array that broadcasts to the buffer; it may differ between ranks.
+    The factor is a number, or an array that broadcasts to the buffer; ranks may pass different factors.
     """
     return Reduction("premul_sum", factor)

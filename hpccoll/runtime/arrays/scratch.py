@@ -1,7 +1,8 @@
 """Scratch memory of a communicator: one growing array per array module and element type.
 
-Blocking operations run one at a time, so they share one array. It grows by doubling. A bound call keeps its array alive
-after the growth, so persistent requests stay valid. All arrays together are at most twice the largest.
+Blocking operations run one at a time, so they share one array. If an operation needs more, a larger array of at least
+double the size replaces the old one. Executables keep the old array alive, so their persistent requests stay valid. The
+old and new arrays together have at most twice the size of the newest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from hpccoll.runtime.arrays.interface import ArrayModule, FlatArray
 
 
 class ScratchPool:
-    """Scratch memory, whose contents are needed only during one operation."""
+    """Scratch memory for operations; its contents are needed only during one operation."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, str], FlatArray] = {}

@@ -11,7 +11,7 @@ from hpccoll.runtime.arrays.interface import FlatArray, require_contiguous, view
 
 
 def is_torch_tensor(array: Any) -> bool:
-    """Whether `array` is a torch tensor. Does not import torch."""
+    """Whether `array` is a torch tensor; answered without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -19,10 +19,11 @@ def is_torch_tensor(array: Any) -> bool:
 def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
     """Return a tensor as a 1-D contiguous tensor without gradient, sharing its memory.
 
-    A read-only argument that is not contiguous is copied. Error messages name the argument by its `role`.
+    If `writable` is false, a tensor that is not contiguous is copied. Error messages name the tensor by `role`.
 
     Raises:
-        BufferError: the tensor is sparse, not on CPU or CUDA, or not a plain contiguous tensor although `writable`.
+        BufferError: the tensor is sparse or not on CPU or CUDA; or `writable` is true and it is not contiguous or is a
+            lazily conjugated or negated view.
     """
     torch = sys.modules["torch"]
     tensor = tensor.detach()
@@ -39,9 +40,9 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
 
 
 def view_as_numpy(flat: Any) -> FlatArray:
-    """Return a NumPy array over the memory of a flat CPU tensor, which it keeps alive.
+    """Return a NumPy array over the memory of a flat CPU tensor; the array keeps the tensor alive.
 
-    The tensor's storage stays resizable, which FSDP needs and `Tensor.numpy()` would prevent.
+    FSDP needs to resize the tensor's storage later, which a call of `Tensor.numpy()` would prevent.
     """
     dtype = get_dtype(str(flat.dtype).removeprefix("torch."))
     return view_host_memory(int(flat.data_ptr()), flat.numel() * dtype.itemsize, owner=flat).view(dtype.numpy)

@@ -1,7 +1,7 @@
-"""Reading and writing the memory of other processes of this host in one copy (Linux cross-memory attach).
+"""Reads and writes the memory of other processes of this host in one copy (Linux cross-memory attach).
 
-The kernel permits cross-memory attach between processes of one user unless configured otherwise (Yama's ptrace_scope,
-seccomp filters, separate PID namespaces); `attach_peers` tests the permission. Source: process_vm_readv(2).
+The kernel permits cross-memory attach between processes of one user, unless Yama's ptrace_scope, a seccomp filter or
+separate PID namespaces forbid it. `attach_peers` tests the permission. Source: process_vm_readv(2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _IoVector(ctypes.Structure):
 
 
 def _system_call(name: str) -> Callable[..., int] | None:
-    """Return a function of the C library, with its argument types; None if the library lacks it."""
+    """Return a system call as a function of the C library; None if the C library lacks the function."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
@@ -37,7 +37,7 @@ def _system_call(name: str) -> Callable[..., int] | None:
 
 
 class CrossMemory:
-    """Access to the memory of other processes of this host, whose process ids are given by rank."""
+    """Reads and writes the memory of other processes of this host; `process_ids` are theirs, by rank."""
 
     def __init__(self, process_ids: dict[int, int]) -> None:
         self._process_ids = process_ids
@@ -54,7 +54,7 @@ class CrossMemory:
     def _bind(
         self, function: Callable[..., int] | None, rank: int, remote_address: int, local_address: int, nbytes: int
     ) -> BoundCall:
-        """Return a call of process_vm_readv or process_vm_writev; CommunicationError if the C library lacks it."""
+        """Return a call of process_vm_readv or process_vm_writev; raise CommunicationError if `function` is None."""
         if function is None:
             raise CommunicationError("this C library has no process_vm_readv; cross-memory attach is Linux only")
         local, remote = _IoVector(local_address, nbytes), _IoVector(remote_address, nbytes)
@@ -63,7 +63,7 @@ class CrossMemory:
 
 
 def _copy_all(call: Callable[[], int], nbytes: int, rank: int) -> None:
-    """Make the call; raise CommunicationError unless it copied `nbytes` bytes."""
+    """Call `call`; raise CommunicationError unless it copied `nbytes` bytes."""
     copied = call()
     if copied != nbytes:
         reason = os.strerror(ctypes.get_errno()) if copied < 0 else f"{copied} of {nbytes} bytes"
@@ -73,7 +73,7 @@ def _copy_all(call: Callable[[], int], nbytes: int, rank: int) -> None:
 
 
 def attach_peers(comm: MPI.Intracomm, node_ranks: Sequence[int]) -> CrossMemory | None:
-    """Return access to the ranks of this node; None if a test read fails on any rank of `comm`. Collective."""
+    """Return access to the memory of this node's ranks; None if a test read fails on any rank of `comm`. Collective."""
     probe, received = ctypes.c_uint64(comm.rank + 1), ctypes.c_uint64(0)
     probes = comm.allgather((os.getpid(), ctypes.addressof(probe)))
     peers = [rank for rank in node_ranks if rank != comm.rank]

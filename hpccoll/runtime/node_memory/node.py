@@ -1,9 +1,9 @@
 """The memory that the ranks of a node share for one communicator: barrier, pipeline slots, symmetric buffers.
 
-Each rank maps one segment of every rank of its node. A segment starts with a page of the words that synchronise the
-barrier and the slots; the slots' data follow. On one node there are two slots, used in turn, so that a rank can fill
-one while others still read the other; on several nodes there are more, so that several segments of a collective are in
-flight at once.
+Each rank maps one memory segment of every rank of its node. A memory segment starts with a page of 64-bit words that
+synchronise the barrier and the pipeline slots. The buffers of the slots follow after this page. A communicator on one
+node uses two slots in turn, so that a rank can fill one slot while other ranks still read the other slot. A
+communicator on several nodes has SLOTS slots, so that several parts of a collective are in flight at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reductio
 
 
 class NodeMemory:
-    """The shared memory of this rank's node; `problem` is the reason if memory cannot be shared, else empty.
+    """The shared memory of this rank's node; `problem` says why memory cannot be shared, and is empty if it can be.
 
-    Creation is collective over `comm`. Waits advance the operations in `progress`.
+    The constructor is collective over `comm`. Waits at the barrier advance the operations in `progress`.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
@@ -53,7 +53,7 @@ class NodeMemory:
         self.slot_bytes = SLOT_BYTES if layout.nodes > 1 else SLOT_BYTES_ON_ONE_NODE
         self.problem = ""
         try:
-            # Pages are allocated at the first access: most communicators never use the slots.
+            # Pages are allocated at the first access, because most communicators never use the slots.
             nbytes = _WORDS_BYTES + slots * self.slot_bytes
             segments = map_segments(comm, self.ranks, nbytes, reserve=False)
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
@@ -65,22 +65,22 @@ class NodeMemory:
 
     @staticmethod
     def _words(segments: dict[int, MappedSegment], rank: int, count: int, start: int) -> memoryview:
-        """Return `count` words of a rank's segment, or of private memory if there are no segments."""
+        """Return `count` 64-bit words of a rank's segment, or of private memory if there are no segments."""
         return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
     def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
-        """Return pipeline slot `number`, in the segments of the node's ranks."""
+        """Return pipeline slot `number`, whose buffers are in the segments of the node's ranks."""
         line, begin = _LINE_BYTES * (number + 1), _WORDS_BYTES + number * self.slot_bytes
         own, *others = (self._words(segments, rank, 1, line) for rank in (self.rank, *self.others))
         memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
         return PipelineSlot(number, own, others, self.barrier.synchronize, memory)
 
     def require(self, name: str) -> None:
-        """Raise unless all ranks can share memory; `name` is the algorithm or feature that needs it.
+        """Raise an error unless all ranks can share memory; `name` is the algorithm or feature that needs it.
 
         Raises:
             UnavailableError: the ranks of a node cannot share memory.
-            UsageError: there are several nodes.
+            UsageError: the ranks are on several nodes.
         """
         self.require_memory(name)
         if self._nodes > 1:
@@ -90,12 +90,12 @@ class NodeMemory:
             )
 
     def require_memory(self, name: str) -> None:
-        """Raise UnavailableError unless the ranks of each node can share memory, which the feature `name` needs."""
+        """Raise UnavailableError unless ranks of one node can share memory; `name` is the feature that needs it."""
         if self.problem:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
     def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:
-        """Exchange `facts` with the node's other ranks, which also call this, and raise MismatchError naming both."""
+        """Gather the arguments `facts` of all ranks of the node and raise MismatchError with those that differ."""
         facts_by_rank = {self.rank: facts}
         requests = [self.comm.isend(facts, rank, _MISMATCH_TAG) for rank in self.others]
         facts_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}

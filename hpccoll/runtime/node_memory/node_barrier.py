@@ -1,12 +1,12 @@
-"""The barrier of a node's ranks: each rank counts its fences in a word of shared memory and reads the others' words.
+"""The barrier of a node's ranks: each rank counts its barriers (fences) in a shared word and polls the other words.
 
 Two ranks on two cores pass the barrier in about a microsecond, without a message. At the first fence of a collective
-the rank also publishes a fingerprint of the collective, so ranks that called different collectives detect the
+a rank also publishes a fingerprint of the collective, so ranks that called different collectives detect the
 difference before they access data.
 
-A rank that reads another rank's word must see all stores before the word. x86 keeps stores and loads in program order.
-On other machines MPI_Win_sync, a full memory barrier, precedes the write of the word and follows the reads of the
-others' words.
+A rank that reads another rank's word must also see that rank's earlier stores. x86 keeps stores and loads in program
+order. On other machines a rank calls MPI_Win_sync, a full memory barrier, before it writes its word and after it has
+read the words of the other ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hpccoll.runtime.progress import Progress
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# The words of a rank: its count of fences, then its entry and the locations of its input and output, once for even and
-# once for odd entries. A rank is at most one entry ahead of the ranks that still read its words.
+# Word 0 of a rank counts its fences; words 1 to 3 and 4 to 6 hold its even and odd entries with two buffer locations.
+# Two sets of words suffice because a rank is at most one entry ahead of the ranks that still read its words.
 _ENTRY_WORDS = (1, 4)
 WORDS: Final = 8
 _SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
@@ -34,11 +34,11 @@ class NodeBarrier:
     """A barrier of the ranks of one node in shared memory.
 
     Args:
-        own: this rank's WORDS words of 64 bits, zero at first.
-        others: the words of the other ranks.
-        oversubscribed: whether ranks outnumber cores; if so, a wait yields the core sooner.
-        progress: the operations in flight, which waits advance.
-        ordered: whether the machine keeps stores in program order; None detects this.
+        own: this rank's WORDS shared words of 64 bits, initially zero.
+        others: the shared words of each other rank of the node.
+        oversubscribed: whether there are more ranks than cores; if so, a wait yields the core sooner.
+        progress: the operations in flight, which advance during waits.
+        ordered: whether the machine keeps stores in program order; None means to decide by the machine's type.
     """
 
     __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
@@ -64,7 +64,7 @@ class NodeBarrier:
         self._synchronize = None if self.window is None else self.window.Sync
 
     def fence(self) -> None:
-        """Block until all ranks have arrived; their earlier stores are visible afterwards."""
+        """Block until all ranks of the node have called `fence`; their earlier stores are visible afterwards."""
         if self._synchronize is not None:
             self._synchronize()
         self._own[0] = self._count = count = self._count + 1
@@ -81,19 +81,19 @@ class NodeBarrier:
 
     @property
     def parity(self) -> int:
-        """0 or 1 for the next fence, alternating, the same on all ranks."""
+        """The parity (0 or 1) of the number of the next fence, the same on all ranks."""
         return (self._count + 1) & 1
 
     def enter(self, entry: int, source: int = 0, result: int = 0) -> bool | None:
-        """Block until all ranks enter a collective; return whether DIRECT is the same in the entries of all ranks.
+        """Block until all ranks enter a collective; return whether the bit DIRECT is the same in all ranks' entries.
 
-        The result is None, on all ranks, if ranks entered different collectives or used different arguments.
+        `enter` returns None on all ranks if ranks entered different collectives or used different arguments.
 
         Args:
-            entry: a fingerprint of the collective and its arguments, with DIRECT set where other ranks can access this
-                rank's buffers in place.
-            source: the location of this rank's input, for `locations`.
-            result: the location of this rank's output, for `locations`.
+            entry: a fingerprint of the collective and its arguments, with the bit DIRECT set if other ranks can access
+                this rank's buffers in place.
+            source: the location of this rank's input, which `locations` returns on the other ranks.
+            result: the location of this rank's output, which `locations` returns on the other ranks.
         """
         own, slot = self._own, self._entries & 1
         self._entries += 1
@@ -106,12 +106,12 @@ class NodeBarrier:
         return None if differing_bits & FINGERPRINT else not differing_bits
 
     def locations(self) -> tuple[int, ...]:
-        """Return the locations of the other ranks' inputs and outputs after `enter`: two words per rank, in order."""
+        """Return the locations of the other ranks' inputs and outputs after `enter`, as two words per rank."""
         at = _ENTRY_WORDS[(self._entries - 1) & 1]
         return tuple(other[word] for other in self._others for word in (at + 1, at + 2))
 
     def _wait(self, other: memoryview, count: int) -> None:
-        """Poll another rank's counter until it reaches `count`; meanwhile advance the operations in flight."""
+        """Poll another rank's count of fences until it reaches `count`; meanwhile advance the operations in flight."""
         for _ in range(self._spins):
             if other[0] >= count:
                 return
@@ -122,7 +122,7 @@ class NodeBarrier:
             backoff.pause()
 
     def free(self) -> None:
-        """Release the shared words; to be called before MPI is finalized."""
+        """Release the barrier's shared memory; to be called before MPI is finalized."""
         if self.window is not None:
             self.window.Unlock_all()
             self.window.Free()

@@ -1,8 +1,8 @@
-"""A slot is shared memory through which a node's ranks pass one segment of a collective; several slots work at once.
+"""Pipeline slots: shared memory through which a node's ranks pass one segment of a collective each.
 
-A slot has a buffer of every rank, a counter of every rank, and a tag for messages. Ranks synchronise on a slot without
-blocking: a rank arrives, works on other slots, and tests later whether all ranks have arrived. So the ranks of a node
-may use the slots in different orders.
+A slot has one buffer and one counter for every rank of the node, and one message tag. Ranks synchronise on a slot
+without blocking: a rank counts its arrival, works on other slots, and tests later whether all ranks have arrived. The
+ranks of a node may therefore use the slots in different orders.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class PipelineSlot:
-    """A pipeline slot as one rank of the node uses it.
+    """One rank's handle of a pipeline slot (shared memory for one segment of a collective).
 
     Args:
         number: the index of the slot, the same on all ranks.
-        own: this rank's counter of 64 bits, zero at first.
+        own: this rank's counter of 64 bits, initially zero.
         others: the counters of the other ranks of the node.
-        synchronize: a full memory barrier where the machine needs one, else None.
-        memory: the slot's buffer of each rank of the node, by rank.
+        synchronize: a function that executes a full memory barrier; None if the machine needs none.
+        memory: the buffer that each rank of the node has in the slot, by rank.
     """
 
     __slots__ = ("_count", "_others", "_own", "_synchronize", "memory", "number")
@@ -40,13 +40,13 @@ class PipelineSlot:
         self._count = 0
 
     def arrive(self) -> None:
-        """Count this rank's arrival and return; its stores are visible to ranks that then see `all_arrived` true."""
+        """Count this rank's arrival without waiting. Earlier stores are visible once `all_arrived` returns true."""
         if self._synchronize is not None:
             self._synchronize()
         self._own[0] = self._count = self._count + 1
 
     def all_arrived(self) -> bool:
-        """Whether every rank has arrived as often as this one."""
+        """Whether every rank of the node has arrived at the slot at least as often as this rank."""
         count = self._count
         for other in self._others:
             if other[0] < count:

@@ -1,9 +1,9 @@
 """Segments of shared memory: one per rank, mapped by all ranks of its node.
 
-A segment is a memfd, which the other ranks open through the owner's /proc entry. A memfd has no name in any file
-system, so nothing is left behind however a process ends, and the host's memory limits its size, not /dev/shm. Where
-memfds cannot be opened that way (separate PID namespaces, other systems), a segment is a file that is unlinked as soon
-as all ranks have mapped it.
+A segment is a Linux memfd, which the other ranks open as /proc/PID/fd/N of its owner. A memfd has no name in any file
+system, so nothing is left behind when a process is killed, and its size is not limited by /dev/shm. Where ranks cannot
+open each other's memfds (separate PID namespaces, systems other than Linux) or HPCCOLL_SHARED_DIR is set, a segment is
+a file, which is unlinked as soon as all ranks have mapped it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIRECTORY = "HPCCOLL_SHARED_DIR"  # if it is set, segments are files in this dir
 
 
 class MappedSegment(mmap.mmap):
-    """The mapped memory of a segment; unlike a plain mmap, it supports weak references."""
+    """The mapped memory of a segment; unlike `mmap.mmap`, the class supports weak references."""
 
 
 def map_segments(
@@ -40,20 +40,19 @@ def map_segments(
     reserve: bool,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[int, MappedSegment]:
-    """Create this rank's segment and return those of all ranks of this host, by rank; collective over `comm`.
+    """Create this rank's segment and return the mapped segments of this node's ranks, by rank; collective.
 
     Args:
-        comm: all ranks, including those of other nodes.
+        comm: the communicator of all ranks, including the ranks of other nodes.
         node_ranks: the ranks of this node.
-        nbytes: the size of this rank's segment; it may differ by rank, and 0 gives one page.
-        reserve: allocate the pages now, so that a lack of memory raises an error now and does not crash the first
-            access.
-        environ: the environment in which HPCCOLL_SHARED_DIR is looked up.
+        nbytes: size of this rank's segment, which may differ between ranks; at least one page is created.
+        reserve: whether to allocate all pages now, so that a lack of memory raises an error instead of crashing later.
+        environ: the environment variables, of which HPCCOLL_SHARED_DIR is used.
 
     Raises:
-        UnavailableError: on every rank, if one has too little memory or memory cannot be shared.
+        UnavailableError: any rank has too little memory or cannot share memory; raised on every rank.
 
-    Cost: two small all-gathers; page faults for `nbytes` where reserved.
+    Cost: two small all-gathers, and if `reserve` is true, the page faults of `nbytes` bytes.
     """
     directory = environ.get(DIRECTORY)
     needed = max(nbytes, mmap.PAGESIZE)
@@ -66,11 +65,11 @@ def map_segments(
 def _share(
     comm: MPI.Intracomm, node_ranks: Sequence[int], nbytes: int, create: Callable[[], tuple[int, str]]
 ) -> dict[int, MappedSegment]:
-    """Create a segment, and map and return the segments of the node's ranks; all ranks raise the same error."""
+    """Create a segment by `create`, and map the segments of the node's ranks; all ranks raise the same error."""
     created: list[tuple[int, str]] = []
 
     def offer() -> tuple[int, str, int, int]:
-        """Create this rank's segment; return its size and path, and the device and inode of the file at the path."""
+        """Create this rank's segment; return its size and path, and the device and inode numbers of its file."""
         created.append(create())
         descriptor, path = created[0]
         status = os.fstat(descriptor)
@@ -91,12 +90,12 @@ def _share(
 
 
 def _cannot_share(reason: str) -> UnavailableError:
-    """Return the error that all ranks raise."""
+    """Return the UnavailableError that all ranks raise if a rank fails for `reason`."""
     return UnavailableError(f"memory cannot be shared among the ranks of this host: {reason}")
 
 
 def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) -> MappedSegment:
-    """Map a segment by its path, or this rank's own by its descriptor."""
+    """Map another rank's segment by its path, or this rank's segment by its file descriptor `own`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
     try:
         status = os.fstat(descriptor)
@@ -109,7 +108,7 @@ def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) ->
 
 
 def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
-    """Return the descriptor of a new memfd, and no path; `reserve` allocates its pages."""
+    """Return the descriptor of a new memfd and an empty path; if `reserve` is true, allocate all pages."""
     if reserve:
         _require(nbytes, psutil.virtual_memory().available, "memory", "ask for smaller buffers, or for more memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
@@ -133,7 +132,7 @@ def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
     path = directory / f"hpccoll-{os.getpid()}-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # Always allocate the pages: beyond the file system's limit, a first access would kill the process.
+        # Without allocation, the first access to a page beyond the file system's limit would kill the process.
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         os.close(descriptor)
@@ -145,7 +144,7 @@ def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
 
 
 def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
-    """Raise UnavailableError unless `free` bytes are enough."""
+    """Raise UnavailableError if `nbytes` is more than `free`, the free bytes of `where`."""
     if nbytes > free:
         raise UnavailableError(
             f"this rank needs {format_size(nbytes)} of {where}, which has {format_size(free)} left; {remedy}"
@@ -153,7 +152,7 @@ def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
 
 
 def _shared_directory(given: str | None) -> Path:
-    """Return the `given` directory, or /dev/shm if it exists, or the directory of temporary files."""
+    """Return the directory for segment files: `given`, or /dev/shm if it exists, or that of temporary files."""
     memory = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
     return Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
 

@@ -1,7 +1,7 @@
-"""Symmetric buffers: one array per rank, equal in shape, that all ranks of the node can address.
+"""Symmetric buffers: one array per rank, all of one shape, that all ranks of a node can address.
 
-The symmetric buffer of an array is found by the array's address, also for views and for torch tensors that share its
-memory. Addresses belong to the process, so all communicators look them up in one registry.
+The symmetric buffer of an array is looked up by the array's address, so views and torch tensors that share the memory
+are found too. All communicators of a process share one registry of addresses.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _TOKEN = 2**63  # a bit that is set in every token and in no address
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SymmetricBuffer:
-    """One symmetric buffer: its owner, its number, this rank's address and size in bytes, the other ranks' memory.
+    """One symmetric buffer (an array per rank): this rank's address and size in bytes, and the other ranks' memory.
 
-    `peers` are the other ranks' memory by rank: bytes of host memory, or `OpenedMemory` of a device; this object keeps
-    it alive. This rank's own memory is not in `peers`: the user's array keeps it alive.
+    `peers` holds and keeps alive the other ranks' memory by rank: arrays of bytes in host memory, or `OpenedMemory` of
+    a device. This rank's own memory is kept alive by the user's array only.
     """
 
     owner: object
@@ -46,7 +46,7 @@ class SymmetricBuffer:
     executables: weakref.WeakSet[Executable] = field(default_factory=weakref.WeakSet)
 
     def free(self) -> None:
-        """Release the other ranks' memory, and free the executables bound to the buffer."""
+        """Release the mappings of the other ranks' memory, and free the executables bound to the buffer."""
         self.freed = True
         self.peers = {}
         for executable in list(self.executables):
@@ -54,7 +54,7 @@ class SymmetricBuffer:
 
 
 class BufferRegistry:
-    """All symmetric buffers of this process, by address; `remove` also frees the buffer."""
+    """All symmetric buffers of this process, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -66,13 +66,13 @@ class BufferRegistry:
         self._buffers[buffer.address] = buffer
 
     def remove(self, address: int) -> None:
-        """Remove and free the buffer at `address`, after this rank's memory at this address was released."""
+        """Remove and free the buffer at `address`; called when this rank's memory at `address` is released."""
         buffer = self._buffers.pop(address)
         self._starts.remove(address)
         buffer.free()
 
     def find(self, address: int) -> SymmetricBuffer | None:
-        """Return the buffer that contains `address`."""
+        """Return the symmetric buffer that contains `address`; None if no buffer does."""
         at = bisect_right(self._starts, address) - 1
         if at < 0:
             return None
@@ -82,7 +82,7 @@ class BufferRegistry:
 
 @cache
 def buffer_registry() -> BufferRegistry:
-    """Return the one registry of this process's symmetric buffers."""
+    """Return the registry of all symmetric buffers of this process."""
     return BufferRegistry()
 
 
@@ -98,9 +98,9 @@ class SymmetricBuffers:
         """Return this rank's array of a new symmetric buffer, uninitialised; collective.
 
         Raises:
-            UsageError: a negative extent or an unknown dtype; on every rank.
-            MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: there is too little memory, or it cannot be shared; on every rank.
+            UsageError: any rank passed a negative extent or an unknown dtype.
+            MismatchError: the ranks passed different shapes or dtypes.
+            UnavailableError: any rank has too little memory, or the ranks cannot share memory.
         """
         extents, element = self.agree_on(shape, dtype)
         nbytes = math.prod(extents) * element.itemsize
@@ -112,10 +112,10 @@ class SymmetricBuffers:
         return np.asarray(flat.view(element.numpy).reshape(extents))
 
     def agree_on(self, shape: int | tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], DType]:
-        """Return the checked shape and element type, which all ranks must ask for; raises as `empty`. Collective."""
+        """Return the shape and element type if all ranks passed the same; otherwise raise an error. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:
-            """Return the shape as a tuple and the dtype's name; raise if they are invalid."""
+            """Return the shape as a tuple and the dtype's name; raise UsageError if one is invalid."""
             extents = (shape,) if isinstance(shape, int) else tuple(shape)
             if any(extent < 0 for extent in extents):
                 raise UsageError(f"shape {extents} has a negative extent")
@@ -132,11 +132,11 @@ class SymmetricBuffers:
         return own[0], get_dtype(own[1])
 
     def register(self, own: object, address: int, nbytes: int, peers: dict[int, Any]) -> None:
-        """Make this rank's memory a symmetric buffer until `own`, which the user's arrays keep alive, is collected.
+        """Register this rank's memory as a symmetric buffer until `own` is garbage-collected.
 
         Args:
-            own: the object that holds the memory.
-            address: the address of the memory.
+            own: the object that holds this rank's memory; the user's arrays keep it alive.
+            address: the address of this rank's memory.
             nbytes: bytes.
             peers: the other ranks' memory, by rank.
         """
@@ -148,10 +148,10 @@ class SymmetricBuffers:
         weakref.finalize(own, registry.remove, address).atexit = False
 
     def find(self, address: int, nbytes: int) -> SymmetricBuffer | None:
-        """Return the buffer of this communicator that holds `nbytes` bytes at `address`; None for other memory.
+        """Return this communicator's symmetric buffer with `nbytes` bytes at `address`; None for other memory.
 
         Raises:
-            UsageError: the buffer was freed, or belongs to another communicator.
+            UsageError: the symmetric buffer at `address` was freed, or belongs to another communicator.
         """
         buffer = buffer_registry().find(address)
         if buffer is None or not nbytes:
@@ -166,9 +166,9 @@ class SymmetricBuffers:
         return buffer if address + nbytes <= buffer.address + buffer.nbytes else None
 
     def locate(self, buffer: Buffer | None) -> int:
-        """Return the word by which other ranks find a buffer: a token if it is symmetric, else its address; 0 for None.
+        """Return a buffer's location for other ranks: a token if it is symmetric, else its address; 0 for None.
 
-        A token holds the number of the symmetric buffer and the offset in it, in bytes.
+        A token is an integer made of the symmetric buffer's number and the byte offset in the symmetric buffer.
         """
         if buffer is None:
             return 0
@@ -178,10 +178,10 @@ class SymmetricBuffers:
         return _TOKEN | found.number * _LARGEST_OFFSET | (buffer.address - found.address)
 
     def resolve(self, rank: int, token: int) -> tuple[Any, int]:
-        """Return the memory of `rank` in the symmetric buffer of a token, and the offset in it, in bytes.
+        """Return the memory of `rank` in the symmetric buffer of a token, and the token's byte offset.
 
         Raises:
-            UsageError: the buffer is gone on this rank.
+            UsageError: the symmetric buffer was freed or deleted on this rank.
         """
         buffer = self._buffers.get((token & ~_TOKEN) // _LARGEST_OFFSET)
         if buffer is None or buffer.freed:
@@ -192,14 +192,14 @@ class SymmetricBuffers:
         return buffer.peers[rank], token % _LARGEST_OFFSET
 
     def free_with(self, executable: Executable, *buffers: Buffer | None) -> None:
-        """Arrange that freeing any symmetric buffer among `buffers` also frees `executable`."""
+        """Ensure that `executable` is freed when any symmetric buffer in `buffers` is freed."""
         for buffer in buffers:
             found = self.find(buffer.address, buffer.nbytes) if buffer else None
             if found is not None:
                 found.executables.add(executable)
 
     def free(self, array: Any) -> None:
-        """Free a buffer on this rank; its memory is released when no array uses it any more.
+        """Free a symmetric buffer on this rank; its memory is released when no array uses the memory any more.
 
         Raises:
             UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.
@@ -210,13 +210,13 @@ class SymmetricBuffers:
         buffer.free()
 
     def close(self) -> None:
-        """Free all buffers of this communicator on this rank."""
+        """Free all symmetric buffers of this communicator on this rank."""
         for buffer in list(self._buffers.values()):
             buffer.free()
 
 
 def is_token(location: int) -> bool:
-    """Whether a location is a token of a symmetric buffer, not an address."""
+    """Whether a buffer's location (see `locate`) is a token of a symmetric buffer and not an address."""
     return location >= _TOKEN
 
 
