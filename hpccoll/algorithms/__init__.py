@@ -1,10 +1,11 @@
 """Collective algorithms as plans, one file per family; importing the package registers all of them.
 
-An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. It sends
-and changes no data; it returns lazy `Rounds`, whose steps are computed when they are read. Docstrings call the message
-size S (as nccl-tests does), the chunk count k, the number of nodes N and the ranks per node L.
+An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. The
+function sends and changes no data; it returns lazy `Rounds`, whose steps are computed when they are read. Docstrings
+call the message size in bytes S (as nccl-tests does), the chunk count k, the number of nodes N and the ranks per node
+L.
 
-Start with `ring`, then `registry`. `loader` (a user's own algorithm) and `pipelining` are imported separately.
+Start with `ring`, then `registry`. The package does not import `loader` (a user's own algorithm) and `pipelining`.
 """
 
 from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms

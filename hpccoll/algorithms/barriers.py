@@ -1,15 +1,17 @@
-"""Barriers without data: linear, double ring and dissemination. Barrier messages are empty.
+"""Barriers by empty messages: linear, double ring and dissemination.
 
 Linear: every rank signals rank 0, one per round, then rank 0 signals all ranks in reverse order. The linear barrier is
-the simplest; its time grows with n. Mellor-Crummey and Scott, ACM TOCS 1991, call it centralised.
+the simplest; its time grows with n. The linear barrier is the message-passing form of the centralised barrier of
+Mellor-Crummey and Scott, ACM TOCS 1991.
 
-Double ring: a token travels around the ring twice. When the token reaches the last rank, every rank has entered; each
-rank leaves when the token reaches it for the second time. The token stops at rank n - 2, because the last rank leaves
-after the first lap. The double ring is the slowest barrier, with the least load on the network, because one message is
-in flight at a time. Source: Open MPI.
+Double ring: a token travels around the ring of ranks twice. When the token reaches the last rank, every rank has
+entered the barrier. The last rank then leaves, and every other rank leaves when the token comes by on its second lap,
+which ends at rank n - 2. The double ring is the slowest barrier, with the least load on the network, because one
+message is in flight at a time. The source of the double ring is Open MPI.
 
-Dissemination: in round t every rank signals the rank 2**t above it. After ceil(log2 n) rounds every rank knows that all
-have entered. Dissemination works for any n and needs no root. Source: Hensgen, Finkel and Manber, IJPP 1988.
+Dissemination: in round t every rank signals the rank 2**t above it (modulo n). After ceil(log2 n) rounds of
+dissemination every rank knows that all ranks have entered. Dissemination works for any n and needs no root. Source:
+Hensgen, Finkel and Manber, IJPP 1988.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Operation, Round
 
 
 def linear_cost(n: int) -> Cost:
-    """2 (n - 1) steps, no data."""
+    """A barrier takes 2 (n - 1) steps and sends no data."""
     return Cost(2 * (n - 1), Fraction(0), Fraction(0))
 
 
@@ -33,7 +35,7 @@ def linear(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank."""
 
     def signal_rank_0(t: int) -> list[Move]:
-        """Return round t: rank t + 1 signals rank 0."""
+        """Return the message of round t, in which rank t + 1 signals rank 0."""
         dest, source = np.where(rank == t + 1, 0, NO_PEER), np.where(rank == 0, t + 1, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
@@ -47,7 +49,7 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def signal_next_rank(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the message of round t, in which rank t mod n signals the next rank."""
         dest, source = np.where(rank == t % n, above, NO_PEER), np.where(below == t % n, below, NO_PEER)
         return [Move(dest, source, SIGNAL, SIGNAL)]
 
@@ -55,11 +57,11 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
 
 
 def dissemination_cost(n: int) -> Cost:
-    """ceil(log2 n) steps, no data."""
+    """A barrier takes ceil(log2 n) steps and sends no data."""
     return Cost(ceil_log2(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
 def dissemination(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: every rank signals the ranks 1, 2, 4, ... above it, one per round, modulo n."""
+    """Plan a barrier: in round t every rank signals the rank 2**t above it, modulo n."""
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -1,14 +1,16 @@
 """Bine (binomial negabinary) all-reduce: a butterfly whose distances, written in base -2, are all ones.
 
-The distances (1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1. Recursive halving has distances 1.5
-times as large, so more of its bytes cross between groups of nearby nodes. Even ranks have their partners in one
-direction around the ring of ranks, odd ranks in the other direction. The ranks that a rank reaches in its remaining
-rounds form one cyclic interval, so every message is contiguous in memory (two pieces if it wraps around). The
-all-reduce is a reduce-scatter with halving distances, then the same rounds backwards.
+The distances abs(1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1. The distances of recursive halving
+(n/2, n/4, ..., 1) are about 1.5 times those of Bine, so recursive halving sends more bytes between groups of nearby
+nodes. In each round even ranks have their partners in one direction around the ring of ranks, odd ranks in the other
+direction. The ranks that a rank reaches in its remaining rounds form one cyclic interval, so every message is
+contiguous in memory (two pieces if it wraps around). The all-reduce is a reduce-scatter with shrinking distances, then
+the same rounds backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
-(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more.
-Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
+If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
+c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
+message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
+second. Each chunk is reduced by one rank, and all others copy the result.
 Source: De Sensi et al., Bine Trees, SC 2025 (arXiv 2508.17311).
 """
 
@@ -27,7 +29,7 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
     """Return the first of the 2**digits consecutive ranks that each rank reaches in its last `digits` rounds.
 
     An even rank r reaches the ranks r + v, an odd rank r the ranks r - v, for every v of `digits` digits in base -2.
-    The smallest v has ones at exactly the digits with negative weight. The result may be negative.
+    The smallest v has ones at exactly the digits with negative weight. A returned rank may be negative (modulo n).
     """
     least = -2 * (4 ** (digits // 2) - 1) // 3
     most = least + (1 << digits) - 1
@@ -35,11 +37,11 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the all-reduce for n ranks, n a power of two."""
+    """Return the rounds of the Bine all-reduce for n ranks, n a power of two."""
     steps = n.bit_length() - 1
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         left = steps - t - 1
         peer, count = find_partner(rank, left, n), 1 << left
         sent, kept = (Span(find_first_reachable(ranks, left), count, n) for ranks in (peer, rank))

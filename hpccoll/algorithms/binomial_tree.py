@@ -1,11 +1,11 @@
 """Binomial trees: in round t, ranks whose number (relative to the root) ends in t zero bits pair up at distance 2**t.
 
-In a reduce each rank but the root sends its partial result to its parent once. A broadcast is a reduce backwards. In a
-gather each rank sends the blocks of its whole subtree. A barrier sends empty messages. The cost does not depend on the
-root.
+In a reduce each rank but the root sends its partial result to its parent once. The broadcast runs the rounds of the
+reduce backwards. In a gather each rank sends the blocks of its whole subtree. The barrier is a reduce and a broadcast
+of empty messages. The cost of a binomial tree does not depend on the root.
 
-Order of reduction: a parent's own operand, then its children from the nearest to the farthest. The root computes the
-result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+A parent reduces its own operand first, then those of its children, from the nearest to the farthest. The root computes
+the final result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chu
     place = (rank - root) % n  # the rank relative to the root
 
     def send_to_parent_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -51,17 +51,17 @@ def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chu
 
 
 def reduce_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank but the root sends S once."""
+    """A message of S bytes takes ceil(log2 n) steps; every rank but the root sends S once."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 def broadcast_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; the root sends S in each step."""
+    """A message of S bytes takes ceil(log2 n) steps; the root sends S in each step."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(ceil_log2(n)))
 
 
 def all_reduce_cost(n: int) -> Cost:
-    """2 ceil(log2 n) steps; a rank sends 2 (n-1)/n S on average, the root ceil(log2 n) S."""
+    """S bytes take 2 ceil(log2 n) steps; a rank sends 2 (n-1)/n S on average, the root ceil(log2 n) S."""
     return Cost(2 * ceil_log2(n), Fraction(2 * (n - 1), n), Fraction(ceil_log2(n)))
 
 
@@ -73,7 +73,7 @@ def reduce(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.BROADCAST, "tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: the reduce backwards; each rank that has the message sends it to one more per round."""
+    """Plan a broadcast: in each round every rank that has the message sends it to one more rank."""
     return reduce(rank, n, root).reversed()
 
 
@@ -84,18 +84,18 @@ def all_reduce(rank: IntArray, n: int) -> Rounds:
 
 
 def _subtree_sizes(n: int) -> list[int]:
-    """Return the subtree sizes of all ranks but the root, by rank relative to the root."""
+    """Return the subtree sizes of ranks 1 to n - 1, where ranks are counted from the root."""
     return [min(place & -place, n - place) for place in range(1, n)]
 
 
 def gather_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank but the root sends the blocks of its subtree once."""
+    """A gather takes ceil(log2 n) steps; every rank but the root sends the blocks of its subtree once."""
     sizes = _subtree_sizes(n)
     return Cost(ceil_log2(n), Fraction(sum(sizes), n * n), Fraction(max(sizes, default=0), n))
 
 
 def scatter_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; the root sends (n-1)/n S, and each edge carries S/n per rank of the subtree below it."""
+    """S bytes take ceil(log2 n) steps; the root sends (n-1)/n S, each edge S/n per rank of the subtree below it."""
     return Cost(ceil_log2(n), Fraction(sum(_subtree_sizes(n)), n * n), Fraction(n - 1, n))
 
 
@@ -105,7 +105,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
     place = (rank - root) % n  # the rank relative to the root
 
     def gather_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -121,12 +121,12 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: the binomial gather backwards; each rank keeps its block and forwards its subtree's blocks."""
+    """Plan a scatter: each rank keeps its own block and forwards the blocks of its subtree."""
     return gather(rank, n, root).reversed()
 
 
 def barrier_cost(n: int) -> Cost:
-    """2 ceil(log2 n) steps, no data."""
+    """A barrier takes 2 ceil(log2 n) steps and sends no data."""
     return Cost(2 * ceil_log2(n), Fraction(0), Fraction(0))
 
 

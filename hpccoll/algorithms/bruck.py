@@ -1,18 +1,19 @@
 """Bruck's all-gather, its mirror image as a reduce-scatter, and Bruck's all-to-all: ceil(log2 n) rounds for any n.
 
-All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above.
-The same rounds backwards, with sums instead of copies, are a reduce-scatter. The all-gather and the reduce-scatter send
-the fewest bytes possible. Chunks are received at their final addresses, so nothing is rotated. Order of reduction: each
-partial sum starts with the receiver's own part. One rank computes each chunk.
+All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above
+it. The reduce-scatter runs the rounds of the all-gather backwards, with sums instead of copies. The all-gather and the
+reduce-scatter send the fewest bytes possible. Chunks are received at their final addresses, so no buffer is rotated.
+The receiver's own part is the first operand of each reduction. Each chunk is reduced by one rank.
 
 All-to-all: the block from rank r for rank r + j moves j ranks up. In round t, all blocks for which bit t of j is 1 move
 2**t ranks up in one message, so a block is sent once per 1-bit of j, log2(n)/2 times on average. Bruck's all-to-all
 sends more bytes than pairwise in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's input,
 chunks n to 2n-1 its output, and chunk 2n+j buffers a block of distance j in transit. Bruck's paper rotates all blocks
-before and after the rounds. This version reads the first hop from the input, writes the last hop to the output, and
-copies only the rank's own block.
+before and after the rounds. Instead of rotating, this all-to-all reads a block's first hop from the input, writes its
+last hop to the output, and copies only the rank's own block.
 
-Sources: Bruck et al., TPDS 1997; Traeff 2024 for the reduce-scatter (circulant graphs whose skips are powers of two).
+Sources: Bruck et al., TPDS 1997; Traeff, arXiv 2410.14234, for the reduce-scatter (a circulant graph with powers of two
+as skips).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds, Spa
 
 
 def all_gather_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank sends (n-1)/n S."""
+    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
@@ -36,7 +37,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
 
     def all_gather_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         count = min(distance, n - distance)
         below, above = (rank - distance) % n, (rank + distance) % n
@@ -58,18 +59,18 @@ def _count_distances(n: int, t: int) -> int:
 
 
 def all_to_all_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank sends a block per 1-bit of the numbers 0, ..., n-1: about log2(n)/2 S."""
+    """S bytes take ceil(log2 n) steps; every rank sends a block per 1-bit of 0, ..., n-1: about log2(n)/2 S."""
     sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
     return Cost(ceil_log2(n), sent, sent)
 
 
 @algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: in round t, all blocks that move 2**t ranks up share one message."""
+    """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message."""
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def make_hop(t: int) -> Move:
-        """Return the step that moves all blocks whose distance has bit t set 2**t ranks up."""
+        """Return the step that sends all blocks whose distance has bit t set to the rank 2**t above."""
         bit, count = 1 << t, _count_distances(n, t)
 
         def list_sent_chunks() -> IntArray:

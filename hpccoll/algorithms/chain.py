@@ -1,10 +1,12 @@
 """Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link per round.
 
-With k chunks the last chunk arrives after k + n - 2 rounds, so for large messages every link is busy almost all the
-time, and the total costs little more than sending S once. The reduce is the broadcast backwards, with sums. The
-all-reduce overlaps reduce and broadcast: rank 0 broadcasts each chunk as soon as it is reduced.
+With k chunks the last chunk arrives after k + n - 2 rounds. For large messages every link is therefore busy almost all
+the time, and the broadcast takes little longer than sending the message once. The reduce runs the broadcast backwards,
+with sums instead of copies. The all-reduce overlaps reduce and broadcast: rank 0 broadcasts each chunk as soon as it is
+reduced.
 
-Order of reduction: each rank's own part, then the next rank's partial sum. The root computes the result.
+Each rank's own part is the first operand of its reduction, the next rank's partial sum the second. The root computes
+the final result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
 """
 
@@ -20,7 +22,7 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Region, R
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """k + n - 2 steps; every rank but the last of the line sends S."""
+    """S bytes in k chunks take k + n - 2 steps; every rank but the last of the line sends S."""
     return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
@@ -33,7 +35,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def forward_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)
@@ -45,12 +47,12 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "chain", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: the chain broadcast backwards; partial sums move towards the root, chunk by chunk."""
+    """Plan a reduce: partial sums move along the line of ranks towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """k + 2 n - 3 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
+    """S bytes in k chunks take k + 2 n - 3 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
 
 
@@ -64,6 +66,6 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
         """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
-    # A reversed broadcast starts with the last chunk. Mirroring the chunk numbers makes it start with chunk 0.
+    # A reversed broadcast starts with the last chunk; mirrored chunk numbers make the reduce start with chunk 0.
     up = reduce(rank, n, 0, chunks).map_regions(mirror_chunks, chunks)
     return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))

@@ -1,21 +1,22 @@
-"""Circulant graphs with skips that halve, rounding up: algorithms with the fewest rounds for any n.
+"""Circulant graphs with skips (distances) that halve, rounding up: algorithms with the fewest rounds for any n.
 
 The skips are n, ceil(n/2), ceil(n/4), ..., 1. The reduce-scatter has one round per skip s < n, from the largest skip to
 the smallest. Rank r has partial sums of the chunks r, r + 1, ..., and sends the partial sums of chunks r + s and above
 to rank r + s (all modulo n), until only chunk r remains. The all-gather is the reduce-scatter backwards. Every message
 is one cyclic interval of chunks, of the same length on all ranks, so no rank count needs special treatment.
 
-Broadcast: k chunks reach n ranks in k - 1 + q rounds, q = ceil(log2 n), for any k and n. In round t every rank sends
-one chunk to the rank skip[t mod q] above it. A schedule of q chunk numbers per rank determines the chunks of the first
-q rounds. In each later cycle of q rounds all chunk numbers are higher by q. A rank receives its *base* chunk (the
-smallest skip on its greedy path from the root) first. In each cycle it receives one chunk of every other residue modulo
-q, always a chunk that the sender already has. The reduce is the broadcast backwards. The paper computes the schedule by
-a depth-first search; here `compute_receive_schedule` walks greedily over the skips, for all ranks at once, and a test
-verifies the paper's conditions.
+The broadcast sends k chunks to n ranks in k - 1 + q rounds, q = ceil(log2 n), for any k and n. In round t every rank
+sends one chunk to the rank skip[t mod q] above it, where skip lists the skips below n in ascending order. A schedule of
+q chunk numbers per rank determines the chunks of the first q rounds. In each later cycle of q rounds all chunk numbers
+are higher by q than in the cycle before. The first chunk that a rank receives is its *base* chunk: the index of the
+smallest skip on its greedy path from the root. In each cycle of q rounds a rank receives one chunk of every residue
+modulo q, always a chunk that its sender already has. The reduce is the broadcast backwards. Traeff's papers compute the
+schedule by a depth-first search; `compute_receive_schedule` walks greedily over the skips instead, for all ranks at
+once, and a test verifies the papers' conditions.
 
-Order of reduction: each partial sum starts with the receiver's own part and adds arrivals round by round. One rank
-computes each chunk (in the reduce, the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236 and
-2407.18004 (broadcast); Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the bound.
+Each partial sum starts with the receiver's own part and adds arriving partial sums round by round. Each chunk is
+reduced by one rank (in the reduce, by the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236 and
+2407.18004 (broadcast); Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the lower bound on rounds.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ def list_skips(n: int) -> list[int]:
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank sends (n-1)/n S."""
+    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.REDUCE_SCATTER, "circulant", reduce_scatter_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: send half of the remaining partial sums ceil(n/2), then ceil(n/4), ..., 1 ranks up."""
+    """Plan a reduce-scatter: each round sends half of a rank's partial sums ceil(n/2), ceil(n/4), ..., 1 ranks up."""
     skips = list_skips(n)
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         last, skip = skips[-1 - t], skips[-2 - t]
         above, below = (rank + skip) % n, (rank - skip) % n
         return [Move(above, below, Span(rank + skip, last - skip, n), Span(rank, last - skip, n), Op.OWN_FIRST)]
@@ -60,14 +61,14 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "circulant", reduce_scatter_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: the reduce-scatter backwards; the chunks that a rank holds about double per round."""
+    """Plan an all-gather: the number of chunks that a rank holds about doubles per round."""
     return reduce_scatter(rank, n).reversed()
 
 
 def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
-    """Return the chunk number that each rank receives in each round of the first cycle, shape (P, q).
+    """Return the chunk number that each of P ranks receives in each of the q rounds of the first cycle, shape (P, q).
 
-    `place` is the rank relative to the root; the root's row is meaningless. In every row one entry, the base chunk, is
+    `place` is the rank relative to the root; the root's row is meaningless. In the row of a rank only the base chunk is
     >= 0; a negative entry means that nothing is received yet. Each later cycle of q rounds adds q to all entries.
     """
     skips, row = list_skips(n), np.arange(len(place))
@@ -75,7 +76,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free = np.ones((len(place), q + 1), np.bool_)
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
-        """Sum the largest unused skips, at most to `limit`, until above `enough`; return the sum and the last skip."""
+        """Add unused skips, largest first, up to `limit`, until above `enough`; return the sum and the last index."""
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skips[e] <= limit) & (height <= enough)
@@ -86,7 +87,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[row, base] = False
     chunk, below = np.zeros((len(place), q), np.int64), np.full(len(place), 2 * n)
     for k in range(q):
-        # The sender is skips[k] ranks below; the sum may be that rank at most, and must exceed the next round's sender.
+        # The sum may reach the sender of round k (skips[k] ranks below) and must exceed the sender of round k + 1.
         below, chunk[:, k] = walk(np.minimum(n + place - skips[k], below - 1), n + place - skips[k + 1])
         free[row, chunk[:, k]] = False
     return np.where(chunk == q, base[:, None], chunk - q)
@@ -106,13 +107,13 @@ def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntA
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """k - 1 + ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root (k - 1 + ceil(log2 n))/k S."""
+    """S bytes in k chunks take t = k - 1 + ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root t/k S."""
     steps = chunks - 1 + ceil_log2(n) if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(steps, chunks))
 
 
 def reduce_cost(n: int, chunks: int) -> Cost:
-    """k - 1 + ceil(log2 n) steps; every rank but the root sends S once."""
+    """S bytes in k chunks take k - 1 + ceil(log2 n) steps; every rank but the root sends S once."""
     return Cost(broadcast_cost(n, chunks).steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
@@ -127,7 +128,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     skipped = -last % cycle  # rounds left out of the first cycle, so that the last cycle is complete
 
     def broadcast_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         k = (t + skipped) % cycle
         ahead = t - k  # added to the chunk numbers of the first cycle
         sent, received = sends[:, k] + ahead, receives[:, k] + ahead
@@ -141,5 +142,5 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "circulant", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: the circulant broadcast backwards; partial sums of one chunk per round move towards the root."""
+    """Plan a reduce: each rank sends the partial sum of one chunk per round towards the root."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)

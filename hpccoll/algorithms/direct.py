@@ -1,14 +1,15 @@
-"""Direct all-reduce: every rank sends to every other rank at once, in one shot or in two.
+"""Direct all-reduce: every rank sends to every other rank at once, in one step ("one shot") or in two.
 
-One shot: every rank sends its whole message to every other rank and reduces all messages. This takes one latency, and
-each rank sends (n - 1) S. Two shots: every rank sends each chunk to the chunk's owner, which reduces it and sends the
-result to all ranks. This takes two latencies and no more bytes than a ring. Direct algorithms suit few ranks with a
-link between each pair, as within a node, and are the fastest for small and medium messages.
+One shot: every rank sends its whole message to every other rank and reduces all messages. The one-shot all-reduce takes
+one latency, and each rank sends n - 1 times the message. Two shots: every rank sends each chunk to the chunk's owner,
+which reduces it and sends the result to all ranks. The two-shot all-reduce takes two latencies and sends no more bytes
+than a ring. Direct algorithms suit small and medium messages of few ranks with a link between each pair, as within a
+node.
 
-Order: in one shot 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits; in two shots
-owner r of a chunk reduces its own part first, then those of ranks r-1, r-2, ... (mod n), and all ranks copy its result.
-Source: the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005,
-for the direct exchange.
+In one shot every rank reduces all messages in rank order, so all ranks compute the same bits. In two shots owner r of a
+chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks copy its result. Source:
+the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005, for the
+direct exchange.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def one_shot_cost(n: int) -> Cost:
-    """1 step; every rank sends S to each of the n - 1 others."""
+    """A message of S bytes takes 1 step; every rank sends S to each of the n - 1 others."""
     return Cost(min(n - 1, 1), Fraction(n - 1), Fraction(n - 1))
 
 
 def two_shot_cost(n: int) -> Cost:
-    """2 steps; every rank sends 2 (n-1)/n S."""
+    """A message of S bytes takes 2 steps; every rank sends 2 (n-1)/n S."""
     return Cost(2 * min(n - 1, 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
@@ -37,16 +38,16 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
-        """Return a step in which ranks r send to r + t mod n: those with r + t >= n if `wraps`, else the others."""
+        """Return a step in which each rank r with r + t >= n (or < n, unless `wraps`) sends to rank (r + t) mod n."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
         return Move(dest, np.where((source < 0) == wraps, source % n, NO_PEER), whole, whole, op)
 
     def all_reduce_round(_: int) -> list[Move]:
-        """Return the steps of the only round."""
-        # Received messages are reduced in the order of the moves: from the ranks below in ascending order (rank 0's
-        # replaces the rank's own data), then the rank's own data as before the round, then from the ranks above.
+        """Return the messages of the only round, in the order in which a rank reduces them."""
+        # A rank reduces messages in the order of the moves, so the moves are sorted by sender.
+        # The message of rank 0 replaces the receiver's own data, which the receiver's move to itself then reduces.
         below = [make_exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
         own = np.where(rank > 0, rank, NO_PEER)
         above = [make_exchange(t, wraps=True) for t in range(n - 1, 0, -1)]
@@ -60,7 +61,7 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
 
     def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages of the reduce-scatter (t = 0) or of the all-gather (t = 1)."""
         moves = []
         for distance in range(1, n):
             dest, source = (rank + distance) % n, (rank - distance) % n

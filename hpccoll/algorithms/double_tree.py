@@ -1,18 +1,20 @@
-"""Double binary trees: two trees, each carrying half of the message, in which a rank has children in at most one.
+"""Double binary trees: two trees, each for half of the message, in which at most one rank has children in both.
 
 The first tree is an in-order binary tree over the ranks: a rank's height is its number of trailing zero bits, so half
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
-odd), in which inner ranks of the first tree are leaves. The message is cut into 2k chunks, k per tree. A rank of height
-h sends chunk c up in round c + h; each chunk moves down as soon as the root has reduced it. Both directions of both
-trees are busy at the same time, and the all-reduce takes 2 ceil(log2 n) + k - 1 rounds.
+odd), in which inner ranks of the first tree, except rank 0 for odd n, are leaves. The message is cut into 2k chunks, k
+per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon as the root
+has reduced it. Both directions of both trees are busy at the same time, and the all-reduce takes 2 ceil(log2 n) + k - 1
+rounds.
 
-In the broadcast the root sends to two such trees of the n - 1 other ranks (mirrored for odd n, shifted for even n), so
-every rank receives S in all and sends at most S. The reduce uses the same two trees, in which partial sums move up. In
-the paper a rank sends one chunk per step, in about twice as many steps; here a rank sends to both children in one step.
+In the broadcast the root sends to two binary trees of the n - 1 other ranks (mirrored for odd n, shifted for even n),
+so every rank receives the message once and sends at most as many bytes. The reduce moves partial sums up the two trees
+of the broadcast. In the paper by Sanders, Speck and Traeff a rank sends one chunk per step, in about twice as many
+steps; in these plans a rank sends to both children in one step.
 
-Order of reduction: a parent's own part, then its children's chunks in order of arrival (the left child's first if both
-arrive in one round). The tree's root computes each chunk. Sources: Sanders, Speck and Traeff, Parallel Computing 2009;
-NCCL 2.4 for the shape of the trees.
+A parent reduces its own part first, then its children's chunks in order of arrival (the left child's first if both
+arrive in one round). The root of a tree computes the result of each of the tree's chunks. Sources: Sanders, Speck and
+Traeff, Parallel Computing 2009; NCCL 2.4 for the shape of the trees.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ from hpccoll.plan import (
 
 
 def parent_of(rank: IntArray, n: int) -> IntArray:
-    """Return each rank's parent in the first tree, -1 for its root, rank 0 (n >= 2)."""
+    """Return each rank's parent in the first tree, -1 for rank 0, the root (n >= 2)."""
     lowest = rank & -rank
     up = (rank ^ lowest) | (lowest << 1)
     return np.where(rank == 0, NO_PEER, np.where(up >= n, rank ^ lowest, up))
 
 
 def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
-    """Return each rank's left and right child in the first tree, -1 where there is none (n >= 2)."""
+    """Return each rank's left and right child in the first tree, -1 for a missing child (n >= 2)."""
     half = (rank & -rank) >> 1
     left = np.where(half > 0, rank - half, NO_PEER)
     offset = half
@@ -72,7 +74,7 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
     def send_to_parent_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         sent, moves = t - height, []
         sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
         for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):
@@ -86,29 +88,29 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce up it."""
+    """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce."""
 
     def mirror_chunks(region: Region) -> Region:
         """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
-    # Reversed rounds start with the last chunk. Mirroring makes chunks move down in the order in which they moved up.
+    # Reversed rounds start with the last chunk; mirrored chunk numbers make the broadcast start with chunk 0.
     return reduce_up_first_tree(rank, n, chunks).reversed().map_regions(mirror_chunks, chunks)
 
 
 def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the reduce up the first tree, overlapped with the broadcast down it chunk by chunk."""
+    """Return the all-reduce on the first tree: reduce and broadcast, overlapped chunk by chunk."""
     up, down = reduce_up_first_tree(rank, n, chunks), broadcast_down_first_tree(rank, n, chunks)
     return overlay(up, down.delayed(ceil_log2(n)))
 
 
 def most_sent(n: int) -> Fraction:
-    """Return the bytes that the busiest rank sends in the all-reduce, as a multiple of S (at most 2)."""
+    """Return the bytes that the busiest rank sends in the all-reduce, divided by the message size (at most 2)."""
     return Fraction(min(n, 4), 2) if n > 1 else Fraction(0)
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
+    """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
     return Cost(steps, Fraction(2 * (n - 1), n), most_sent(n))
 
@@ -127,7 +129,7 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """k + ceil(log2 n) - 1 steps with 2 k chunks; a rank sends (n-1)/n S on average, S at most."""
+    """S bytes in 2 k chunks take k + ceil(log2 n) - 1 steps; a rank sends (n-1)/n S on average, S at most."""
     steps = chunks + ceil_log2(n) - 1 if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
@@ -139,7 +141,7 @@ def _second_place(place: IntArray, n: int) -> IntArray:
 
 
 def _first_place(second: IntArray, n: int) -> IntArray:
-    """Convert places in the second broadcast tree to places in the first, the inverse of `_second_place`."""
+    """Convert ranks' places in the second broadcast tree to their places in the first (0 is the root)."""
     moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
     return np.where(second == 0, 0, moved)
 
@@ -147,7 +149,7 @@ def _first_place(second: IntArray, n: int) -> IntArray:
 def _overlay_two_trees(
     make_tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
 ) -> Rounds:
-    """Return the rounds of `make_tree(place, n, chunks)` on both broadcast trees at once, each for half the message."""
+    """Return the rounds of `make_tree(place, n, chunks)` on both broadcast trees, each for half of the message."""
     if n == 1:
         return empty_rounds(2 * chunks)
     place = (rank - root) % n

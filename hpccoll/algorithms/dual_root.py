@@ -1,12 +1,14 @@
 """Dual root all-reduce: two binary trees of half the ranks each, whose roots exchange partial sums, in one pipeline.
 
-A rank exchanges with one partner per round, in a cycle of three: right child, left child, parent. Each exchange sends a
-chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange partial sums. Once the first
-chunk has gone up and come down, a chunk is finished every three rounds. The algorithm suits networks on which a rank
-communicates with one other rank at a time. On other networks the double tree is faster.
+A rank exchanges with one partner per round, in a cycle of three rounds: right child, left child, parent. Each exchange
+within a tree sends a chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange
+partial sums. After the first chunk, one more chunk is finished every three rounds. The dual root all-reduce suits
+networks on which a rank communicates with one other rank at a time. The double tree exchanges with several ranks per
+round, so for many chunks it takes a third of the rounds, and its busiest rank sends the message twice instead of three
+times.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. Order of reduction: rank
-order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the reduction need not
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
+order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not
 commute. Both roots compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all
 Algorithm", arXiv 2109.12626.
 """
@@ -29,7 +31,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of each rank in its tree, shape (P,); no child is -1; a root's parent is the other root."""
+    """Neighbours and depth of P ranks in their trees, shape (P,): -1 is no child, a root's parent the other root."""
 
     parent: IntArray
     left: IntArray
@@ -39,7 +41,7 @@ class TreePlaces:
 
 
 def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
-    """Return the place of each rank (n >= 2), by descending from both roots at once and halving the intervals."""
+    """Return the place of each rank in the two trees (n >= 2), by descending from both roots at once."""
     lower = -(-n // 2)
     low, high = np.where(rank < lower, 0, lower), np.where(rank < lower, lower - 1, n - 1)
     parent = lower - 1 + n - 1 - high
@@ -66,12 +68,12 @@ def find_longest_path(size: int, left: int, right: int) -> int:
 
 
 def cost(n: int, chunks: int) -> Cost:
-    """At most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most (S to each neighbour)."""
+    """S bytes in k chunks take at most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most."""
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     half = -(-n // 2)
-    # Rounds in which no rank has a partner: those of missing children in trees of one or two ranks, and the round
-    # before the last if one leaf is deeper than all others.
+    # No rank has a partner in the rounds for missing children in trees of one or two ranks.
+    # In larger trees the round before the last has no partners if one leaf is deeper than all others.
     idle = {1: 2 * (chunks - 1), 2: chunks}.get(half, int(half & (half - 1) == 0))
     return Cost(count_rounds(n, chunks) - idle, Fraction(2 * (n - 1), n), Fraction(min(3, half)))
 
@@ -84,7 +86,7 @@ def count_rounds(n: int, chunks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Exchanges:
-    """Each rank's exchanges of every third round: in round start + 3 i, chunk i moves up and chunk i - lag down."""
+    """Each rank's exchange in every third round: in round start + 3 i, chunk i moves up and chunk i - lag down."""
 
     peer: IntArray
     start: IntArray
@@ -105,7 +107,7 @@ class _Exchanges:
 
 
 def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int, chunks: int) -> _Exchanges:
-    """Return the exchanges of the rounds t with t mod 3 == `phase`; the roots first exchange in round `longest`."""
+    """Return the exchanges of rounds t with t mod 3 == `phase`; the roots first exchange in round `longest`."""
     slot = (longest - places.lead - phase) % 3
     peer = np.choose(slot, [places.parent, places.left, places.right])
     up = np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST)
@@ -116,7 +118,7 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
 
 @algorithm(Operation.ALL_REDUCE, "dual_root", cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: chunks go up two trees, across between their roots, and down; one partner per round."""
+    """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round."""
     if n == 1:
         return empty_rounds(chunks)
     places, longest = find_tree_places(rank, n), find_longest_path(-(-n // 2), LEFT, RIGHT)
