@@ -1,14 +1,16 @@
 """Hierarchical all-reduce and barrier by messages: within each node, then across nodes, then within each node again.
 
-The ranks of a node reduce-scatter the message, so that each owner holds one slice of the node's sum. The owners of each
-slice all-reduce it across nodes, all slices at once. The reduce-scatter backwards then gathers the slices in every
-node. Each owner sends only its slice to other nodes. `make_hierarchical(intra, inter)` composes any two algorithms; the
-registered one is a ring within nodes and a double tree across them.
+The ranks of a node reduce-scatter the message, after which each owner (a rank that owns a slice) holds one slice of the
+node's sum. The owners of each slice all-reduce it across nodes, all slices at once. The reversed rounds of the
+reduce-scatter then gather the slices in every node. Each owner sends only its slice to other nodes.
+`make_hierarchical(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the
+registered all-reduce is a ring within nodes and a double tree across nodes.
 
-The slot of a rank is its number within its node. Every node has as many owners as the smallest node has ranks. In
-larger nodes the ranks that own no slice (slots s >= owners) first send their data to slot s mod owners, which sends
-back the result at the end. Nodes need not consist of consecutive ranks.
-Order of reduction: the order of `intra` within a node (an owner's data before data sent to it), then of `inter`.
+The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
+has ranks. In larger nodes the ranks that own no slice (slots s >= owners) first send their data to slot s mod owners,
+which sends back the result at the end. The ranks of a node need not be consecutive.
+Within a node, data are reduced in the order of `intra` (an owner's data before data sent to it), then across nodes in
+the order of `inter`.
 Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
@@ -56,7 +58,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     within = run_in_groups(reduce_scatter_to_owners, groups, rank)
     between = run_across_groups(lambda node, nodes: _make_level(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
-    # The chunk count of a slice is a common multiple of the chunk counts of both levels.
+    # The chunk count of a slice is a common multiple of the chunk counts within and across nodes.
     slice_chunks = lcm(within.chunks // owners, between.chunks)
     within = within.scaled(slice_chunks * owners // within.chunks)
     between = between.scaled(slice_chunks // between.chunks).shifted(slot * slice_chunks, owners * slice_chunks)
@@ -77,7 +79,7 @@ def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
 
 
 def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Cost:
-    """Return the cost of the composed all-reduce, from the stated costs of its levels."""
+    """Return the cost of the composed all-reduce, from the stated costs of `intra` and `inter`."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within, between = _level_cost(intra, owners, chunks), _level_cost(inter, nodes, chunks)
     layers = -(-max(groups.sizes) // owners) - 1
@@ -89,7 +91,7 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return the bytes that the busiest rank sends, as a multiple of S, including results for ranks without a slice."""
+    """Return the bytes that the busiest rank sends, divided by the message size, if some ranks own no slice."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
@@ -115,7 +117,7 @@ def count_moved(rounds: Rounds, n: int) -> list[Fraction]:
 
 
 def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
-    """Return the p for which rank r + p does what rank r does; n if nodes differ in size or interleave their ranks."""
+    """Return the period p (rank r + p acts like rank r); n if nodes differ in size or interleave their ranks."""
     nodes = len(groups.sizes)
     period = inter.plan(nodes, chunks=chunks).period or nodes
     return n if groups.common_size is None or groups.members is not None else period * groups.common_size
@@ -123,23 +125,23 @@ def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
 
 @cache
 def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
-    """Return the all-reduce by `reduce_scatter/intra` within nodes and `all_reduce/inter` across them, unregistered.
+    """Return an unregistered all-reduce: `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
 
     Raises:
-        UnknownNameError: no such algorithm; the message lists the known names.
+        UnknownNameError: `intra` or `inter` is not a registered algorithm; the message lists the known names.
     """
     return compose_levels(get_algorithm(Operation.REDUCE_SCATTER, intra), get_algorithm(Operation.ALL_REDUCE, inter))
 
 
 def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
-    """Return the all-reduce made of a reduce-scatter within nodes and an all-reduce across them, unregistered.
+    """Return an unregistered all-reduce, made of a reduce-scatter within nodes and an all-reduce across nodes.
 
     In `intra` each rank must send each partial sum once, so that the reversed rounds are an all-gather; otherwise
     `check` rejects the plans.
     """
 
     def make(rank: IntArray, n: int, chunks: int = 1, nodes: Groups | None = None) -> Rounds:
-        """Plan an all-reduce: a reduce-scatter within nodes, an all-reduce across them, an all-gather within nodes."""
+        """Plan an all-reduce: a reduce-scatter within nodes, an all-reduce across nodes, an all-gather within nodes."""
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:
@@ -156,23 +158,23 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
 
 def _default_levels() -> tuple[Algorithm, Algorithm]:
-    """Return the algorithms of the registered all-reduce: a ring within nodes, a double tree across."""
+    """Return the two algorithms of the registered all-reduce: a ring within nodes, a double tree across nodes."""
     return get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_REDUCE, "double_tree")
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
-    """2 (L-1) + 2 ceil(log2 N) + k - 1 steps on N nodes of L ranks; (2 (L-1) + 2 (N-1)/N) S/L on average."""
+    """N nodes of L ranks take 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L (mean)."""
     return _cost(n, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across them, and the ring backwards."""
+    """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards."""
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """2 ceil(log2 L) + ceil(log2 N) steps on N nodes of at most L ranks, no data."""
+    """A barrier on N nodes of at most L ranks takes 2 ceil(log2 L) + ceil(log2 N) steps and sends no data."""
     groups = nodes or Groups((n,))
     return Cost(2 * ceil_log2(max(groups.sizes)) + ceil_log2(len(groups.sizes)), Fraction(0), Fraction(0))
 

@@ -1,13 +1,14 @@
-"""Hierarchical all-to-all by messages: blocks first move to their receiver's slot within the node, then to its node.
+"""Hierarchical all-to-all by messages: blocks first move within their node, then between nodes to their receiver.
 
-The slot of a rank is its number within its node. First, the rank of slot p collects its node's blocks for all ranks of
-slot p, on any node. Then it sends the blocks for each other node, as one message, to the rank of slot p on that node,
-their receiver. With n ranks on N nodes of L, each rank sends N - 1 messages between nodes instead of n - L. Each is L
-times as large; a rank sends at most twice the bytes in all. The algorithm suits small blocks on many ranks per node.
+The slot of a rank is its number within its node (its local rank). First, the rank of slot p collects its node's blocks
+for all ranks of slot p, on any node. The rank of slot p then sends the blocks for each other node, as one message, to
+the rank of slot p on that node, their receiver. With n ranks on N nodes of L, each rank sends N - 1 messages between
+nodes instead of n - L. Each message is L times as large as in a pairwise all-to-all; a rank sends at most twice the
+bytes in all. The hierarchical all-to-all suits small blocks on many ranks per node.
 
 Chunks 0 to n-1 are a rank's input, chunks n to 2n-1 its output. Chunk 2n + j N + h buffers the block that slot j of the
 rank's node sends to node h. If nodes differ in size, they are divided into equal groups, of the largest size that
-divides every node, and each group is treated as a node. With groups of one rank the algorithm is the pairwise
+divides every node's size, and each group is treated as a node. With groups of one rank the algorithm is the pairwise
 all-to-all. Source: the two-level exchange of Traeff and Rougier, EuroMPI 2014.
 """
 
@@ -23,14 +24,14 @@ from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds,
 
 
 def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
-    """Divide the nodes (None: one node) into equal groups of ranks, of the largest size that divides every node."""
+    """Divide `nodes` (None: one node) into equal groups of ranks, as large as the node sizes allow."""
     groups = nodes or Groups((n,))
     size = gcd(*groups.sizes)
     return Groups((size,) * (n // size), groups.members)
 
 
 def cost(n: int, nodes: Groups | None = None) -> Cost:
-    """L - 1 + N - 1 steps on N nodes of L ranks; every rank sends ((L-1) N + (N-1) L) / n S."""
+    """S bytes on N nodes of L ranks take L + N - 2 steps; every rank sends ((L-1) N + (N-1) L) / n S."""
     size = split_into_even_groups(n, nodes).sizes[0]
     groups = n // size
     sent = Fraction((size - 1) * groups + (groups - 1) * size, n)
@@ -38,28 +39,28 @@ def cost(n: int, nodes: Groups | None = None) -> Cost:
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the p for which rank r + p does what rank r does: the group size, or n if nodes interleave their ranks."""
+    """Return the period p (rank r + p acts like rank r): the group size, or n if a node's ranks are not consecutive."""
     groups = split_into_even_groups(n, nodes)
     return groups.sizes[0] if groups.members is None else n
 
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical", cost, period)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: blocks move to their receiver's slot within the node, then to its node."""
+    """Plan an all-to-all: blocks move within the node to the slot of their receiver, then to the receiver's node."""
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)
     every_group, every_slot = np.arange(count), np.arange(size)
 
     def send_within_nodes(t: int) -> Move:
-        """Return round t within nodes: every rank sends all blocks for the slot t above, on any node, to that slot."""
+        """Return round t within nodes: each rank sends the rank t slots above all blocks for that slot, on any node."""
         to_slot, from_slot = (slot + t) % size, (slot - t) % size
         sent = Picks(count, lambda: rank_at(every_group * size + to_slot[:, None]))
         received = Span(from_slot * count, count, n, base=2 * n)
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def send_between_nodes(t: int) -> Move:
-        """Return round t between nodes: every rank sends all blocks for the node t above to its own slot there."""
+        """Return round t between nodes: each rank sends all blocks for the node t above to its own slot there."""
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

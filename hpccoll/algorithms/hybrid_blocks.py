@@ -1,15 +1,15 @@
 """Hybrid collectives on blocks, in two levels: loads and stores within nodes, messages between nodes.
 
-The slot of a rank is its number within its node; the ranks of one slot on all nodes form a column. All blocks from or
-for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and stores to the
-other ranks' memory, between two fences. So all ranks of a node use the node's link at the same time, and no block
-crosses the link more often than the algorithm across nodes needs.
+The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. All
+blocks from or for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and
+stores to the other ranks' memory, between two fences (barriers of the node's ranks). So all ranks of a node use the
+node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
 
-If nodes differ in size, they are divided into equal groups, of the largest size that divides every node, and each group
-is treated as a node. With groups of one rank there are only messages. Nodes need not consist of consecutive ranks.
-Order of reduction: within a node, slot s reduces its own part of its column's blocks, then those of slots s+1, s+2, ...
-modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Traeff and Rougier,
-EuroMPI 2014; Jain et al., SC 2018.
+If nodes differ in size, they are divided into equal groups, of the largest size that divides every node's size, and
+each group is treated as a node. If every group has one rank, the plans consist of messages only. The ranks of a node
+need not be consecutive. Within a node, slot s reduces its own part of its column's blocks first, then those of slots
+s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm across nodes.
+Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Columns:
         self._rank_at_place = self.groups.make_rank_lookup()
 
     def rank_at(self, group: IntArray, slot: IntArray) -> IntArray:
-        """Return the ranks with the given slots in the given groups."""
+        """Return the ranks with the given slots (local ranks) in the given groups."""
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return the blocks of all ranks of each column (the ranks with one slot in their nodes), given by its slot."""
+        """Return, for each entry of `slot`, the blocks of the ranks with that local rank on any node (a column)."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def fence(self) -> Rounds:
@@ -68,7 +68,7 @@ class _Columns:
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return the rounds of `operation/inter` on each column, where block h is of the column's rank in group h."""
+        """Return the rounds of `operation/inter` within each column; block h is of the column's rank in group h."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
@@ -78,7 +78,7 @@ class _Columns:
         return rounds.map_regions(to_column, self.n)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return the other ranks of each rank's group and their slots, from the next slot on."""
+        """Return the other ranks of each rank's group and their slots, beginning with the next slot."""
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
 
@@ -100,7 +100,7 @@ def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) ->
 
 
 def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """1 + N - 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
 
 
@@ -111,7 +111,7 @@ def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> 
 
 
 def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """1 + ceil(log2 N) steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take 1 + ceil(log2 N) steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "bruck")
 
 
@@ -132,7 +132,7 @@ def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rou
 
 
 def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """N - 1 + 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.ALL_GATHER, "ring")
 
 
@@ -143,7 +143,7 @@ def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Roun
 
 
 def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """ceil(log2 N) + 1 steps on N nodes of L ranks; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take ceil(log2 N) + 1 steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.ALL_GATHER, "bruck")
 
 
@@ -154,7 +154,7 @@ def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rou
 
 
 def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """2 steps on N nodes of L ranks; a rank of the root's node stores S/L, a rank of another node sends its block."""
+    """S bytes take 2 steps; each of L ranks of the root's node stores S/L, a rank of another node sends its block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     across_nodes, within = n > size, size > 1
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
@@ -163,7 +163,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: every rank sends its block to its slot on the root's node, whose ranks store all to the root."""
+    """Plan a gather: every rank sends its block to its slot on the root's node, which stores its blocks to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -178,7 +178,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         return moves
 
     def store_to_root() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the stores of the blocks on the root's node to the root."""
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
@@ -187,7 +187,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """2 steps on N nodes of L ranks; a rank of the root's node loads S/L and sends all of it except its own block."""
+    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
@@ -200,7 +200,7 @@ def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> R
 
 
 def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """1 + N - 1 steps on N nodes of L ranks; every rank moves ((L-1) N + (N-1) L) / n S."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves ((L-1) N + (N-1) L) / n S."""
     size = split_into_even_groups(n, nodes).sizes[0]
     moved = Fraction((size - 1) * (n // size) + n - size, n)
     return Cost((size > 1) + n // size - 1, moved, moved)
@@ -208,7 +208,7 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: every rank loads its node's blocks for its column, then sends one message per other node."""
+    """Plan an all-to-all: every rank loads its node's blocks for its slot, then sends one message per other node."""
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
         return pairwise.all_to_all(rank, n)
@@ -216,18 +216,18 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
 
     def find_load_target(peer: IntArray, peer_slot: IntArray) -> Region:
-        """Return the chunks to load a peer's blocks into: output for this node, transit space for other nodes."""
+        """Return the chunks into which a peer's blocks are loaded: output for the own node, buffers for other nodes."""
         chunks = transit + every_group * size + peer_slot[:, None]
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
     def load_column() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the loads of the node's blocks for the ranks of each rank's slot."""
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]
 
     def send_between_nodes(t: int) -> list[Step]:
-        """Return the steps of round t."""
+        """Return the messages between nodes of round t."""
         to_group, from_group = (columns.group + t + 1) % columns.count, (columns.group - t - 1) % columns.count
         dest, source = columns.rank_at(to_group, columns.slot), columns.rank_at(from_group, columns.slot)
         in_transit = transit + to_group[:, None] * size + every_slot

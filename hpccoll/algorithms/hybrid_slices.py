@@ -1,15 +1,15 @@
 """Hybrid collectives on whole vectors, in two levels: loads and stores within nodes, messages between nodes.
 
-The slot of a rank is its number within its node. The message is cut into as many slices as the smallest node has ranks.
-In every node the rank of slot s owns slice s: it reduces that slice from the memory of all ranks of its node, exchanges
-it with the owners of the same slice on the other nodes, and stores the result to all ranks of its node. So each byte
-crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node share the work, and the
-ranks of a node wait for each other at two fences only.
+The slot of a rank is its number within its node (its local rank). The message is cut into as many slices as the
+smallest node has ranks. In every node the rank of slot s owns slice s: it reduces that slice from the memory of all
+ranks of its node, exchanges it with the owners of the same slice on the other nodes, and stores the result to all ranks
+of its node. So each byte crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node
+share the work, and the ranks of a node wait for each other at two fences only.
 
-In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. Nodes
-need not consist of consecutive ranks. One rank per node needs no loads or stores, one node no messages.
-Order of reduction: within a node, the owner of a slice reduces its own part, then the parts of slots s+1, s+2, ...
-modulo the node size. Across nodes, the order is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
+In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. The ranks
+of a node need not be consecutive. With one rank per node there are no loads or stores, with a single node no messages.
+Within a node, the owner of a slice reduces its own part first, then the parts of slots s+1, s+2 and so on (modulo the
+node size). Across nodes, the order of reduction is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
 2000; Jain et al., SC 2018.
 """
 
@@ -43,14 +43,14 @@ from hpccoll.plan import (
 
 
 def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
-    """Return one round in which the ranks of each group wait for each other; none where every group has one rank."""
+    """Return one round in which the ranks of each group wait for each other; no round if all groups have one rank."""
     group, _ = groups.locate(rank)
     leader = groups.make_rank_lookup()(groups.starts[group])
     return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: [Fence(leader)])
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
-    """Yield the 1st, 2nd, ... next rank in each rank's group, cyclically; -1 for ranks of smaller groups."""
+    """Yield, one distance at a time, the next ranks in each rank's group, cyclically; -1 if the group is too small."""
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
@@ -58,12 +58,12 @@ def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
 
 
 def make_transfer_round(chunks: int, groups: Groups, make_steps: Callable[[], list[Step]]) -> Rounds:
-    """Return one round of the loads or stores that `make_steps` returns; none where every group has one rank."""
+    """Return one round of the loads or stores that `make_steps` returns; no round if all groups have one rank."""
     return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: make_steps())
 
 
 class _SlicedNodes:
-    """Builds the rounds of a plan, within and between nodes; knows the slice that each rank owns."""
+    """Builds the rounds of a plan, within and between nodes, in which each owner works on its slice of the message."""
 
     def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
         self.rank, self.groups, self.owners = rank, groups, min(groups.sizes)
@@ -76,11 +76,11 @@ class _SlicedNodes:
         self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
 
     def fence(self) -> Rounds:
-        """Return one round in which the ranks of each node wait for each other; none where nodes have one rank."""
+        """Return one round in which the ranks of each node wait for each other; no round if all nodes have one rank."""
         return make_group_fence(self.groups, self.rank, self.chunks)
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of the loads or stores that `make_steps` returns; none where nodes have one rank."""
+        """Return one round of the loads or stores that `make_steps` returns; no round if all nodes have one rank."""
         return make_transfer_round(self.chunks, self.groups, make_steps)
 
     def reduce_slices(self) -> Rounds:
@@ -94,22 +94,22 @@ class _SlicedNodes:
         return self.transfer(lambda: [Store(peer, own, own) for peer in self._iterate_owner_peers(skip)])
 
     def _iterate_owner_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
-        """Yield the other ranks of each owner's node except rank `skip`; -1 for ranks that own no slice."""
+        """Yield one by one the other ranks of each owner's node except rank `skip`; -1 for ranks that own no slice."""
         for peer in iterate_group_peers(self.groups, self.rank):
             yield np.where(self.is_owner & (peer != skip), peer, NO_PEER)
 
 
 @cache
 def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
-    """Return the bytes of one slice that each node sends in `operation/inter` across nodes, in multiples of a slice."""
+    """Return the bytes that each node sends for one slice in `operation/inter`, in multiples of the slice size."""
     rounds = get_algorithm(operation, inter).plan(nodes, root).rounds()
     return tuple(count_moved(rounds, nodes))
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return three costs of `operation/inter` across nodes; bytes are in multiples of a slice.
+    """Return the steps of `operation/inter` across nodes and, in multiples of the slice size, two numbers of bytes.
 
-    They are the steps, the bytes that all nodes send for one slice, and the most bytes that an owner loads and sends.
+    The first is the bytes that all nodes send for one slice, the second the most bytes that an owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
@@ -140,13 +140,13 @@ def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the p for which rank r + p does what rank r does: the node size if equal and in rank order, else n."""
+    """Return the period p (rank r + p acts like rank r): the size of equal nodes of consecutive ranks, else n."""
     groups = nodes or Groups((n,))
     return n if groups.common_size is None or groups.members is not None else groups.common_size
 
 
 def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """2 + 2 (N-1) steps on N nodes of L ranks; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
     return _all_reduce_cost(n, nodes or Groups((n,)), "ring")
 
 
@@ -157,7 +157,10 @@ def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Roun
 
 
 def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """2 + log2 N steps on N nodes of L ranks, and (2 (L-1) + log2 N) S/L, if N is a power of two; else 2 more steps."""
+    """S bytes on N nodes of L ranks take 2 + log2 N steps (N = 2**m); every rank moves (2 (L-1) + log2 N) S/L.
+
+    If N is not a power of two, the all-reduce takes two more steps.
+    """
     return _all_reduce_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 
@@ -185,7 +188,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def load_from_root() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the loads of slices from the root by the owners of its node."""
         loads_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Load(np.where(loads_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
@@ -194,24 +197,24 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """2 + N - 1 steps on N nodes; an owner sends at most one slice and stores it to each rank of its node."""
+    """N nodes take N + 1 steps; an owner sends at most one slice and stores it to each rank of its node."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
 @algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True)
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded on the root's node, sent along a chain of nodes, and stored to each node."""
+    """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks."""
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
 
 def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """2 + ceil(log2 N) steps on N nodes; the root's node sends ceil(log2 N) S."""
+    """S bytes on N nodes take 2 + ceil(log2 N) steps; the root's node sends ceil(log2 N) S."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "tree")
 
 
 @algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded on the root's node, sent down a tree of nodes, and stored to each node."""
+    """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks."""
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
 
@@ -233,7 +236,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def store_to_root() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the stores of slices to the root by the owners of its node."""
         stores_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Store(np.where(stores_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
@@ -242,7 +245,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """2 + N - 1 steps on N nodes of L ranks; an owner loads (L-1) slices and sends or stores one."""
+    """N nodes of L ranks take N + 1 steps; an owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -253,7 +256,7 @@ def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None)
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """2 + ceil(log2 N) steps on N nodes of L ranks; an owner loads (L-1) slices and sends or stores one."""
+    """N nodes of L ranks take 2 + ceil(log2 N) steps; an owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 
@@ -264,7 +267,7 @@ def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) 
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """ceil(log2 N) steps on N nodes, no data, between two fences."""
+    """A barrier on N nodes takes ceil(log2 N) steps between two fences and sends no data."""
     return Cost(ceil_log2(len((nodes or Groups((n,))).sizes)), Fraction(0), Fraction(0))
 
 

@@ -1,9 +1,9 @@
 """Loader of a user's own algorithm, `FILE.py:FUNCTION`, which can then be used like the built-in ones.
 
-The function returns rounds like the functions of this package. The decorator `@algorithm(Operation.ALL_REDUCE, "name",
-cost)` states its operation; without the decorator, the function's name must contain the name of an operation
-(`my_all_reduce`), and no cost is stated or checked. Prove a loaded algorithm (`prove_algorithm`) before using it.
-Exceptions in the user's code become errors that name file and line.
+The user's function returns `Rounds`, as the built-in algorithms do. The decorator `@algorithm(Operation.ALL_REDUCE,
+"name", cost)` states the function's operation, name and cost. Without the decorator, the function's name must contain
+the name of an operation (`my_all_reduce`), and `check` has no cost to verify. Prove a loaded algorithm
+(`prove_algorithm`) before using it. Exceptions in the user's code become errors that name file and line.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def is_user_defined(known: Algorithm) -> bool:
 
 
 def load_algorithm(reference: str) -> Algorithm:
-    """Run the file of `FILE.py:FUNCTION`, register the function, and return it as an algorithm, not yet proven.
+    """Run the file of `FILE.py:FUNCTION`, register the function, and return it as an unproven algorithm.
 
     Raises:
-        UsageError: no such file or function, an unknown operation, or a name that is built in.
+        UsageError: no such file or function, an unknown operation, or the name of a built-in algorithm.
         HpccollError: the file raises an exception; the message names file and line.
     """
     path, colon, name = reference.rpartition(":")
@@ -84,10 +84,10 @@ def _is_function_of(module: ModuleType, value: object) -> bool:
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return `names` with algorithm names in their place.
+    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return the names of all algorithms.
 
     Args:
-        names: names of registered algorithms, which are returned unchanged, and `FILE.py:FUNCTION`.
+        names: names of registered algorithms, which are returned unchanged, and references `FILE.py:FUNCTION`.
         operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove loaded algorithms for.
         root: the root to prove loaded algorithms for.
@@ -112,7 +112,7 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Reads the source file each time, since the bytecode cache misses edits within the same second."""
+    """Reads the source file on every import, since the bytecode cache misses edits within the same second."""
 
     def path_stats(self, path: str) -> NoReturn:
         """Raise OSError, which makes the base class ignore the bytecode cache."""
@@ -160,7 +160,7 @@ def prove_algorithm(
     when called for that rank alone as when called for all ranks.
 
     Raises:
-        PlanError: the plan is wrong (names round, rank, chunk), or the algorithm raises (names file and line).
+        PlanError: the plan is wrong (the message names round, rank and chunk) or the algorithm raises an exception.
     """
     with _raise_as_plan_error(f"{candidate.full_name} on {ranks} ranks"):
         plan = candidate.plan(ranks, root, chunks, nodes)
@@ -186,9 +186,9 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 
 
 def prove_single_rank_columns(plan: Plan) -> None:
-    """Raise PlanError if the plan has other steps for a rank alone than for that rank among all ranks.
+    """Raise PlanError if a rank's steps differ between a call for that rank alone and a call for all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number, not an array. Cost: `ranks` times the plan's moves.
+    The steps differ if the algorithm treats `rank` as a number, not an array. The whole plan is computed once per rank.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):
@@ -201,10 +201,10 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
 
 def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
-    """Return entry `index` of steps that are arrays over `ranks` ranks, as values to compare: peers, chunks, op."""
+    """Return entry `index` of steps over `ranks` ranks as plain values (peers, chunks, op) that can be compared."""
 
     def take(value: Ints) -> int:
-        """Return entry `index` of a value that is either one for all ranks or an array over them."""
+        """Return entry `index` of `value`, which is one number for all ranks or an array with an entry per rank."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:
@@ -228,7 +228,7 @@ def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
 
 
 def format_user_location(error: BaseException) -> str:
-    """Return ` (FILE, line N, in FUNCTION)` of the last user code in an error's traceback; empty without user code."""
+    """Return ` (FILE, line N, in FUNCTION)` of the last user code in an error's traceback, else an empty string."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
