@@ -1,7 +1,7 @@
 """Runs plans on NumPy, CuPy and torch arrays, over MPI and in memory that ranks share.
 
 Start with engine.py, which selects an algorithm and lowers its plan to instructions for this rank (lowering/). Plans
-run by messages (messages/), in shared memory (shared_memory/), by both (hierarchical/) or in device memory (cuda/).
+run by messages (messages/), in shared memory (shared_memory/), with both (hierarchical/) or in device memory (cuda/).
 messages/mpi_collectives.py runs the MPI library's own collectives, which have no plan. arrays/ is one interface to the
 array libraries. node_memory/ provides the memory that a node's ranks share. The packages plan, algorithms and selection
 do not import mpi4py, CuPy or torch.

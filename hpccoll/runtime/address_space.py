@@ -39,7 +39,7 @@ class ChunkSegment:
 
 
 def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
-    """Cut C chunks into `segments` segments of nearly equal size; `sizes`, shape (C,), are the chunks' elements."""
+    """Cut C chunks of `sizes` elements, shape (C,), into `segments` segments that have nearly equal sizes."""
     return [ChunkSegment(sizes * number // segments, sizes * (number + 1) // segments) for number in range(segments)]
 
 

@@ -1,6 +1,6 @@
 """The executables that a communicator keeps, found by the arrays of a call.
 
-A cached executable must never run on another array than its own. A new array may get the id or the address of a deleted
+A cached executable must run only on the arrays that it was bound to. A new array may get the id or address of a deleted
 array. A NumPy array can change its dtype, and a torch tensor its storage, without a change of `id(array)`. NumPy
 refuses to resize an array that has weak references.
 """
@@ -120,9 +120,9 @@ def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any
 
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child forgets their arrays, so that its next call is refused.
+    """Return all call caches of this process; a forked child clears their arrays, so that its next call is refused.
 
-    Comparing process ids would instead cost a system call in every collective.
+    Detecting a fork by comparing process ids would cost a system call in every collective.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 

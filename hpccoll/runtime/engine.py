@@ -8,7 +8,7 @@ rank.
 Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
 persistent MPI request). A message plan runs unbound at its first call on given arrays. A repeated call binds the plan
 and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
-first call. Calls with a `premul_sum` factor are never cached.
+first call. Asynchronous calls and calls with a `premul_sum` factor are never cached.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class InFlight(Protocol):
 
 
 class Progress:
-    """The in-flight operations of one communicator, by tag; false as a bool if there are none."""
+    """The in-flight operations of one communicator, by tag; converts to true if there are any."""
 
     __slots__ = ("operations",)
 

@@ -10,8 +10,8 @@ among three implementations that give the same bits.
 The bits agree because all three implementations compute a sum, product or quotient in float32 and round it to nearest
 even. A processor that rounds a float16 result only once gives the same bits: float32 has 24 bits, at least 2p + 2 for
 p = 11 (Figueroa, "When is double rounding innocuous", 1995). NaNs stay NaNs, with unspecified payload. Minimum and
-maximum do not round, but for a pair of +0 and -0 the implementations return different zeros. NumPy's function therefore
-computes the minimum or maximum of each pair of +0 and -0.
+maximum do not round, but for a pair of +0 and -0 the implementations may return different zeros. NumPy's function
+therefore computes the minimum or maximum of each pair of +0 and -0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAGNITUDE = np.int16(32767)
 
 
 class HalfPrecision:
-    """Binds functions to float16 and bfloat16 arrays; `torch` permits to import torch for large arrays."""
+    """Binds functions to float16 and bfloat16 arrays; `torch` is whether it may import torch, for large arrays."""
 
     __slots__ = ("_bound", "_torch")
 

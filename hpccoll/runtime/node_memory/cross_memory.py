@@ -37,7 +37,7 @@ def _system_call(name: str) -> Callable[..., int] | None:
 
 
 class CrossMemory:
-    """Reads and writes the memory of other processes of this host; `process_ids` are theirs, by rank."""
+    """Reads and writes the memory of other processes of this host; `process_ids` maps ranks to process ids."""
 
     def __init__(self, process_ids: dict[int, int]) -> None:
         self._process_ids = process_ids
