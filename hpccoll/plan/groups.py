@@ -1,7 +1,8 @@
-"""Ranks in groups, such as the ranks of each node, and plans that run in all groups at once.
+"""Division of ranks into groups, such as nodes, and plans that run in all groups at once.
 
-Shapes: P ranks of a column, G groups. The slot of a rank is its number within its group. Groups may differ in size and
-may hold any ranks; `locate` and `make_rank_lookup` convert between ranks and slots.
+In array shapes, P is the number of ranks in an argument `rank`, and G the number of groups. The slot of a rank is its
+index within its group. Groups may differ in size and may hold any ranks; `locate` and `make_rank_lookup` convert
+between ranks and slots.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A division of the ranks: group g has `sizes[g]` ranks, and `members` lists all ranks group by group.
+    """A division of ranks into groups: group g has `sizes[g]` ranks, and `members` lists all ranks group by group.
 
-    `members` is None if the list would be 0, 1, 2, ...
+    `members` is None if it would list all ranks in order (0, 1, 2, and so on).
     """
 
     sizes: tuple[int, ...]
@@ -32,9 +33,10 @@ class Groups:
 
     @classmethod
     def from_nodes(cls, ranks: int, nodes: Nodes) -> Groups:
-        """Return one group per node; raise UsageError unless every node has ranks and each rank is on one node.
+        """Return one group per node; raise UsageError unless each node has a rank and each rank is on exactly one node.
 
-        `nodes` is the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
+        `nodes` lists for each node either the number of its ranks, in rank order, or its ranks; None stands for one
+        node.
         """
         if nodes is None:
             return cls((ranks,))
@@ -58,17 +60,17 @@ class Groups:
 
     @property
     def common_size(self) -> int | None:
-        """The size that all groups have, or None if they differ."""
+        """The common size of all groups, or None if group sizes differ."""
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
     def locate(self, rank: IntArray) -> tuple[IntArray, IntArray]:
-        """Return two arrays: the group and the slot of each rank."""
+        """Return two arrays: the group of each rank, and the rank's slot (its index within the group)."""
         position = rank if self.members is None else np.argsort(np.array(self.members, np.int64))[rank]
         group = np.searchsorted(self.starts, position, side="right") - 1
         return np.asarray(group, np.int64), position - self.starts[group]
 
     def make_rank_lookup(self) -> Callable[[IntArray], IntArray]:
-        """Return a function from positions (the start of a group plus a slot) to ranks."""
+        """Return a function that maps positions in `members` (the start of a group plus a slot) to ranks."""
         if self.members is None:
             return lambda position: position
         members = np.array(self.members, np.int64)
@@ -76,9 +78,10 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return rounds that run `make(slot, size)` within every group at once.
+    """Return rounds that run `make(index in the group, group size)` within every group at once.
 
-    Groups with fewer rounds begin later, so that all end together. Each distinct group size has its own steps.
+    Groups with fewer rounds begin later, so that all groups end in the same round. `make` is called once per distinct
+    group size.
     """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
@@ -89,10 +92,10 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
 
 
 def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
-    """Return rounds that run `make(group, number of groups)` among the ranks of equal slot.
+    """Return rounds that run `make(group, number of groups)` among the ranks of equal slot (index in the group).
 
-    Only slots below `slots` take part, and every group must have at least `slots` ranks. All slots use the same chunk
-    numbers; shift the result if slots need different chunks.
+    Only ranks with a slot below `slots` take part, and every group must have at least `slots` ranks. Ranks of all slots
+    use the same chunk numbers; apply `shifted` to the result if each slot needs its own chunks.
     """
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)

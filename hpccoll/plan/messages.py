@@ -1,7 +1,7 @@
-"""The rounds of a plan as lists of messages with one record per message, for drawings and exported files.
+"""Conversion of the rounds of a plan to lists with one record per message, for drawings and exported files.
 
-Loads and stores appear as messages, too. Messages of a round that reach the same rank, or connect the same pair of
-ranks, keep their order.
+Shared-memory loads and stores are listed as messages, too. Messages that reach the same rank in a round keep the order
+of the plan's steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Op, Step
 
 @dataclass(frozen=True, slots=True)
 class PlanMessage:
-    """Chunks `send` of rank `source` become chunks `recv` of rank `dest`; `source == dest` is a local copy.
+    """A message from chunks `send` of rank `source` to chunks `recv` of rank `dest`; a local copy if both are equal.
 
     A message with empty chunk lists is a signal without data, as in barriers. `via` states which end transfers the
     data: both (a message), `dest` alone (a load) or `source` alone (a store).
@@ -38,7 +38,7 @@ class PlanMessage:
 
 
 def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
-    """Return the messages of one step of all n ranks, in the order of receivers; none for a fence.
+    """Return the messages of one step of all n ranks; an empty list for a fence.
 
     A send without a receive, which `check` would refuse, is left out.
     """
@@ -62,11 +62,11 @@ def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
 
 
 def list_fence_groups(fence: Fence) -> list[list[int]]:
-    """Return the groups of ranks that wait for each other at `fence`, a fence of all ranks; each group is sorted."""
+    """Return the groups of ranks, each sorted, that wait for each other at `fence` (a fence with all n ranks)."""
     leaders = np.unique(fence.leader[fence.leader != NO_PEER])
     return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
 
 
 def _chunk_lists(ids: IntArray) -> list[tuple[int, ...]]:
-    """Return the chunks of each row of a region's table, without the padding."""
+    """Return the chunk numbers in each row of the array `ids`, without the padding of -1."""
     return [tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in ids.tolist()]

@@ -1,12 +1,13 @@
-"""Conversion of loads and stores to moves, for code that ignores which end transfers the data.
+"""Conversion of shared-memory loads and stores to moves, for code that ignores which end transfers the data.
 
-Shapes: n ranks. All functions work on all n ranks at once.
+All functions of this module take steps that describe all n ranks.
 
 A load is a message that the receiver transfers alone, and a store is a message that the sender transfers alone. In a
-plan that `check` has proven, executing each round as messages gives the same values, so fences, which only separate
-accesses to shared memory, are dropped. In barriers, fences inform ranks (`share_at_fences`).
+plan that `check` has proven, executing loads and stores as messages gives the same values, so fences, which only order
+accesses to shared memory, are dropped. In a barrier operation, a fence also tells its ranks of each other's arrival
+(see `share_at_fences`).
 
-A move has at most one receiver per sender. A step in which k ranks load from (or store to) one rank becomes k moves.
+A move has at most one receiver per sender, so a step in which k ranks load from (or store to) one rank becomes k moves.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ class MoveRounds(Rounds):
 
 
 def to_move_rounds(rounds: Rounds, n: int) -> MoveRounds:
-    """Return the rounds of all n ranks with loads and stores as moves and without fences."""
+    """Return the rounds of all n ranks with loads and stores converted to moves and fences left out."""
     at = rounds.at
     return MoveRounds(rounds.count, rounds.chunks, lambda t: [move for step in at(t) for move in to_moves(step, n)])
 
 
 def transfer_kind(step: Step) -> TransferKind:
-    """Return the kind of the step's transfers; MESSAGE for a fence, which has none."""
+    """Return the kind of the step's transfers; MESSAGE for a fence, which transfers no data."""
     if isinstance(step, Load):
         return TransferKind.LOAD
     return TransferKind.STORE if isinstance(step, Store) else TransferKind.MESSAGE
 
 
 def to_moves(step: Step, n: int) -> list[Move]:
-    """Return the transfers of a step of all n ranks as moves, each a partial permutation; none for a fence."""
+    """Return a step of all n ranks as moves with at most one receiver per sender; an empty list for a fence."""
     if isinstance(step, Move):
         return [step]
     if isinstance(step, Fence):
@@ -67,9 +68,10 @@ def to_moves(step: Step, n: int) -> list[Move]:
 
 
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
-    """Return which ranks each rank has heard from after the fences of a round, shape (n, n).
+    """Return a mask of the ranks from which each rank has heard after the fences of a round, shape (n, n).
 
-    At a fence, every member hears from all ranks from which any member has heard. `heard` is not changed.
+    `heard` is the mask before the round and is not changed. At a fence, every rank of the fence hears from all ranks
+    from which any rank of the fence has heard.
     """
     after = heard.copy()
     for fence in steps:
@@ -95,7 +97,7 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
 
 
 def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
-    """Return a region in which each rank has the chunks that its peer has in `region`."""
+    """Return a copy of `region` in which each rank has the chunks that `region` lists for the rank's peer."""
     at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])

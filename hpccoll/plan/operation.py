@@ -1,11 +1,12 @@
-"""The collective operations: which chunks each rank provides, which it needs, and what those must contain.
+"""The collective operations: the input and output chunks of each rank, and the required contents of the outputs.
 
-Shapes: P ranks of a column, n ranks in all, C chunks per rank, K weights per contribution.
+In array shapes, P is the number of ranks in an argument `rank`, n that of all ranks, C the number of chunks per rank,
+and K the number of weights per contribution.
 
-`input_mask` selects the chunks that form the input of a rank, and `output_mask` the chunks of its output. Check, replay
-and the runtime read the same two masks. A contribution is an input chunk of a rank. Every contribution has a weight,
-and a sum of weights identifies its contributions. Random weights prove which contributions a sum contains; one-hot
-weights count them.
+`input_mask` selects the chunks that form the input of a rank, and `output_mask` the chunks of its output. `check`,
+`replay` and the runtime all read `input_mask` and `output_mask`. A contribution is one input chunk of one rank. In a
+proof, every contribution has an integer weight, so that the sum of the weights in a chunk identifies its contributions.
+Random weights prove that a sum has the right contributions; one-hot weights count the contributions of each rank.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Operation(Enum):
 
     @property
     def reduces(self) -> bool:
-        """Whether the operation reduces contributions."""
+        """Whether the operation combines data of several ranks by a reduction."""
         return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE)
 
     @property
@@ -56,12 +57,12 @@ class Operation(Enum):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the message consists of n blocks, one per rank; otherwise it is one vector."""
+        """Whether the message of the operation consists of n blocks, one per rank, rather than of one vector."""
         blocked = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER)
         return self in (*blocked, Operation.ALL_TO_ALL)
 
     def message_chunks(self, n: int, chunks: int) -> int:
-        """Return how many of the chunks make up the message of S bytes; the others are outputs and work space."""
+        """Return the number of chunks that make up the message of S bytes; other chunks are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
     def message_bytes(self, count: int, itemsize: int, n: int) -> int:
@@ -99,7 +100,7 @@ class Operation(Enum):
         return np.tile(np.diff(edges), n if self.has_blocks else 1)
 
     def layout_classes(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
-        """Return a class number for each chunk, shape (C,); chunks of a class have equal sizes for each of `counts`."""
+        """Return a class number per chunk, shape (C,); chunks of one class have equal sizes for all `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
@@ -115,8 +116,8 @@ class Operation(Enum):
     def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return the sum of weights that each output chunk should hold in the end, shape (n, C, K).
 
-        Entries of other chunks are meaningless. `weights` has the weights of each contribution, shape (n, C, K), and
-        zeros for chunks without input.
+        Entries for chunks that are not outputs are meaningless. `weights` has the weights of each contribution, shape
+        (n, C, K), and zeros for chunks without input.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
@@ -127,7 +128,7 @@ class Operation(Enum):
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return a mask of chunks by `kind`: a rank's own block, the root's block, the first or second n, all or none."""
+    """Return a mask of chunks by `kind`: a rank's own block, all of the root, the first or second n, all, or none."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

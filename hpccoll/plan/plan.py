@@ -16,10 +16,10 @@ from hpccoll.plan.step import Fence, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a plan: steps, and bytes moved per rank as fractions of S (mean over ranks, and maximum).
+    """The cost of a plan: steps, and bytes per rank as fractions of the message size S (mean over ranks, and maximum).
 
-    Steps are the rounds in which data moves. The bytes of a rank are those that it sends, loads and stores. Accesses to
-    its memory by other ranks are not counted.
+    `steps` counts the rounds with a message, load or store between different ranks. `mean` and `most` count the bytes
+    that a rank sends, loads and stores, not the accesses of other ranks to its memory.
     """
 
     steps: int
@@ -29,10 +29,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An algorithm on `ranks` ranks; `make(rank)` returns the rounds of the ranks in the array `rank`.
+    """A collective algorithm on `ranks` ranks; `make(rank)` returns the rounds of the ranks in the array `rank`.
 
-    `cost` is the cost that the algorithm states; `check` compares it with the plan. A `period` p states that rank r + p
-    does the same as rank r, with all peers (and chunks numbered by rank) increased by p.
+    `cost` is the cost that the algorithm states, and `check` compares it with the real cost of the plan. A `period` p
+    states that rank r + p does the same as rank r, with all peers (and chunks numbered by rank) increased by p.
     """
 
     operation: Operation
@@ -49,17 +49,17 @@ class Plan:
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:
-        """Return the rounds of one rank, which the runtime lowers to instructions."""
+        """Return the rounds of one rank, which the runtime translates into instructions."""
         return self.make(np.array([rank], np.int64))
 
     def rounds(self) -> Rounds:
-        """Return the rounds of all ranks at once, which check and simulate read."""
+        """Return the rounds of all ranks at once, as `check` and `simulate` read them."""
         return self.make(np.arange(self.ranks, dtype=np.int64))
 
     def has_fences(self) -> bool:
-        """Whether any round contains a fence; computes all rounds."""
+        """Whether any round contains a fence; the call computes all rounds of the plan."""
         return any(isinstance(step, Fence) for steps in self.rounds() for step in steps)
 
     def moves(self) -> MoveRounds:
-        """Return the rounds of all ranks with loads and stores as moves and without fences, as replay reads them."""
+        """Return the rounds of all ranks with loads and stores converted to moves and without fences, for `replay`."""
         return to_move_rounds(self.rounds(), self.ranks)

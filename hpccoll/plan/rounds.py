@@ -1,9 +1,9 @@
-"""Rounds of steps with random access, and functions that combine them.
+"""Sequences of rounds with random access, and functions that combine them.
 
-`at(t)` returns round t without computing the rounds before it, so reversing, concatenating, delaying and pipelining
-plans costs nothing, and a plan for 24,576 ranks needs no memory. All sends of a round read the state at the start of
-the round, and all receives take effect at its end. A round holds only moves, or only loads and stores, or only fences.
-The number of rounds depends on the numbers of ranks and chunks, never on the rank.
+`Rounds.at(t)` computes round t without the rounds before it, so no plan is ever stored, and plans can be reversed,
+concatenated, delayed and pipelined at no cost, even for 24,576 ranks. All sends of a round read the state at the start
+of the round, and all receives take effect at its end. A round contains only moves, or only loads and stores, or only
+fences. The number of rounds is the same for every rank of a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, PeerMap, Region
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`count` rounds over `chunks` chunks per rank; `at(t)` returns the steps of round t."""
+    """A sequence of `count` rounds over `chunks` chunks per rank; `at(t)` returns the steps of round t."""
 
     count: int
     chunks: int
@@ -33,20 +33,21 @@ class Rounds:
         return (self.at(t) for t in range(self.count))
 
     def __add__(self, after: Rounds) -> Rounds:
-        """Return these rounds followed by those of `after`."""
+        """Return the rounds of this sequence followed by those of `after`."""
         if self.chunks != after.chunks:
             raise PlanError(f"plans over {self.chunks} and {after.chunks} chunks cannot follow each other; scale one")
         first, second, count = self.at, after.at, self.count
         return Rounds(count + after.count, self.chunks, lambda t: first(t) if t < count else second(t - count))
 
     def map_steps(self, change: Callable[[Step], Step]) -> Rounds:
-        """Return the rounds with `change` applied to every step, whenever a round is computed."""
+        """Return the rounds with `change` applied to every step at the time a round is computed."""
         return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
         """Return the rounds in reverse order with senders and receivers exchanged; receives use `op`.
 
-        A gather becomes a scatter, and a reduce becomes a broadcast. Loads become stores and vice versa; fences stay.
+        The reverse of a gather is a scatter, and the reverse of a reduce is a broadcast. Reversing turns loads into
+        stores, stores into loads, and leaves fences as they are.
         """
         last = self.count - 1
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
@@ -70,12 +71,12 @@ class Rounds:
 
 
 def empty_rounds(chunks: int) -> Rounds:
-    """Return zero rounds over `chunks` chunks per rank."""
+    """Return a sequence of zero rounds for a plan with `chunks` chunks per rank."""
     return Rounds(0, chunks, lambda t: [])
 
 
 def overlay(a: Rounds, b: Rounds) -> Rounds:
-    """Return rounds that perform `a` and `b` at the same time; they must not write the same chunk in the same round."""
+    """Return rounds that perform `a` and `b` at once; `a` and `b` must not write the same chunk in the same round."""
     if a.chunks != b.chunks:
         raise PlanError(f"plans over {a.chunks} and {b.chunks} chunks cannot run side by side; shift them apart first")
     return Rounds(
@@ -86,7 +87,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
-    """Return `change` with a cache of its last `keep` results by array identity, since rounds reuse few arrays."""
+    """Return `change` with a cache of at most `keep` results by array identity, since rounds reuse few peer arrays."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:
@@ -101,13 +102,13 @@ def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
 
 
 def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
-    """Return the same rounds among other ranks: peer p becomes rank `rank_of(p)`."""
+    """Return the rounds with every peer p replaced by rank `rank_of(p)`."""
     change = memoize_peer_map(lambda p: np.where(p < 0, NO_PEER, rank_of(np.maximum(p, 0))))
     return rounds.map_steps(lambda step: step.map_peers(change))
 
 
 def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
-    """Return the same rounds without the steps of ranks outside `mask`, shape (P,)."""
+    """Return `rounds` with only the steps of the ranks in `mask`, shape (P,)."""
     change = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
     return rounds.map_steps(lambda step: step.map_peers(change))
 
@@ -115,9 +116,9 @@ def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
     """Return an allreduce of n ranks that runs `make(rank, core)` among the ranks below `core`.
 
-    First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces it; at the end,
-    rank r receives the result. The ranks beyond the first `core` are folded in groups of at most `core`, and each
-    group adds two rounds: 2 ceil((n - core) / core) in all.
+    First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces the data; at the
+    end, rank r receives the result. At most `core` ranks send (and later receive) in one round, so the ranks r >= core
+    add 2 ceil((n - core) / core) rounds.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)
@@ -125,7 +126,7 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 
 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
-    """Return rounds in which every rank r >= core sends `whole` to rank r mod core, which reduces it by OWN_FIRST.
+    """Return rounds where each rank r >= core sends `whole` to rank r mod core, which reduces the data (`OWN_FIRST`).
 
     At most `core` ranks send in each round.
     """

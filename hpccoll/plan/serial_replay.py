@@ -1,4 +1,4 @@
-"""Serial execution of plans in one process, as the reference for values and for the order of reductions."""
+"""Serial execution of plans in one process, as the reference for result values and for the order of reductions."""
 
 from __future__ import annotations
 

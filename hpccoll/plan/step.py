@@ -1,9 +1,9 @@
-"""The vocabulary of plans: transfers of chunks between ranks, and the order in which reductions combine them.
+"""The steps of plans: transfers of chunks between ranks, fences (barriers), and the operand order of reductions.
 
-Shapes: P ranks of a column (one rank, or all n of them).
+In array shapes, P is the number of ranks that a step describes (one rank, or all n ranks).
 
-Every value is an array over the ranks of a column, so that one definition serves one rank (the runtime) and all ranks
-at once (check, replay, simulate, draw). The peer -1 means that the rank takes no part in the step.
+Every value is an array with one entry per rank, so that one definition of a step serves one rank (in the runtime) and
+all ranks at once (in check, replay, simulate and draw). A rank whose peer is -1 takes no part in the step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _as_column(value: Ints) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A cyclic interval of `count` units of `unit` chunks: base + unit * ((first + j) mod `mod`) for j < count.
+    """A cyclic interval of `count` units of `unit` chunks; unit j begins at base + unit * ((first + j) mod `mod`).
 
     `first`, `count` and `base` may differ by rank. `first` may be any integer, so that callers need not compute it
     modulo `mod` in every step.
@@ -78,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """An ordered list of any `count` chunks; `table()` returns their numbers, shape (P, count), when needed."""
+    """An ordered list of `count` arbitrary chunks per rank; `table()` computes the chunk numbers, shape (P, count)."""
 
     count: int
     table: Callable[[], IntArray]
@@ -117,14 +117,14 @@ _PEERS, _REGIONS = ("dest", "source", "leader"), ("send", "recv", "remote", "loc
 
 @dataclass(frozen=True, slots=True)
 class _StepBase:
-    """The methods that all kinds of steps share."""
+    """The common methods of all kinds of steps."""
 
     def map_peers(self, change: PeerMap) -> Self:
-        """Return the step with `change` applied to each array of peers (of leaders, in a fence)."""
+        """Return the step with `change` applied to each array of peers (in a fence, to the array of leaders)."""
         return replace(self, **{name: change(getattr(self, name)) for name in _PEERS if hasattr(self, name)})
 
     def map_regions(self, change: RegionMap) -> Self:
-        """Return the step with `change` applied to each region; a fence has none and stays unchanged."""
+        """Return the step with `change` applied to each region of chunks; a fence has no region and stays unchanged."""
         return replace(self, **{name: change(getattr(self, name)) for name in _REGIONS if hasattr(self, name)})
 
 
@@ -132,8 +132,9 @@ class _StepBase:
 class Move(_StepBase):
     """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
-    The peers form a partial permutation of the ranks; A rank that is its own `dest` and `source` copies locally. The
-    elements of the sender's chunks, in order, become the elements of the receiver's chunks. `op` may differ by rank.
+    Every rank has at most one `dest` and one `source`; a rank that is its own `dest` and `source` copies locally. The
+    elements of the sent chunks, in order, are copied or reduced into those of the received chunks. `op` (copy, or the
+    operand order of a reduction) may differ by rank.
     """
 
     dest: IntArray
@@ -143,16 +144,16 @@ class Move(_StepBase):
     op: Ints = Op.COPY
 
     def reversed(self, op: Ints) -> Move:
-        """Return the opposite move: senders receive by `op` what receivers send."""
+        """Return the opposite move, in which the receivers send and the senders receive and apply `op`."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
 
 @dataclass(frozen=True, slots=True)
 class Load(_StepBase):
-    """Every rank reads chunks `remote` of rank `source` into its own chunks `local`, through shared memory.
+    """Every rank reads chunks `remote` of rank `source` through shared memory into its own chunks `local`.
 
-    The source takes no action. The load reads the contents that `remote` had at the last fence, and copies or reduces
-    them by `op`, which may differ by rank; other ranks may read `local` after the next fence.
+    Rank `source` takes no action in a load. The load reads the contents that `remote` had at the last fence, and copies
+    or reduces them by `op`, which may differ by rank; other ranks may read `local` after the next fence.
     """
 
     source: IntArray
@@ -169,9 +170,10 @@ class Load(_StepBase):
 
 @dataclass(frozen=True, slots=True)
 class Store(_StepBase):
-    """Every rank writes its chunks `local` into chunks `remote` of rank `dest`, through shared memory.
+    """Every rank writes its own chunks `local` through shared memory into chunks `remote` of rank `dest`.
 
-    The destination takes no action. All other ranks, `dest` included, may read `remote` after the next fence.
+    Rank `dest` takes no action in a store. All other ranks, `dest` included, may read the chunks `remote` after the
+    next fence.
     """
 
     dest: IntArray
@@ -187,8 +189,9 @@ class Store(_StepBase):
 class Fence(_StepBase):
     """A barrier among the ranks with the same `leader`, which is one of these ranks (usually the lowest).
 
-    Ranks with leader -1 take no part. After the fence, ranks see each other's earlier stores. Between two fences, no
-    two ranks may access the same chunk of a rank if one of them writes it, except as `Load` allows.
+    Ranks with leader -1 take no part in the fence. After the fence, ranks see each other's earlier stores. Between two
+    fences, no two ranks may access the same chunk of a rank if one of them writes it; the only exception is a load of a
+    chunk that its owner overwrites by a load of its own in the same or a later round.
     """
 
     leader: IntArray

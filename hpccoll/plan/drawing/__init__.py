@@ -1,8 +1,8 @@
-"""Drawings of plans: `record_history` returns the contents of all ranks after each round, one frame per round.
+"""Drawings of plans: `record_history` returns one frame per round, with all chunk contents after the round.
 
-`format_text_grid` turns the frames into text. `lay_out_page` and `lay_out_animation` arrange the frames in scenes,
-which `render_svg` and `hpccoll.raster` (PNG, GIF) render. `format_trace_json` returns the content of a trace file. None
-of these functions writes a file.
+`format_text_grid` shows the frames as text. `lay_out_page` and `lay_out_animation` arrange the frames in scenes (pages
+of shapes), which `render_svg` and `hpccoll.raster` (PNG, GIF) render. `format_trace_json` returns a timeline as Chrome
+trace JSON. No function of this package writes a file.
 """
 
 from hpccoll.plan.drawing.history import Frame, PlanHistory, record_history

@@ -1,7 +1,7 @@
-"""The drawing of a round's messages: a disc per rank, and arrows that start at labels with the chunks they carry.
+"""The drawing of the messages of a round: a disc per rank, and an arrow per message, labelled with its chunks.
 
-The data of an arrow that ends in a plus is reduced into the receiver's chunk; the data of an arrow that ends in a tip
-is copied over it. The colour of an arrow is the sender's colour and has no other meaning.
+An arrow ends in a plus if its data is reduced into the receiver's chunk, and in an arrowhead if its data overwrites the
+chunk. The colour of an arrow is the colour of the sending rank and has no other meaning.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EN_DASH = "\u2013"
 
 
 def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> float:
-    """Return the height in pixels from the top of the discs to the ends of the arrows, which grows with their width."""
+    """Return the height in pixels of rank discs and arrows, larger for messages to more distant ranks."""
     longest = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL_HEIGHT if history.chunks > 1 else 0) + 40 + min(4.0 * longest, 36.0)
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return the shapes of a rank: a disc with its number (hollow if `idle`), and the cut that marks some ranks."""
+    """Return the shapes of a rank: a disc with its number, hollow if `idle`, and with a cut corner for some ranks."""
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
@@ -52,10 +52,10 @@ def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
 
 
 def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list[SceneShape]:
-    """Return the labels and arrows of a frame; the arrows of one rank are side by side, sorted by the peer's rank.
+    """Return the labels and arrows of a frame's messages; arrows of a rank are side by side, sorted by the peer's rank.
 
-    The columns of the grid give the positions of the ranks. `at` has the x of the grid's left edge and the y of the
-    discs' top; `bottom` is the y at which the arrows end.
+    Each rank is drawn above its column of the grid `layout`. `at` is the x of the grid's left edge and the y of the top
+    of the rank discs; `bottom` is the y at which the arrows end.
     """
     (left, y), gap = at, HEAD + 2
     start, end = y + 2 * RADIUS + 4, bottom - gap
@@ -77,7 +77,7 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
 
 
 def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_source: bool) -> list[float]:
-    """Return the x of the start (or the end) of each message's arrow, relative to the grid's left edge."""
+    """Return the x at which each message's arrow starts (`at_source`) or ends, relative to the grid's left edge."""
     ends: dict[int, list[tuple[int, int]]] = {}
     for index, message in enumerate(messages):
         rank, peer = (message.source, message.dest) if at_source else (message.dest, message.source)
@@ -95,14 +95,14 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
 
 @dataclass(frozen=True, slots=True)
 class _MessageLabel:
-    """The names of a message's chunks, drawn in a box of `width` pixels around the x `middle`."""
+    """A label with the names of a message's chunks, in a box `width` pixels wide and centred at x = `middle`."""
 
     middle: float
     words: str
     width: float
 
     def draw(self, at: XY) -> list[SceneShape]:
-        """Return the box and its text; `at` is the left edge of the grid (x) and the top edge of the labels (y)."""
+        """Return the label's box and text; `at` is the x of the grid's left edge and the y of the label's top edge."""
         x, y = at[0] + self.middle, at[1]
         size = min(LABEL_SIZE, LABEL_SIZE * (self.width - 3) / estimate_text_width(self.words, LABEL_SIZE))
         box = OutlinedBox((x - self.width / 2, y, self.width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
@@ -112,7 +112,7 @@ class _MessageLabel:
 def _message_labels(
     layout: GridLayout, messages: Sequence[PlanMessage], starts: Sequence[float]
 ) -> Iterator[_MessageLabel]:
-    """Yield a label per message; a rank gets a single label if its messages carry the same chunks or are too many."""
+    """Yield a label per message, or one per sender if its messages carry the same chunks or their labels do not fit."""
     for rank in range(layout.history.ranks):
         own = [(m.send, x) for m, x in zip(messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
@@ -131,7 +131,7 @@ def _message_labels(
 
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:
-    """Return the names of the chunks as in the grid, or their number if the names are wider than `room` pixels."""
+    """Return the names of the chunks as in the grid, or the number of chunks if the names exceed `room` pixels."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         lines = layout.lines
         parts = {name: [c % lines for c in chunks if get_column_name(c, lines) == name] for name in COLUMNS}
@@ -143,7 +143,7 @@ def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> st
 
 
 def draw_arrow_end(start: XY, end: XY, *, plus: bool) -> list[SceneShape]:
-    """Return the shapes at the end of an arrow from `start` to `end`: a circled plus, or a tip."""
+    """Return the shapes at the end of an arrow from `start` to `end`: a circled plus (if `plus`), or an arrowhead."""
     (x, y), arm = end, HEAD - 1.5
     if plus:
         cross = [

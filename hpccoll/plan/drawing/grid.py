@@ -1,8 +1,8 @@
 """The grid that shows the contents of all ranks after a round, with a column per rank and a cell per chunk.
 
-In reductions and barriers a cell has a fixed place for the contribution of each rank, drawn as a coloured piece. In
-operations that only move blocks, a cell is a tile with the name of its block. A cell that changed in the round has a
-grey rim; a complete cell of the output has a black frame.
+In reductions and barriers, a cell shows the contribution of each rank as a coloured piece (a small box) at a fixed
+position. In operations that only move blocks, a cell is a tile (one box) with the name of its block. A cell whose chunk
+changed in the round has a grey rim, and a cell whose output chunk is complete has a black frame.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """The sizes of a grid in pixels; `cell` and `piece` are (width, height), and chunk c is in line c mod `lines`.
+    """The sizes of a grid in pixels; `cell` and `piece` (one rank's part of a cell) are (width, height).
 
-    If `numbered`, pieces show the number of their rank.
+    Chunk c is drawn in line c mod `lines`. If `numbered`, each piece shows the number of its rank.
     """
 
     history: PlanHistory
@@ -51,17 +51,17 @@ class GridLayout:
 
     @property
     def width(self) -> float:
-        """The width of one rank's cells."""
+        """The width in pixels of the cells of one rank."""
         return self.columns * (self.cell[0] + GAP) - GAP
 
     @property
     def pitch(self) -> float:
-        """The distance from one rank to the next."""
+        """The distance in pixels between neighbouring ranks of a node."""
         return max(self.width + BETWEEN, LEAST_PITCH)
 
     @property
     def height(self) -> float:
-        """The height of all lines."""
+        """The height of the grid in pixels."""
         return self.lines * (self.cell[1] + GAP) - GAP
 
     def corner(self, rank: int, chunk: int) -> XY:
@@ -75,17 +75,17 @@ class GridLayout:
 
     @property
     def full_width(self) -> float:
-        """The width of the grid of all ranks."""
+        """The width in pixels of the grid with all ranks."""
         return self.history.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
 
     def node_of(self, rank: int) -> int:
-        """Return the number of a rank's node, from 0; always 0 if the history has no nodes."""
+        """Return the index of a rank's node, counted from 0; always 0 if the drawing shows no nodes."""
         ends = list(accumulate(self.history.nodes))
         return sum(end <= rank for end in ends[:-1])
 
 
 def lay_out_grid(history: PlanHistory) -> GridLayout:
-    """Return the grid sizes for all frames of `history`, with pieces and tiles large enough for their labels."""
+    """Return the common grid sizes of all frames of `history`, with cells large enough for their labels."""
     n, chunks = history.ranks, history.frames[0].counts.shape[1]
     lines = n if history.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
@@ -99,18 +99,18 @@ def lay_out_grid(history: PlanHistory) -> GridLayout:
 
 
 def numbered_piece_size(n: int) -> XY:
-    """Return the size of a piece that has room for the number of any of n ranks."""
+    """Return the width and height of a box in which the number of any of n ranks fits, in pixels."""
     return (15.0 if n > 10 else 12.0), 14.0
 
 
 def cell_size(piece: XY, n: int) -> XY:
-    """Return the size of a cell of n pieces, one pixel apart."""
+    """Return the width and height of a cell with n boxes of size `piece`, one pixel apart."""
     across, down = min(n, PER_LINE), -(-n // PER_LINE)
     return across * (piece[0] + 1) + 1, down * (piece[1] + 1) + 1
 
 
 def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
-    """Return the label of the block that started as chunk `chunk` of rank `rank`."""
+    """Return the label of the data block that was chunk `chunk` of rank `rank` before the first round."""
     if history.operation is Operation.ALL_TO_ALL:
         return f"{rank}\u2192{chunk % history.ranks}"
     return str(chunk * history.ranks // history.chunks if history.operation is Operation.SCATTER else rank)
@@ -122,7 +122,7 @@ def get_column_name(chunk: int, lines: int) -> str:
 
 
 def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of the grid after `frame`, with its upper left corner at `at`."""
+    """Return the shapes of the grid of `frame`; the upper left corner of the grid is `at`."""
     painter = CellPainter(layout)
     n, chunks = frame.done.shape
     for rank in range(n):
@@ -153,7 +153,7 @@ class CellPainter:
         self._words: dict[str, list[SceneShape]] = {}
 
     def add_cell(self, box: Box, *, changed: bool, done: bool) -> None:
-        """Add the background of a cell, a grey rim if it changed and a black frame if it is done."""
+        """Add the background of a cell, with a grey rim if `changed` and a black frame if `done`."""
         x, y, w, h = box
         if changed:
             self._rims.append(OutlinedBox((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
@@ -162,7 +162,7 @@ class CellPainter:
             self._frames.append(OutlinedBox((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
 
     def add_pieces(self, box: Box, owners: list[int]) -> None:
-        """Add a piece for the contribution of each of the ranks `owners`, at its place in the cell."""
+        """Add a coloured box for each contributing rank in `owners`, at the fixed position of the rank in the cell."""
         (w, h), numbered = self._layout.piece, self._layout.numbered
         for owner in owners:
             x = box[0] + 1 + owner % PER_LINE * (w + 1)
@@ -170,14 +170,14 @@ class CellPainter:
             self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, 9.5))
 
     def add_tile(self, box: Box, owner: int, chunk: int) -> None:
-        """Add the tile of the block that started as `chunk` of `owner`."""
+        """Add a labelled box for the data block that was chunk `chunk` of rank `owner` before the first round."""
         label = format_tile_label(self._layout.history, owner, chunk)
         scattered = self._layout.history.operation is Operation.SCATTER
         x, y, w, h = box
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 
     def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
-        """Add a labelled box in the owner's colour, with the cut corner that marks some owners."""
+        """Add a labelled box in the colour of rank `owner`, with a cut corner for some ranks (`has_cut_corner`)."""
         x, y, w, h = box
         fill = rank_colour(owner)
         self._filled.setdefault(fill, []).append(box)

@@ -1,7 +1,8 @@
-"""The history of a plan: the messages of each round, and the contents of every rank after the round.
+"""The history of a plan: the messages of each round, and the contents of every rank's chunks after the round.
 
-Shapes: n ranks, C chunks per rank. A barrier has no chunks. It is shown as one chunk per rank, which contains the ranks
-known to have arrived. Wrong plans are accepted, and their history shows the fault.
+In array shapes, n is the number of ranks and C the number of chunks per rank. A barrier, which has no chunks, is shown
+as one chunk per rank that contains the ranks known to have arrived. An incorrect plan has a history, too, in which its
+fault can be seen.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ ContributionCounts = NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One round and the state after it; frame 0 is the start.
+    """One round of a plan and the chunk contents after the round; frame 0 has the contents before the first round.
 
     Attributes:
-        number: the round, from 1; 0 for the start.
+        number: the round, counted from 1; 0 before the first round.
         phase: the name of the phase, such as "reduce-scatter"; empty if the plan has a single phase.
         messages: the messages of the round.
         counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
-        origin: `origin[r, c]` is the chunk where the content of chunk c of rank r was at the start; -1 if empty.
-        changed: the chunks that messages of this round wrote.
-        done: the output chunks that are complete.
+        origin: `origin[r, c]` is the chunk number that the data in chunk c of rank r had at the start; -1 if empty.
+        changed: marks the chunks that messages of this round wrote.
+        done: marks the output chunks that are complete.
         fences: the groups of ranks that wait for each other in this round.
     """
 
@@ -48,7 +49,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """The frames of a plan (the start and one per round); `nodes` has the ranks per node, and is empty if not shown."""
+    """The frames of a plan (the start and one per round); `nodes` has the ranks per node, or is empty if not shown."""
 
     operation: Operation
     algorithm: str
@@ -60,12 +61,12 @@ class PlanHistory:
 
     @property
     def name(self) -> str:
-        """The name `operation/algorithm`, as used on the command line."""
+        """The name of the plan as `operation/algorithm`, the form used on the command line."""
         return f"{self.operation.value}/{self.algorithm}"
 
     @property
     def accumulates(self) -> bool:
-        """Whether a chunk collects the contributions of several ranks (in a barrier: their arrivals)."""
+        """Whether a chunk collects contributions of several ranks, or in a barrier their arrivals."""
         return self.operation.reduces or self.operation is Operation.BARRIER
 
     @property
@@ -84,10 +85,10 @@ def _format_count(count: int, noun: str) -> str:
 
 
 def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
-    """Return the history of `plan`, computed without running it.
+    """Return the history of `plan` without running the plan.
 
-    `nodes` is the number of ranks on each node, in rank order, if drawings are to show nodes. Cost: O(rounds * n * C *
-    n) time and memory, too much for thousands of ranks.
+    `nodes` is the number of ranks on each node, in rank order; drawings without nodes leave it empty. Cost: O(rounds *
+    n * C * n) time and memory, too much for thousands of ranks.
     """
     rounds, state = plan.rounds(), _State(plan)
     frames = [state.advance(0, (), ())]
@@ -101,7 +102,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
 
 
 class _State:
-    """The current contents of all ranks, as counts and origins (see `Frame`)."""
+    """The current chunk contents of all ranks, as the arrays `counts` and `origin` of `Frame`."""
 
     def __init__(self, plan: Plan) -> None:
         n, chunks, ranks = plan.ranks, plan.moves().chunks, np.arange(plan.ranks)
@@ -119,7 +120,7 @@ class _State:
             self.expected = plan.operation.expected_weights(self.counts.astype(np.uint64), n).astype(np.int16)
 
     def advance(self, number: int, messages: tuple[PlanMessage, ...], steps: Sequence[Step]) -> Frame:
-        """Apply one round and return its frame; all messages read the state before the round."""
+        """Apply one round and return its frame; all messages read the chunk contents before the round."""
         changed = np.zeros_like(self.wanted)
         counts, origin = self.counts.copy(), self.origin.copy()
         for message in messages:
@@ -143,7 +144,7 @@ class _State:
 
 
 def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
-    """Return the phase name of each frame after the start; only all-reduces that both reduce and copy have phases."""
+    """Return each frame's phase name, which is empty unless the plan is an all-reduce that both reduces and copies."""
     kinds = [frozenset(message.reduces for message in frame.messages) for frame in frames]
     if operation is not Operation.ALL_REDUCE or len(frozenset[bool]().union(*kinds)) < 2:
         return [""] * len(frames)
@@ -155,7 +156,8 @@ def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
 def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
     """Return the names of the reducing and the copying phase.
 
-    The phases are reduce-scatter and all-gather if more than half of the ranks are the first to complete a chunk.
+    If more than half of the ranks are each the first to complete a chunk, the names are reduce-scatter and all-gather;
+    other all-reduces have the phases reduce and broadcast, or reduce and copy.
     """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]

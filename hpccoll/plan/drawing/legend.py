@@ -1,4 +1,4 @@
-"""The legend below a picture, which explains only the symbols that occur in the picture."""
+"""The legend below a drawing, which explains only the symbols that occur in the drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DrawSample = Callable[[XY], list[SceneShape]]  # takes the point in the middle o
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A symbol of the legend: a function that draws it, its size in pixels, and its meaning in words."""
+    """An entry of the legend: a function that draws the symbol, the symbol's size in pixels, and its meaning."""
 
     draw: DrawSample
     width: float
@@ -27,7 +27,7 @@ class LegendEntry:
 
 
 def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneShape], float]:
-    """Return the shapes of the legend, whose upper left corner is `at`, and its height if it is `width` wide."""
+    """Return the shapes of the legend and its height; `at` is its upper left corner, `width` the width of its lines."""
     shapes: list[SceneShape] = []
     x, line = 0.0, 0
     for entry in _entries(layout):
@@ -43,7 +43,7 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
 
 
 def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
-    """Yield the entries for the symbols that occur in the picture."""
+    """Yield the legend entries for the symbols that occur in the drawing."""
     history = layout.history
     messages = [message for frame in history.frames for message in frame.messages]
     yield _cell_entry(layout, _cell_meaning(history), owners=range(history.ranks))
@@ -63,7 +63,7 @@ def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
 
 
 def _cell_meaning(history: PlanHistory) -> str:
-    """Return a description of the contents of a cell."""
+    """Return the legend text that describes the contents of a grid cell."""
     if history.operation is Operation.BARRIER:
         return "the ranks known to have arrived"
     if history.accumulates:
@@ -79,7 +79,7 @@ def _cell_meaning(history: PlanHistory) -> str:
 def _cell_entry(
     layout: GridLayout, words: str, owners: range = range(0), *, changed: bool = False, done: bool = False
 ) -> LegendEntry:
-    """Return the entry with a sample cell: with contributions of `owners`, changed or done, explained by `words`."""
+    """Return the legend entry of a sample cell with contributions of `owners`, or marked as changed or done."""
     history = layout.history
     if history.accumulates and owners:
         piece = numbered_piece_size(history.ranks)
@@ -102,7 +102,7 @@ def _cell_entry(
 
 
 def _arrow_entry(words: str, *, plus: bool) -> LegendEntry:
-    """Return the entry with a sample arrow that ends in a plus or a tip, explained by `words`."""
+    """Return the legend entry of a sample arrow, which ends in a plus or in an arrowhead."""
 
     def draw_sample(at: XY) -> list[SceneShape]:
         end = at[0] + 26 - HEAD, at[1]

@@ -1,6 +1,6 @@
-"""Pages: all frames of a history on one page (time runs down, then to the next column), or one page per frame.
+"""Page layout of a plan's history: all frames on one page, in columns to be read downwards, or one page per frame.
 
-A frame is drawn as a panel. From top to bottom, a panel shows ranks as discs, messages as arrows and the grid.
+A frame is drawn as a panel, which shows, from top to bottom, ranks as discs, messages as arrows, and the grid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DISCS_HEIGHT = 2 * RADIUS + 10  # distance from a panel's top to its grid in a r
 
 
 def lay_out_page(history: PlanHistory) -> Scene:
-    """Return a scene with all frames of `history`, the title and the legend."""
+    """Return one page (a scene) with all frames of `history`, a title and a legend."""
     layout = lay_out_grid(history)
     columns = _split_into_columns(layout, history.frames)
     heights = [sum(panel_height(layout, frame) + AFTER for frame in column) for column in columns]
@@ -42,20 +42,20 @@ def lay_out_page(history: PlanHistory) -> Scene:
 
 
 def lay_out_animation(history: PlanHistory) -> list[Scene]:
-    """Return one scene per frame, all of the same size, for an animation."""
+    """Return one page (a scene) per frame, all of the same size, for an animation."""
     layout = lay_out_grid(history)
     room = max(panel_height(layout, frame) for frame in history.frames) + AFTER
     width = MARGIN + layout.full_width
     pages = []
     for frame in history.frames:
-        # The grid stays at the same place from page to page; only the arrows above it change.
+        # The grid has the same position on all pages of an animation; only the arrows above the grid change.
         top = EDGE + TITLE + room - AFTER - panel_height(layout, frame)
         pages.append(_finish_page(layout, width, room, draw_panel(layout, frame, (EDGE, top))))
     return pages
 
 
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in columns of equal length, as many as bring the ratio of the page closest to ASPECT."""
+    """Return the frames in columns of equal length, so many that the page's width / height is closest to ASPECT."""
     column_width = MARGIN + layout.full_width + BESIDE
     row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
 
@@ -68,7 +68,7 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 
 
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape]) -> Scene:
-    """Return a scene with `shapes`, a background, the title above them and the legend below."""
+    """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend."""
     history = layout.history
     width = max(width, LEAST_WIDTH, estimate_text_width(history.subtitle, 11))
     title: list[SceneShape] = [
@@ -82,7 +82,7 @@ def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[S
 
 
 def panel_height(layout: GridLayout, frame: Frame) -> float:
-    """Return the height of the panel of `frame` in pixels."""
+    """Return the height in pixels of the panel that shows `frame`."""
     above = arrows_height(layout.history, frame.messages) if frame.messages else DISCS_HEIGHT
     return _node_names_height(layout) + above + _column_names_height(layout) + layout.height
 
@@ -96,7 +96,7 @@ def _column_names_height(layout: GridLayout) -> float:
 
 
 def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of the panel of a frame; `at` is its upper left corner."""
+    """Return the shapes of the panel that shows `frame`; `at` is the panel's upper left corner."""
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
     shapes = _draw_nodes(layout, (left, y)) if layout.history.nodes else []
@@ -113,7 +113,7 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
-    """Return labels for the round, its phase, the chunks, and the columns of chunks; `top` is the y of the grid."""
+    """Return a panel's labels for round, phase, chunks and chunk columns; `top` is the y of the grid's top edge."""
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
     shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
@@ -148,7 +148,7 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 
 def _column_names(layout: GridLayout) -> list[str]:
-    """Return the labels of one rank's columns: in, out and work, or the first chunk of each column, such as +16."""
+    """Return the labels of a rank's chunk columns: in, out and work, or the column's first chunk, such as +16."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

@@ -1,7 +1,8 @@
 """Colours that colour-blind readers can tell apart, and marks that carry the same information without colour.
 
-Eight colours suffice for sixteen ranks, as ranks 8 to 15 have cut corners. The piece of a rank has a fixed place in
-each cell and shows the rank's number if there is room. Source: Okabe and Ito, "Color universal design", 2008.
+Eight colours suffice for sixteen ranks, because the boxes of ranks 8 to 15 have a cut corner. In each cell of a
+drawing, the box of a rank has a fixed position and shows the rank's number if there is room. Source: Okabe and Ito,
+"Color universal design", 2008.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ def rank_colour(rank: int) -> str:
 
 
 def has_cut_corner(rank: int) -> bool:
-    """Whether the pieces and the disc of a rank have a cut corner (ranks 8 to 15, 24 to 31, ...)."""
+    """Whether the boxes and the disc of a rank have a cut corner (ranks 8 to 15, 24 to 31, and so on)."""
     return rank // len(COLOURS) % 2 == 1
 
 
 def text_colour_on(fill: str) -> str:
-    """Return black or white, whichever is legible on `fill` (relative luminance of WCAG 2)."""
+    """Return black or white, whichever is more legible on the colour `fill`, by the relative luminance of WCAG 2."""
     channels = [int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -29,6 +30,6 @@ def text_colour_on(fill: str) -> str:
 
 
 def rank_line_colour(rank: int) -> str:
-    """Return the colour of a rank's thin lines: its fill colour, a little darker to be visible on white."""
+    """Return the colour of a rank's thin lines: the rank's fill colour, darkened by a fifth to be visible on white."""
     fill = rank_colour(rank)
     return "#" + "".join(f"{int(fill[at : at + 2], 16) * 4 // 5:02x}" for at in (1, 3, 5))

@@ -1,4 +1,4 @@
-"""A picture as shapes on a page, in pixels with y downwards; the SVG, PNG and GIF writers all render such a scene."""
+"""Scenes: pages of shapes, in pixels with y downwards. The SVG, PNG and GIF writers all render the same scenes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW, _USUAL, _WIDE = 0.37, 0.64, 0.98  # widths of letters, in ems
 
 @dataclass(frozen=True, slots=True)
 class FilledBoxes:
-    """Filled rectangles of one colour, such as pieces of data."""
+    """Filled rectangles of one colour, such as the boxes in grid cells."""
 
     fill: str
     boxes: tuple[Box, ...]
@@ -76,7 +76,7 @@ SceneShape: TypeAlias = FilledBoxes | FilledPolygons | OutlinedBox | LineSegment
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A page with its shapes from back to front."""
+    """A page and the shapes on it, listed from back to front."""
 
     width: float
     height: float
@@ -86,5 +86,5 @@ class Scene:
 
 
 def estimate_text_width(words: str, size: float) -> float:
-    """Return the approximate width of `words` in DejaVu Sans at `size` pixels, which tends to be too large."""
+    """Return a generous estimate of the width in pixels of `words` in the font DejaVu Sans at `size` pixels."""
     return size * sum(_NARROW if c in _THIN_LETTERS else _WIDE if c in _BROAD_LETTERS else _USUAL for c in words)

@@ -1,4 +1,4 @@
-"""Scenes as SVG: plain shapes and text, no scripts, and the same bytes for the same scene."""
+"""Conversion of scenes to SVG of plain shapes and text, without scripts; equal scenes give equal bytes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def format_text_grid(history: PlanHistory) -> str:
 
 
 def _legend_lines(history: PlanHistory) -> Iterator[str]:
-    """Yield the lines that explain the cells and their marks."""
+    """Yield the lines that explain the cells of the grid and the marks in cells."""
     if history.operation is Operation.BARRIER:
         yield "A cell names the ranks known to have arrived."
     elif history.accumulates:
@@ -67,7 +67,7 @@ def _format_row(name: str, cells: Sequence[str], margin: int, width: int) -> str
 
 
 def _format_message(history: PlanHistory, message: PlanMessage) -> str:
-    """Return a message as text: source -> dest, its chunks, and load or store."""
+    """Return a message as text such as `0 -> 1 +c3 (load)`: source, destination, chunks (+ if reduced), and kind."""
     plus = "+" * message.reduces
     chunks = f"{plus}c{format_ranges(message.send)}" if message.send and history.chunks > 1 else plus
     via = "" if message.via is TransferKind.MESSAGE else f"({message.via.value})"
@@ -83,7 +83,7 @@ def _arrange_in_columns(items: Sequence[str]) -> Iterator[str]:
 
 
 def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> str:
-    """Return the text of a cell: `>` if it changed, its content, and `*` if it is done."""
+    """Return the text of a grid cell: `>` if the chunk changed, the content, and `*` if the chunk is complete."""
     owners = np.nonzero(frame.counts[rank, chunk])[0].tolist()
     if frame.origin[rank, chunk] == NO_CHUNK:
         content = "-"

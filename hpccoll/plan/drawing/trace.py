@@ -1,7 +1,7 @@
-"""A timeline as a Chrome trace (JSON) for ui.perfetto.dev and chrome://tracing: a track per rank, an arrow per message.
+"""Timelines as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing: one track per rank, one arrow per message.
 
-Times are microseconds. The trace has complete events (X), flow events (s, f) and metadata (M). Source: "Trace Event
-Format", The Chromium Project.
+Times are microseconds. The trace has events of the phase types X (complete), s and f (flow), and M (metadata). Source:
+"Trace Event Format", The Chromium Project.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def _metadata_event(name: str, rank: int, value: str | int) -> dict[str, Any]:
 
 
 def _slice_event(piece: Slice) -> dict[str, Any]:
-    """Return the complete event of one slice of a rank's track."""
+    """Return the trace event (phase type X) of one slice, an activity on a rank's track."""
     start, stop = round(piece.start_us, _DIGITS), round(piece.start_us + piece.duration_us, _DIGITS)
     span = {"ts": start, "dur": round(stop - start, _DIGITS)}
     return {"name": piece.name, "ph": "X", "pid": 0, "tid": piece.rank, **span, "args": dict(piece.args)}
 
 
 def _arrow_events(number: int, message: TimelineMessage) -> list[dict[str, Any]]:
-    """Return the two events that draw a message as an arrow; `number` identifies it."""
-    # A viewer attaches the end of an arrow to the slice around it, so arrows end just before the end of a slice.
+    """Return the two trace events that draw a message as an arrow; `number` identifies the arrow."""
+    # A viewer attaches the end of an arrow to the slice at that time, so arrows end just before the end of a slice.
     end = message.received_us - 0.01 * (message.received_us - message.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [

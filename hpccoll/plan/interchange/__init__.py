@@ -1,4 +1,4 @@
-"""Plans in other tools' formats: JSON (both ways), GOAL for LogGOPSim, and XML for MSCCL."""
+"""Export of plans as JSON, as GOAL for LogGOPSim, and as XML for MSCCL, and import of plans from JSON."""
 
 from hpccoll.plan.interchange.goal import to_goal
 from hpccoll.plan.interchange.json_plans import from_json, to_json

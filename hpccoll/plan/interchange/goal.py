@@ -1,11 +1,11 @@
-"""A plan as a GOAL schedule, the text that LogGOPSim's txt2bin reads, so that another simulator can time it.
+"""Export of a plan as a GOAL schedule, the text that txt2bin of LogGOPSim reads, so that LogGOPSim can time the plan.
 
-As in the runtime, the operations of a rank in a round wait for its operations in its previous round. Empty messages are
-left out, except for the signals of a barrier, which count as one byte (LogGOPSim charges size - 1). Local copies and
-the arithmetic of reductions take no time in the schedule. Loads and stores become messages, and fences are left out
-because both ends of a message wait. A barrier with fences is refused.
+As in the runtime, a rank begins a round when its operations of the previous round have completed. Empty messages are
+left out, except for the signals of a barrier, which have a size of one byte (LogGOPSim charges size - 1 bytes). Local
+copies and the arithmetic of reductions take no time in the schedule. Shared-memory loads and stores become messages,
+and fences are left out because both ends of a message wait for it. The export refuses a barrier with fences.
 
-Format: `num_ranks N`, then for each rank in order `rank R { ... }` with lines `l1: send 8b to 1 tag 0`,
+Format: the line `num_ranks N`, then for each rank R a block `rank R {}` with lines such as `l1: send 8b to 1 tag 0`,
 `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider
 and Lumsdaine, "LogGOPSim", LSAP 2010).
 """
@@ -45,14 +45,14 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
 
 
 def _message_bytes(plan: Plan, message: PlanMessage, sizes: list[int], itemsize: int) -> int:
-    """Return the size of a message in the schedule; 0 for a message that is left out."""
+    """Return the bytes of a message in the schedule, or 0 for a message that the schedule leaves out."""
     if plan.operation is Operation.BARRIER and not message.send:
         return SIGNAL_BYTES
     return sum(sizes[chunk] for chunk in message.send) * itemsize
 
 
 class _GoalProgram:
-    """The lines of one rank's program, with the labels that the next lines wait for."""
+    """The lines of one rank's GOAL program, and the labels of the operations for which the next lines wait."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -62,7 +62,7 @@ class _GoalProgram:
         self.previous: list[int] = []  # labels of the rank's previous round
 
     def add(self, t: int, operation: str) -> None:
-        """Append an operation of round t, and its dependencies."""
+        """Append an operation of round t, which waits for all operations of the rank's previous round."""
         if t != self.round:
             self.round, self.previous, self.current = t, self.current, []
         self.labels += 1

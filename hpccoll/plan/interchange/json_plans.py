@@ -1,15 +1,19 @@
-"""Plans as JSON files, which any tool can write or read: every message of every round of all ranks.
+"""Plans as JSON files, which list every message of every round of all ranks.
+
+`send` lists chunks of the sender, and `recv` an equal number of chunks of the receiver. `op` is copy or, for a
+reduction, the operand order: own_first or incoming_first. The messages of a round send the contents that chunks have at
+the start of the round; a rank receives its messages in the order listed. A message with `"via": "load"` is performed by
+rank `to` alone, and a message with `"via": "store"` by rank `from` alone. A rank performs its loads and stores in the
+order listed. A fence, such as `{"fence": [[0, 1], [2, 3]]}`, lists groups of ranks that wait for each other. A round
+has only messages, only loads and stores, or only fences. `cost` may be null; otherwise it has the number of steps, and
+the mean and largest bytes per rank as multiples of the message size S. A file describes the plan for one number of
+ranks.
+
+Example for two ranks, with the first message of the first round:
 
     {"format": "hpccoll-plan/1", "operation": "all_reduce", "algorithm": "ring", "ranks": 2, "root": 0, "chunks": 2,
      "cost": {"steps": 2, "mean": "1", "most": "1"},
      "rounds": [[{"from": 1, "to": 0, "send": [0], "recv": [0], "op": "own_first"}, ...], ...]}
-
-`send` lists chunks of the sender, and `recv` an equal number of chunks of the receiver. `op` is copy, own_first or
-incoming_first (the operand order of a reduction). The messages of a round read the state at its start; a rank receives
-its messages in the order listed. A message with `"via": "load"` is performed by rank `to` alone, and a message with
-`"via": "store"` by rank `from` alone. A rank performs its loads and stores in the order listed. A fence, such as
-`{"fence": [[0, 1], [2, 3]]}`, lists groups of ranks that wait for each other. A round has only messages, only loads and
-stores, or only fences. `cost` (in multiples of the message S) may be null. A file is for one number of ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ def _message_record(message: PlanMessage) -> dict[str, Any]:
 
 
 def _one_sided_records(steps: Sequence[Step], n: int) -> list[dict[str, Any]]:
-    """Return the loads and stores of a round, sorted by the rank that performs them, and its fences."""
+    """Return the JSON records of a round's loads and stores, sorted by the acting rank, and of its fences."""
     listed = [m for step in steps if not isinstance(step, Move) for m in list_step_messages(step, n)]
     fences = [{"fence": list_fence_groups(step)} for step in steps if isinstance(step, Fence)]
     return [_message_record(message) for message in sorted(listed, key=_acting_rank)] + fences
@@ -87,7 +91,7 @@ def from_json(text: str, name: str = "the plan") -> Plan:
 
     Raises:
         UsageError: `text` is not JSON, or a value is missing, unknown, of a wrong type or out of range.
-        PlanError: the number of chunks does not fit the operation, or the ends of a message differ in chunks.
+        PlanError: the number of chunks does not fit the operation, or differs between the two ends of a message.
     """
     try:
         document = json.loads(text)
@@ -114,12 +118,12 @@ def from_json(text: str, name: str = "the plan") -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _JsonReader:
-    """Checks and converts parsed JSON values; methods raise UsageError, which names the place of a wrong value."""
+    """Checks and converts parsed JSON values; methods raise UsageError, which names the key of a wrong value."""
 
     name: str
 
     def wrong(self, where: str, value: Any, needed: str) -> UsageError:
-        """Return (not raise) the error for a value that is not what is needed."""
+        """Return (not raise) the UsageError that shows a wrong `value`, its key `where` and what is `needed`."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UsageError(f"{self.name}: {where} is {shown}; need {needed}")
@@ -147,7 +151,7 @@ class _JsonReader:
         return value
 
     def operation(self, value: Any) -> Operation:
-        """Return the operation called `value`; raise if there is none."""
+        """Return the operation called `value`; raise if no operation has this name."""
         known = {operation.value: operation for operation in Operation}
         if not isinstance(value, str) or value not in known:
             raise self.wrong("operation", value, f"one of {', '.join(known)}")
@@ -160,7 +164,7 @@ class _JsonReader:
         return value
 
     def cost(self, value: Any) -> Cost | None:
-        """Return the stated cost, or None for null; raise if it is malformed."""
+        """Return the cost stated in the file, or None for null; raise if the cost is malformed."""
         if value is None:
             return None
         steps, *shares = self.fields(value, ("steps", "mean", "most"), "cost")
@@ -170,7 +174,7 @@ class _JsonReader:
         return Cost(self.integer(steps, "cost.steps", 0, 2**53), mean, most)
 
     def round(self, value: Any, t: int, n: int, chunks: int) -> tuple[list[PlanMessage], list[FenceGroups]]:
-        """Return the messages of a round, and its fences."""
+        """Return the messages and the fences of a round."""
         messages: list[PlanMessage] = []
         fences: list[FenceGroups] = []
         for i, record in enumerate(self.items(value, f"rounds[{t}]")):
@@ -194,7 +198,7 @@ class _JsonReader:
         return groups
 
     def message(self, value: Any, where: str, n: int, chunks: int) -> PlanMessage:
-        """Return a message; raise if a value is wrong or its ends differ in the number of chunks."""
+        """Return the message in a JSON record; raise if a value is wrong or the two ends differ in number of chunks."""
         keys = (*_MESSAGE_KEYS, "via") if isinstance(value, dict) and "via" in value else _MESSAGE_KEYS
         source, dest, send, recv, op, *via = self.fields(value, keys, where)
         ends = self.integer(source, f"{where}.from", 0, n - 1), self.integer(dest, f"{where}.to", 0, n - 1)
@@ -211,16 +215,16 @@ class _JsonReader:
         return PlanMessage(*ends, sent, received, _OPS[op], TransferKind(via[0]) if via else TransferKind.MESSAGE)
 
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
-        """Return a list of chunk numbers below `chunks`; raise otherwise."""
+        """Return the list `value` as a tuple; raise unless its entries are integers from 0 to `chunks` - 1."""
         listed = self.items(value, where)
         return tuple(self.integer(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))
 
 
 def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups]) -> list[StepBuilder]:
-    """Return the steps of a round for any column of ranks.
+    """Return functions that build the steps of a round for any array of ranks.
 
-    A step has messages of one kind and length. In a step, a rank sends and receives at most one message, or performs at
-    most one load or store. The order of a rank's messages is kept.
+    All messages of a step have the same kind and number of chunks. In a step, a rank sends and receives at most one
+    message, or performs at most one load or store. Each rank's messages keep their order.
     """
     steps: list[list[PlanMessage]] = []
     kinds: list[tuple[TransferKind, int]] = []
@@ -241,13 +245,13 @@ def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups
 
 
 def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move | Load | Store:
-    """Return the step of the ranks `rank` that performs `messages`, which are of one kind and length."""
+    """Return the step that performs `messages`, of the same kind and number of chunks, for the ranks in `rank`."""
     via, size = messages[0].via, len(messages[0].send)
     dest, source = np.full((2, n), NO_PEER, np.int64)
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        # Each row is of the rank that performs the transfer, since a load or store names the regions of both ranks.
+        # The row of the rank that performs a load or store holds the chunks of both ends of the transfer.
         sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source
@@ -265,7 +269,7 @@ def _rows(table: IntArray, rank: IntArray) -> IntArray:
 
 
 def _make_fence(groups: FenceGroups, rank: IntArray, n: int) -> Fence:
-    """Return the fence of the ranks `rank`; the leader of a group is its lowest rank."""
+    """Return the fence for the ranks in the array `rank`; the leader of a group is the lowest rank of the group."""
     leader = np.full(n, NO_PEER, np.int64)
     for group in groups:
         leader[group] = min(group)

@@ -1,17 +1,18 @@
-"""A plan as an MSCCL algorithm file, the XML that the MSCCL runtime for NCCL and RCCL loads.
+"""Export of a plan as an MSCCL algorithm file, the XML that the MSCCL runtime for NCCL and RCCL loads.
 
-Every rank becomes a `gpu` with one threadblock per peer and direction, and one for local steps. Steps of one
-threadblock run in order; `depid` and `deps` order steps of different threadblocks. A step waits for the last steps that
-wrote the chunks it reads, and for the last steps that read or wrote the chunks it writes. If a message would overwrite
-chunks that the same round still sends, it is received into scratch and copied or reduced from there after that send.
-Both ends of an exchange can therefore send at once, even with small buffers.
+Every rank becomes a `gpu` element with one threadblock per peer and direction, and one threadblock for local steps.
+Steps of one threadblock run in order; the attributes `depid` and `deps` order steps of different threadblocks. A step
+waits for the last steps that wrote the chunks it reads, and for the last steps that read or wrote the chunks it writes.
+A message that would overwrite chunks that the same round still sends is received into a scratch buffer, and is copied
+or reduced from the scratch buffer after the send. The receive therefore does not wait for the send, and two ranks that
+exchange chunks cannot block each other, even if the buffers between them are small.
 
 The buffers input `i` and output `o` are the same memory (inplace="1"), except in all_to_all, which keeps blocks in
-transit in scratch `s`. In a reduce, all ranks but the root work in scratch, so their input is unchanged. The format
-cannot state the operand order of reductions; MSCCL chooses it. Loads and stores become messages; fences are left out,
-since both ends of a message wait for each other.
+transit in the scratch buffer `s`. In a reduce, all ranks but the root work in the scratch buffer, so that their input
+stays unchanged. The format cannot state the operand order of reductions, which the MSCCL runtime chooses. Shared-memory
+loads and stores become messages, and fences are left out, since both ends of a message wait for each other.
 
-Source: the reader of microsoft/msccl (its attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
+Source: the XML parser of microsoft/msccl (attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).
 """
 
@@ -43,7 +44,7 @@ BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 def to_msccl(plan: Plan) -> str:
     """Return `plan` as the text of an MSCCL XML file.
 
-    Raises UsageError if MSCCL has no such collective, or the plan exceeds a limit of its runtime.
+    Raises UsageError if MSCCL lacks the operation of the plan, or the plan exceeds a limit of the MSCCL runtime.
     """
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
@@ -56,7 +57,7 @@ def to_msccl(plan: Plan) -> str:
     top = {"name": plan.algorithm, "proto": "Simple", "nchannels": "1", "nchunksperloop": str(message)}
     top |= {"ngpus": str(plan.ranks), "coll": COLLECTIVES[plan.operation]}
     in_place = plan.operation is not Operation.ALL_TO_ALL
-    # MSCCL's first runtime ignores the last three attributes; RCCL and msccl-executor-nccl require them.
+    # MSCCL's first runtime ignores outofplace, minBytes and maxBytes; RCCL and msccl-executor-nccl require them.
     top |= {"inplace": str(int(in_place)), "outofplace": str(int(not in_place))}
     top |= {"minBytes": "0", "maxBytes": str(MOST_BYTES)}
     algo = ET.Element("algo", top)
@@ -66,7 +67,7 @@ def to_msccl(plan: Plan) -> str:
 
 
 def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
-    """Append the steps of a round to each of `gpus`: all sends, then all receives, then the copies from scratch."""
+    """Append the steps of a round to `gpus`: all sends, then all receives, then the copies from the scratch buffers."""
     for gpu in gpus:
         gpu.in_use.clear()
     pieces = [(message, piece) for message in messages for piece in _pieces(gpus, message)]
@@ -96,7 +97,7 @@ def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
 
 
 def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[BufferIndex, BufferIndex, int]]:
-    """Yield (source, target, count) of the contiguous pieces of a message, each short enough for a step."""
+    """Yield (source, target, count) for the contiguous pieces of a message, each of at most MOST_COUNT chunks."""
     sources = [gpus[message.source].index_of(chunk) for chunk in message.send]
     targets = [gpus[message.dest].index_of(chunk) for chunk in message.recv]
     first = 0
@@ -151,7 +152,7 @@ class _MscclGpu:
         self.last_write: dict[BufferIndex, _MscclStep] = {}
         self.last_reads: dict[BufferIndex, list[_MscclStep]] = {}
         self.in_use: set[BufferIndex] = set()
-        # A rank other than the root of a reduce must not change its input, so it works on a copy in scratch.
+        # A rank other than the root of a reduce must not change its input, so it works on a copy in the scratch buffer.
         self.copies_input = plan.operation is Operation.REDUCE and rank != plan.root
         self.scratch = chunks if self.copies_input else max(chunks - 2 * plan.ranks, 0) * self.is_all_to_all
         self.base, self.staged = self.scratch, 0
@@ -165,7 +166,7 @@ class _MscclGpu:
         return self.plan.operation is Operation.ALL_TO_ALL
 
     def index_of(self, chunk: int) -> BufferIndex:
-        """Return the buffer and index of a chunk of the plan."""
+        """Return the MSCCL buffer of a chunk of the plan, and the index of the chunk in this buffer."""
         n = self.plan.ranks
         if self.copies_input:
             return "s", chunk
@@ -174,9 +175,9 @@ class _MscclGpu:
         return ("i" if self.plan.operation is Operation.REDUCE_SCATTER else "o"), chunk
 
     def reserve_scratch(self, count: int) -> BufferIndex:
-        """Reserve `count` scratch chunks until the end of the round; return the first as a buffer index.
+        """Reserve `count` scratch chunks until the end of the round; return the buffer and index of the first chunk.
 
-        Grows the scratch buffer if needed.
+        The scratch buffer grows if it is too small.
         """
         cell = "s", self.base + self.staged
         self.staged += count
@@ -184,7 +185,7 @@ class _MscclGpu:
         return cell
 
     def get_block(self, kind: str, peer: int) -> int:
-        """Return the index of the threadblock for steps of this kind and peer; create it if needed."""
+        """Return the index of the threadblock for steps of this kind and peer; create the threadblock if needed."""
         key = (peer if kind == "s" else -1, peer if kind in ("r", "rrc") else -1)
         if key not in self.blocks:
             self.blocks[key] = len(self.threadblocks)
@@ -192,10 +193,10 @@ class _MscclGpu:
         return self.blocks[key]
 
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
-        """Append a step to its threadblock and return it; it waits for earlier steps that use the same chunks.
+        """Append a step to the threadblock for its kind and peer, and return the step.
 
         The step waits for the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes. A
-        `nop` step is added for every wait but one.
+        `nop` step is added for every wait but one, because MSCCL allows one wait per step.
         """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
@@ -238,7 +239,7 @@ class _MscclGpu:
         return gpu
 
     def check_limits(self) -> None:
-        """Raise UsageError if a threadblock is too long or a direction has too many peers."""
+        """Raise UsageError if a threadblock exceeds MOST_STEPS steps, or the rank MOST_PEERS peers in one direction."""
         longest = max((len(block.steps) for block in self.threadblocks), default=0)
         where = f"{self.plan.name} on {self.plan.ranks} ranks: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"

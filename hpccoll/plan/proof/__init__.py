@@ -1,4 +1,4 @@
-"""Proofs of plans and of free programs, without running them.
+"""Proofs that plans and free programs are correct, without running them.
 
 Start with `check` in checker.py, which proves a plan. `symbolic_state` tracks the contributions in each chunk and
 checks the final state; `races` proves that loads and stores are free of data races. `check_program` proves free

@@ -1,15 +1,15 @@
-"""The proof of a plan, for all ranks at once: no deadlock, and every contribution arrives exactly once.
+"""The proof that a plan cannot deadlock and delivers every contribution (input chunk) exactly once.
 
-`check` verifies for every round that each send has its receive in the same round (so there is no deadlock), both ends
-agree on chunks and elements for every given layout, no chunk is read before it is written, and no message overwrites
-another of the same round. `check` treats loads and stores as messages; races.py proves that their results do not depend
-on the speed of the ranks.
+`check` verifies that each send has its receive in the same round (so there is no deadlock), and that both ends agree on
+the number of chunks and, for every given message size, of elements. `check` also verifies that no chunk is read before
+it is written, and that no message overwrites another message of the same round. `check` treats loads and stores as
+messages; races.py proves that the results of loads and stores do not depend on the speed of the ranks.
 
-`check` verifies for the final state that every output chunk has every required contribution exactly once (in a barrier,
-that every rank has heard from every rank), that all ranks reduced a chunk in the same order, and that steps and bytes
-equal the cost that the algorithm states.
+In the final state of all ranks, every output chunk must have every required contribution exactly once (in a barrier,
+every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. Finally, steps
+and bytes must equal the cost that the algorithm states.
 
-Cost: O(chunks moved) time, O(ranks * chunks) memory. Source of the idea to check a collective against a postcondition:
+Cost: O(chunks moved) time, O(ranks * chunks) memory. The idea to check a collective against a postcondition is from
 MSCCLang (Cowan et al., ASPLOS 2023).
 """
 
@@ -44,7 +44,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class _ReceivedChunks:
-    """Chunks that a step delivers: the receiving ranks and their chunks, each of shape (M,), and the values."""
+    """The M chunks that a step delivers: ops (copy or reduce), receiving ranks, chunk numbers, symbolic values."""
 
     op: Ints
     rank: IntArray
@@ -53,10 +53,11 @@ class _ReceivedChunks:
 
 
 def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
-    """Prove that `plan` is correct without running it, and return its cost; raise PlanError if it is wrong.
+    """Prove that `plan` is correct without running it, and return the proof; raise PlanError if the plan is wrong.
 
-    The message of the error names round, rank, chunk, and the missing or repeated contributions. A stated cost must
-    equal the real one, and the sizes of sent and received chunks must match for each number of elements in `counts`.
+    The error message names round, rank, chunk, and the missing or repeated contributions. A cost stated by the
+    algorithm must equal the real cost, and the sizes of sent and received chunks must match for each number of elements
+    in `counts`.
     """
     walk = _PlanWalk(plan, counts)
     state = walk.run()
@@ -85,7 +86,7 @@ class _PlanWalk:
         self.layout_class = plan.operation.layout_classes(counts, self.n, self.chunks)
 
     def run(self, weights: Weights | None = None) -> SymbolicState:
-        """Execute all rounds symbolically and return the final state; `weights` defaults to random ones."""
+        """Execute all rounds symbolically and return the final state; `weights` defaults to random weights."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
         self.state = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
@@ -114,7 +115,7 @@ class _PlanWalk:
         return PlanError(f"{where}: {who} {why}")
 
     def to_checked_moves(self, step: Step) -> list[Move]:
-        """Return the step as moves, after checking that its peers are ranks."""
+        """Return `step` as moves; raise PlanError if a peer in a load, store or fence is not a rank."""
         self.uses_shared_memory |= not isinstance(step, Move)
         if isinstance(step, Load):
             step = replace(step, source=self.checked_peers(step.source))
@@ -125,9 +126,10 @@ class _PlanWalk:
         return to_moves(step, self.n)
 
     def transfer(self, move: Move, kind: TransferKind, heard: NDArray[np.bool_] | None) -> _ReceivedChunks | None:
-        """Check the messages of a move, count them and their chunks, and return the chunks that arrive, or None.
+        """Check the messages of a move, count messages and chunks, and return the chunks that arrive, or None.
 
-        Raises PlanError if the two ends of a message do not match. In a barrier, `heard` is updated.
+        Raises PlanError if the two ends of a message do not match. In a barrier, `heard` is updated with the ranks
+        whose arrival the messages report.
         """
         dest, source = self.checked_peers(move.dest), self.checked_peers(move.source)
         senders, receivers = np.nonzero(dest != NO_PEER)[0], np.nonzero(source != NO_PEER)[0]
@@ -152,7 +154,7 @@ class _PlanWalk:
         return arrival
 
     def spread(self, value: Ints, what: str) -> IntArray:
-        """Return `value` with one entry per rank; raise PlanError if it has another shape."""
+        """Return `value` as an array with one entry per rank; raise PlanError if it has another shape."""
         if isinstance(value, np.ndarray) and value.shape == (self.n,):
             return value
         if not np.ndim(value):
@@ -168,7 +170,7 @@ class _PlanWalk:
         return array
 
     def read_chunks(self, move: Move, source: IntArray, target: IntArray) -> _ReceivedChunks | None:
-        """Return the chunks that messages from `source` deliver to `target`, or None; PlanError for invalid chunks."""
+        """Return the chunks that messages from ranks `source` deliver to ranks `target`, or None for empty messages."""
         sizes = self.message_sizes(move, source, target)
         if not sizes.any():
             return None
@@ -200,7 +202,7 @@ class _PlanWalk:
         return sends
 
     def checked_op(self, op: Ints, target: IntArray) -> Ints:
-        """Return the ops of the arriving chunks, one for all or one per chunk, after checking that they are valid."""
+        """Return the ops (copy or reduce) of arriving chunks, one for all or one each; raise PlanError if invalid."""
         if isinstance(op, int):
             low = high = int(op)
         else:
@@ -214,7 +216,7 @@ class _PlanWalk:
         return op
 
     def flatten(self, rank: IntArray, ids: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
-        """Return every chunk in `ids`, without padding, and its rank, as two arrays; PlanError for invalid chunks."""
+        """Return the ranks and the numbers of all chunks in `ids`, without padding; raise PlanError if invalid."""
         low, high = ids.min(), ids.max()
         if low < NO_PEER or high >= self.chunks:
             invalid = ((ids < NO_PEER) | (ids >= self.chunks)).any(axis=1)
@@ -229,7 +231,7 @@ class _PlanWalk:
         return (rank, ids[:, 0]) if one_each else (np.repeat(rank, sizes), ids[present])
 
     def check_contents(self, source: IntArray, out: IntArray, target: IntArray, into: IntArray) -> None:
-        """Raise PlanError for reads of unwritten chunks, and for pairs of chunks that differ in elements."""
+        """Raise PlanError if a sent chunk was never written, or a sent and its received chunk differ in size."""
         unread = ~self.state.valid[source, out]
         if unread.any():
             raise self.error(source[unread], f"sends chunk {out[unread][0]} before it was written")
@@ -255,7 +257,7 @@ class _PlanWalk:
             raise self.error(rank[at : at + 1], why)
 
     def make_proof(self) -> Proof:
-        """Return the result of the walk: costs as fractions of the message, rounds and messages."""
+        """Return the proof: the cost as fractions of the message size, and the numbers of rounds and messages."""
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)
         mean = Fraction(int(self.moved.sum()), self.n * message)
         most = Fraction(int(self.moved.max(initial=0)), message)

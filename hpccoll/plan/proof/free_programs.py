@@ -2,8 +2,8 @@
 
 Messages between two ranks arrive in the order in which they were sent. A synchronous send completes when its receive
 starts, a buffered send completes immediately, and a receive completes when its message has arrived. Receives name their
-sender, so the final state does not depend on the order in which ranks advance. Advancing every rank as far as possible
-therefore finds every deadlock.
+sender, so the final state does not depend on the order in which ranks execute their actions. Executing every rank as
+far as possible, in any order, therefore finds every deadlock.
 
 Cost: O(actions) time. Source: Kahn, "The semantics of a simple language for parallel programming", IFIP 1974.
 """
@@ -57,14 +57,14 @@ def check_program(
     counts: Sequence[int] = (0, 1, 7),
     held: Mask | None = None,
 ) -> int:
-    """Prove that `program` terminates and performs `operation`, if given; return the number of messages received.
+    """Prove that `program` terminates and, if given, performs `operation`; return the number of messages received.
 
     Args:
-        program: one list of actions per rank.
-        operation: the collective that the program must perform, from `root`; without it only messages are checked.
+        program: one list of actions (sends and receives) per rank.
+        operation: the collective that the program must perform, with rank `root` as root; None checks only messages.
         chunks: chunks per rank (default: the highest chunk number plus one).
-        counts: with an operation, numbers of elements for which sent and received chunks must have equal sizes.
-        held: without an operation, the chunks that are valid at the start, shape (n, C); default all.
+        counts: if an operation is given, numbers of elements for which sent and received chunks must have equal sizes.
+        held: if no operation is given, a mask of the chunks that have data at the start, shape (n, C); default all.
 
     Raises:
         DeadlockError: some ranks are blocked; the message and `stuck` name their steps and actions.
@@ -91,7 +91,8 @@ def check_program(
 def flatten_plan(plan: Plan) -> list[list[Action]]:
     """Return `plan` as a free program, in which a rank's buffered sends of a round precede its receives.
 
-    Loads and stores become messages. Raises PlanError for a barrier with fences, which messages cannot replace.
+    Shared-memory loads and stores of the plan become messages. Raises PlanError for a barrier that contains fences,
+    which messages cannot replace.
     """
     n = plan.ranks
     if plan.operation is Operation.BARRIER and plan.has_fences():
@@ -141,7 +142,7 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A message in flight: the sender's step and action, the contents, and (in a barrier) the ranks it heard from."""
+    """A message in flight: the sender's step and action, the contents, and (in a barrier) who has arrived."""
 
     step: int
     send: SendAction
@@ -198,7 +199,7 @@ class _ProgramRunner:
         return PlanError(f"rank {rank} step {self.at[rank]} ({_format_action(action)}): {why}")
 
     def send(self, rank: int, action: SendAction) -> int | None:
-        """Put a message in flight; return its destination, which may now continue, or None if it was already sent."""
+        """Send a message; return its destination, which may now continue, or None if the message was already sent."""
         if self.posted[rank]:
             return None
         values = None
@@ -216,7 +217,7 @@ class _ProgramRunner:
         return action.dest
 
     def receive(self, rank: int, action: RecvAction) -> int | None:
-        """Receive a message into the state; return its source, which may now continue, or None without a message."""
+        """Receive a message; return its source, which may now continue, or None if the source has sent no message."""
         channel = self.channels.get((action.source, rank))
         if not channel:
             return None
@@ -276,7 +277,7 @@ def _index_arrays(rank: int, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _find_cycle(peers: dict[int, int]) -> list[int]:
-    """Return a cycle of ranks that wait for the next rank, with the first repeated at the end; or an empty list."""
+    """Return a cycle of ranks, each waiting for the next, with the first repeated at the end; empty without a cycle."""
     for start in peers:
         path = [start]
         while path[-1] in peers and peers[path[-1]] not in path:

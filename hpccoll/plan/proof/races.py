@@ -1,20 +1,22 @@
 """The proof that plans with loads and stores are free of data races: fences order all conflicting accesses.
 
-Shapes: n ranks, C chunks, A accesses. A place is a chunk of a rank.
+In array shapes, n is the number of ranks, C of chunks per rank, and A of accesses. A place is one chunk of one rank.
 
-Under these rules, the values after a round do not depend on the speed of the ranks; they are the same as if loads and
-stores were messages:
+In a plan that obeys the following four rules, the values after a round do not depend on the speed of the ranks, and
+equal those of a plan in which loads and stores are messages.
 
 - If two ranks access the same place and one of them writes, a fence in which both ranks take part must separate the
-  accesses. The steps of one rank run in order.
-- Exception: data written by a load becomes visible only at the loading rank's next fence. Other ranks may therefore
-  load from the written place in the same or an earlier round; they read its contents before the load.
-- A rank may access the memory of another rank only after the first fence of both ranks (the other rank has started) and
-  before their last fence (the other rank has not finished).
-- In one round, no rank reads data that its own earlier step wrote; a load from the rank itself reads the contents at
-  the start of the round.
+  accesses. Steps of one rank need no fence, because they run in order.
+- As an exception, a rank may load from a place that its owner overwrites by a load in the same or a later round, if the
+  next fence of the owner includes the reading rank. The reading rank gets the old contents, because the data of a load
+  becomes visible to other ranks only at the next fence of the loading rank.
+- A rank may access another rank's memory only after the first fence of both (the other rank has started by then) and
+  before the last fence of both (the other rank has not finished yet).
+- No rank may read data that its own earlier step of the same round wrote, except by a load from itself, which reads the
+  contents at the start of the round.
 
-Messages do not order accesses to shared memory. Cost: O(A log A) time and O(A) memory, more if ranks share places.
+Messages do not order accesses to shared memory. Cost: O(A log A) time and O(A) memory, more if many ranks access the
+same places.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _VERBS = ("reads", "loads into", "writes")
 
 @dataclass(frozen=True, slots=True)
 class _Accesses:
-    """Accesses to places (rank * C + chunk): actor, place, kind and round, each of shape (A,)."""
+    """Memory accesses as arrays of shape (A,): acting rank, place (rank * C + chunk), kind and round."""
 
     actor: IntArray
     place: IntArray
@@ -48,9 +50,9 @@ class _Accesses:
 
 
 def check_races(plan: Plan) -> None:
-    """Raise PlanError (round, ranks, chunk, remedy) unless fences order all conflicting accesses to shared memory.
+    """Raise PlanError, with a remedy, unless fences order all conflicting accesses of `plan` to shared memory.
 
-    The messages of the plan must have been checked: peers and chunks exist, and both ends have regions of equal size.
+    The caller must have checked that all peers and chunks exist, and that both ends of a message have equal sizes.
     """
     checker = _RaceChecker(plan)
     accesses = checker.collect_accesses()
@@ -59,7 +61,7 @@ def check_races(plan: Plan) -> None:
 
 
 class _RaceChecker:
-    """Checks the rules of this module for one plan, and collects its fences."""
+    """Checks one plan for data races by the rules in the module's docstring."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n = plan, plan.ranks
@@ -75,7 +77,7 @@ class _RaceChecker:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
     def collect_accesses(self) -> _Accesses:
-        """Return all accesses and fill `self.fences`; raise PlanError if a rule within a round is broken."""
+        """Return all accesses of the plan and fill `self.fences`; raise PlanError if a single round breaks a rule."""
         found = [np.zeros((4, 0), np.int64)]
         self.wrote = np.full(self.n * self.chunks, NO_PEER, np.int64)
         for t in range(self.rounds.count):
@@ -113,9 +115,10 @@ class _RaceChecker:
         self.fences.append((t, leader))
 
     def list_accesses(self, t: int, step: Load | Store | Move) -> list[IntArray]:
-        """Return the reads and the writes of a step, each as rows of actor, place, kind and round.
+        """Return the reads and the writes of a step as two arrays, each with the rows actor, place, kind and round.
 
-        Raises PlanError if a rank reads data that its earlier step of the round wrote; adds to `self.wrote`.
+        Raises PlanError if a rank reads data that its own earlier step of the round wrote; records writes in
+        `self.wrote`.
         """
         ranks = np.arange(self.n)
         if isinstance(step, Load):
@@ -137,7 +140,7 @@ class _RaceChecker:
         return [reads, writes]
 
     def list_region(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
-        """Return the accesses of `kind` to `region`, in memory of `owner`, by ranks with a peer, as rows."""
+        """Return the accesses of `kind` to the chunks `region` in memory of ranks `owner`, by all ranks with a peer."""
         actors = np.nonzero(peers != NO_PEER)[0]
         ids = region.ids(self.n)[actors]
         row, column = np.nonzero(ids != NO_CHUNK)
@@ -146,14 +149,14 @@ class _RaceChecker:
         return np.stack([actor, place, np.full_like(actor, kind), np.full_like(actor, t)])
 
     def have_fence(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
-        """Return for each pair of ranks whether they share a fence between the rounds `after` and `before`."""
+        """Return whether ranks a[i] and b[i] share a fence between the rounds after[i] and before[i], for all i."""
         found = np.zeros(len(a), np.bool_)
         for t, leader in self.fences:
             found |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
         return found
 
     def check_lifetimes(self, accesses: _Accesses) -> None:
-        """Raise PlanError for accesses to another rank's memory before the first or after the last fence of both."""
+        """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks."""
         remote = accesses.take(accesses.place // self.chunks != accesses.actor)
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds.count
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
@@ -189,7 +192,7 @@ class _RaceChecker:
         raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
     def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return for each pair whether the reader takes part in the next fence of the writer."""
+        """Return for all i whether the reader of access x[i] takes part in the next fence of the writer of w[i]."""
         pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
             is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)
@@ -199,7 +202,7 @@ class _RaceChecker:
 
 
 def _select_contended(accesses: _Accesses) -> _Accesses:
-    """Return the accesses to places that at least two ranks use and one writes, sorted by place."""
+    """Return the accesses to places that at least two ranks access and at least one writes, sorted by place."""
     sorted_ = accesses.take(np.argsort(accesses.place, kind="stable"))
     if not len(sorted_.place):
         return sorted_

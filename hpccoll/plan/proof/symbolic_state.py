@@ -1,12 +1,14 @@
 """The symbolic contents of every rank's chunks while a plan is checked: weights, counts, reduction order, validity.
 
-Shapes: n ranks, C chunks, K weights per contribution, M places (rank, chunk).
+In array shapes, n is the number of ranks, C of chunks per rank, K of weights per contribution, and M of the chunks that
+a call reads or writes.
 
 Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of the weights of its
 contributions. Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100,
-so a repeated, missing or misplaced contribution is found. Weights wrap around: 2**64 repetitions weigh nothing. So
-contributions are also counted, in floating point, which does not wrap. If the count is right, no weight has wrapped.
-The order of a reduction is represented by a hash that is not commutative. Equal hashes mean equal expressions.
+so a repeated, missing or misplaced contribution is found. Because weights are added modulo 2**64, 2**64 repetitions of
+a contribution would add nothing, so contributions are also counted in floating point, which does not wrap around. The
+order of a reduction is represented by a hash that is not commutative. Two chunks with equal hashes were reduced in the
+same order, unless two 64-bit hashes collide.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _COPY, _OWN_FIRST = int(Op.COPY), int(Op.OWN_FIRST)  # plain integers: reading a
 
 
 def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
-    """Return the hash of `left` (+) `right`; it differs from that of `right` (+) `left`."""
+    """Return the hash of the reduction left (+) right, which differs from the hash of right (+) left."""
     mixed = (left * _LEFT) ^ ((right + _LEFT) * _RIGHT)
     spread: Hashes = mixed ^ (mixed >> _SHIFT)
     return spread
@@ -47,7 +49,7 @@ def one_hot_weights(n: int, chunks: int) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicValues:
-    """The contents of M places: weights (M, K), numbers of contributions (M,), hashes of the reduction order (M,)."""
+    """The symbolic contents of M chunks: sums of weights (M, K), numbers of contributions, and hashes of the order."""
 
     weights: Weights
     counts: NDArray[np.float64]
@@ -55,11 +57,11 @@ class SymbolicValues:
 
 
 class SymbolicState:
-    """The state of all ranks between two rounds of an operation.
+    """The symbolic contents of all chunks of all ranks between two rounds.
 
-    Arrays of shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts` of contributions,
-    `order` hashes, `valid` (chunks that were written or are input). `heard`, shape (n, n), marks the ranks that each
-    rank has heard from in a barrier; in other operations it is None.
+    Its arrays have the shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts` of
+    contributions, `order` (hashes of the reduction order), `valid` (whether a chunk was written or is input). `heard`,
+    shape (n, n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
@@ -75,17 +77,17 @@ class SymbolicState:
         self._last_index = np.zeros(n * chunks, np.int64)
 
     def find_repeated(self, rank: IntArray, chunk: IntArray) -> IntArray:
-        """Return the indices of entries whose place (rank, chunk) occurs again later in the two arrays."""
+        """Return the indices i for which the pair (rank[i], chunk[i]) occurs again at a later index."""
         flat, index = rank * self.chunks + chunk, np.arange(len(rank))
         self._last_index[flat] = index
         return np.nonzero(self._last_index[flat] != index)[0]
 
     def read(self, rank: IntArray, chunk: IntArray) -> SymbolicValues:
-        """Return the contents of the places (rank[i], chunk[i])."""
+        """Return the symbolic contents of the chunks chunk[i] of ranks rank[i]."""
         return SymbolicValues(self.weights[rank, chunk], self.counts[rank, chunk], self.order[rank, chunk])
 
     def receive(self, op: Ints, rank: IntArray, chunk: IntArray, values: SymbolicValues) -> None:
-        """Copy or reduce `values` into distinct places of this state; `op` is one value or has shape (M,)."""
+        """Copy or reduce `values` into the chunks chunk[i] of ranks rank[i], all of them distinct, by `op` or op[i]."""
         place = rank, chunk
         if isinstance(op, np.ndarray) and op.any():
             reduced = self._reduce(op == _OWN_FIRST, place, values)
@@ -102,7 +104,7 @@ class SymbolicState:
     def _reduce(
         self, own_first: bool | NDArray[np.bool_], place: tuple[IntArray, IntArray], incoming: SymbolicValues
     ) -> SymbolicValues:
-        """Return the contents that a place has after `incoming` is reduced into it; the state is not changed."""
+        """Return the contents that the chunks at `place` would have after `incoming` is reduced into them."""
         own = self.read(*place)
         if isinstance(own_first, np.ndarray):
             order = np.where(own_first, _hash_pair(own.order, incoming.order), _hash_pair(incoming.order, own.order))
@@ -115,8 +117,9 @@ def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[We
     """Raise PlanError unless the final `state` meets the postcondition of its operation.
 
     Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
-    every other, and all ranks whose output includes a chunk must have reduced it in the same order. `run_again`
-    executes the plan or program called `name` with other weights, to name the missing or repeated contributions.
+    every other, and all ranks whose output includes a chunk must have reduced it in the same order. `name` is the name
+    of the plan or program in errors, and `run_again` executes it with other weights to find the missing or repeated
+    contributions.
     """
     if state.heard is not None and not state.heard.all():
         early, late = np.nonzero(~state.heard)
@@ -169,7 +172,7 @@ def _describe_fault(state: SymbolicState, rank: int, chunk: int, run_again: Call
 
 
 def _list_contributions(ranks: Mask) -> str:
-    """Return "the contributions of ranks 0, 2 are" for the ranks in the mask, at most eight by number; "" for none."""
+    """Return text such as "the contributions of ranks 0, 2 are", with at most eight ranks; "" for an empty mask."""
     listed: IntArray = np.nonzero(ranks)[0]
     if len(listed) < 2:
         return f"the contribution of rank {listed[0]} is" if len(listed) else ""
