@@ -1,4 +1,5 @@
-"""The command line: one click group (main.py) and one thin file per command, which parses, calls and prints.
+"""The command line: one click group (main.py), and one thin file per command that calls the library and prints.
 
-Start with main.py. The package re-exports nothing: a command is imported when it is used, so that `--help` is fast.
+The package re-exports nothing, because a command's module is imported only when the command runs, which keeps `--help`
+fast.
 """

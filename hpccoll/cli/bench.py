@@ -1,4 +1,4 @@
-"""`hpccoll bench`: time engines and algorithms side by side in one run, and validate every result."""
+"""`hpccoll bench`: times engines (libraries) and algorithms side by side in one run, and validates every result."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _run(options: BenchOptions) -> int:
             wrong += record.wrong or 0
             if outputs is not None:
                 outputs.add(record)
-            # Only rank 0 tests the file: network file systems show a new file to some nodes later than to others.
+            # Only rank 0 looks for the stop file, because network file systems show a new file to some nodes later.
             stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
             if stopped:
                 records.close()
@@ -119,7 +119,7 @@ def _run(options: BenchOptions) -> int:
 
 
 def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
-    """Check the options and return the cases to measure; loads and proves algorithms given as FILE.py:FUNCTION."""
+    """Check the options and return the cases to measure; load and prove algorithms given as FILE.py:FUNCTION."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.interleaved import TimingOptions
@@ -157,9 +157,9 @@ def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
 
 @contextmanager
 def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSession]:
-    """Start the requested (or all available) engines, yield the session, and close them unless the block raised.
+    """Start the requested (or all available) engines and yield a session; close the engines unless an error occurs.
 
-    Collective over `world`. Raises UnavailableError if a requested engine cannot start here.
+    Collective over `world`. Raises UnavailableError if a requested engine cannot start.
     """
     from hpccoll import peers
     from hpccoll.communicator import Communicator
@@ -185,17 +185,17 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
     if options.budget is None:
         session.share_budget(WHOLE_BUDGET_S)
     yield session
-    # Not in a finally clause: closing is collective, and after an error on one rank the job is aborted.
+    # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.
     for peer in started:
         peer.close()
     comm.close()
 
 
 class _BenchOutput:
-    """The output of a run, on rank 0 only: writes each record to a file, prints and plots all of them at the end.
+    """The output of a run on rank 0: writes each record to a file, and prints and plots all records at the end.
 
-    Creating it tests that all output files can be written, reads the records of --resume, writes the run record and
-    shows a progress bar; the end of `stack` calls `finish`.
+    The constructor tests that all output files can be written, reads the records of --resume, writes the run record
+    and shows a progress bar. Closing `stack` calls `finish`.
     """
 
     def __init__(self, options: BenchOptions, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
@@ -231,12 +231,12 @@ class _BenchOutput:
 
     @property
     def finished(self) -> set[CaseKey]:
-        """The cases that --resume's file has already."""
+        """The benchmark cases whose records are already in the file of --resume."""
         return {record.key for record in self.records}
 
     @property
     def should_stop(self) -> bool:
-        """Whether --stop-file exists and some cases are neither recorded nor refused; tests the file, is local."""
+        """Whether the file of --stop-file exists and there are cases left to measure; local."""
         left = len(self.records) < self.session.case_count - len(self.session.refused)
         return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 

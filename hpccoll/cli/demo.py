@@ -32,8 +32,8 @@ LINE_WIDTH = 110
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
-    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm: it is proven, then the
-    example of its operation runs with it. The exit status is 4 if --force ended in the deadlock.
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm, which is
+    proven and then runs the example of its operation. The exit status is 4 if --force ended in the deadlock.
     """
     if name is None:
         _print_examples()
@@ -70,7 +70,7 @@ def _print_examples() -> None:
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
-    """Return the example and the algorithm to run it with, None for an example of several operations.
+    """Return an example and the algorithm that runs it (None if the example has several operations).
 
     An algorithm that the user gave, by --algorithm or as FILE.py:FUNCTION, is loaded and proven.
     """
@@ -99,7 +99,7 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 
 
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
-    """Print the example's description, its plan's proven cost and, if `draw`, the plan; before the example runs."""
+    """Before an example runs, print its description, its plan's proven cost and, if `draw` is set, the plan."""
     print(f"{example.name}, on {example.ranks} ranks\n")
     print("\n".join(example.description))
     if example.name == "send_send_deadlock":
@@ -130,7 +130,7 @@ def _output_values(
     values: Sequence[RankValues] | None,
     json_file: str | None,
 ) -> None:
-    """Print the values of all ranks and write their record, on rank 0; `values` is None elsewhere. Collective."""
+    """On rank 0, print and record the values of all ranks; `values` is None on other ranks. Collective."""
     from hpccoll.cli.run_record import make_run_record
 
     run = make_run_record(world) if json_file is not None else None
@@ -145,7 +145,7 @@ def _output_values(
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
-    """Return the fields of the example's `DemoRecord`: per title, the values of all ranks."""
+    """Return the example's `DemoRecord` as a dict, with the values of all ranks per column title."""
     before, after = (
         {title: [getattr(each, side)[index] for each in values] for index, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
@@ -155,7 +155,7 @@ def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence
 
 
 def _print_values(example: Example, values: Sequence[RankValues]) -> None:
-    """Print the table of all ranks' values, and the example's calls in each library."""
+    """Print the table of all ranks' values, and the calls that do the same in each library."""
     from hpccoll.demo.library_calls import format_library_calls
     from hpccoll.demo.run_example import format_value
 
@@ -166,7 +166,7 @@ def _print_values(example: Example, values: Sequence[RankValues]) -> None:
     ]
     print()
     print("The exchange without deadlock" if example.name == "send_send_deadlock" else "Values of each rank")
-    # Plain text on a terminal too, so that the output matches docs/course.md.
+    # Print plain text even on a terminal, so that the output matches docs/course.md.
     lines = [("", *before, *after), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

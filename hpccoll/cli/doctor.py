@@ -63,8 +63,9 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
 def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: str | None) -> int:
     """Check this machine and job, and print each finding with its evidence and remedy.
 
-    Runs alone, or under mpirun or srun, where it also checks hosts and the binding of ranks. Anything that may crash or
-    hang (MPI, CUDA, torch) runs in a process of its own. Nothing is changed or removed.
+    The command runs alone or in a job of mpirun or srun; in a job it also checks all hosts and the binding of ranks to
+    cores. Anything that may crash or hang (MPI, CUDA, torch) runs in a process of its own. Nothing on the machine
+    is changed or removed.
     """
     is_launched = get_launched_rank() is not None
     job = start_mpi_job(os.environ, MPI_START_LIMIT_S) if is_launched else describe_unlaunched_process(os.environ)
@@ -92,7 +93,7 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: 
 
 
 def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
-    """Run the host checks on the first rank of each host; return all reports on rank 0, [] elsewhere. Collective.
+    """Run the host checks on the first rank of each host; return all reports on rank 0, [] on other ranks. Collective.
 
     A process that a check starts may run for `limit_s` seconds.
     """
@@ -108,7 +109,7 @@ def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
 
 
 def _make_run_record(job: MpiJob) -> dict[str, Any]:
-    """Return the record of kind `run`. Collective if MPI runs."""
+    """Return the record of kind `run`: command, versions, hosts. Collective if MPI has been initialized."""
     from hpccoll.cli.run_record import make_serial_run_record
 
     if job.world is None:
@@ -148,9 +149,9 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 
 
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
-    """Return a table as lines of at most `width` characters: each finding, with evidence and remedy if not ok.
+    """Return the table of findings as lines of `width` characters: evidence of warnings and problems, and remedies.
 
-    If `verbose`, findings that are ok have evidence and remedy too. Remedies stay on one line.
+    With `verbose`, all findings have evidence and remedies. Remedies are not wrapped, however long they are.
     """
     lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
     indent = " " * (area_width + 11)

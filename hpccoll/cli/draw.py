@@ -67,7 +67,7 @@ def _render(request: DrawingRequest, suffix: str) -> bytes:
 
 
 def _render_trace(request: DrawingRequest) -> bytes:
-    """Return a JSON trace: simulated on the request's machine; without a machine, rounds have equal length."""
+    """Return a JSON trace with times simulated on the request's machine, or, without one, rounds of equal length."""
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
@@ -107,7 +107,7 @@ def draw(
     measured: bool,
     size: str,
 ) -> None:
-    """Draw an algorithm: the messages of each round, and the contents of every rank after it.
+    """Draw an algorithm: the messages of each round, and the contents of every rank after the round.
 
     \b
     .txt   a text grid
@@ -181,7 +181,7 @@ def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
 
 
 def _get_algorithm(name: str) -> Algorithm:
-    """Return the one algorithm that `name` selects, or raise UsageError if it selects several; loads FILE.py."""
+    """Return the one algorithm that `name` selects, loading FILE.py; raise UsageError if it selects several."""
     from hpccoll.cli.verify import resolve_algorithms
 
     algorithms = resolve_algorithms([name])
@@ -226,7 +226,7 @@ def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> 
 
 
 def _parse_nodes(nodes: str, ranks: int) -> tuple[int, ...]:
-    """Parse --nodes, a number of nodes or the numbers of ranks on each, to the number of ranks on each node."""
+    """Return the number of ranks on each node, from --nodes: a number of nodes, or a list of ranks per node."""
     words = [word.strip() for word in nodes.split(",")]
     if all(word.isdecimal() for word in words):
         sizes = tuple(map(int, words))

@@ -28,7 +28,7 @@ ITEMSIZE = 4
 def export(name: str, output: str, ranks: int | None, root: int, chunks: int | None, size: str) -> None:
     """Write a plan for other tools: .json for any tool, .goal to simulate it with LogGOPSim, .xml for MSCCL on GPUs.
 
-    The plan is proven first. FILE.json is a plan that this command wrote, or one written by hand.
+    The plan is proven before it is written. FILE.json is a plan that this command wrote, or one written by hand.
     """
     suffix, nbytes = Path(output).suffix, parse_size(size)
     if suffix not in SUFFIXES:
@@ -54,7 +54,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
 
 
 def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
-    """Return the plan of a built-in algorithm, or of a user's own loaded from its file, after proving it."""
+    """Return the proven plan of a built-in algorithm, or of a user's own algorithm loaded from a file."""
     from hpccoll.selection import choose_chunk_count
 
     if loader.is_file_reference(name):

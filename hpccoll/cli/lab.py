@@ -56,7 +56,8 @@ def lab() -> None:
     """Start a throw-away SLURM cluster on this machine, change it while jobs run, and remove it without a trace.
 
     Nodes have their own host names, addresses, processes, /tmp and /dev/shm; links can have a rate and a latency. Root
-    is not needed if users may create namespaces. Without namespaces the lab is flat, and a warning states why.
+    rights are not needed if users may create namespaces. Without namespaces, all daemons of the lab run on 127.0.0.1
+    (a flat lab), and a warning states why.
 
     \b
     Example:
@@ -100,7 +101,7 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
     """Run a command on the control node of the running lab, or of a new lab that ends with the command.
 
     A new lab is started if none runs, or if an option such as --nodes or --link describes one. Ctrl-C ends the
-    command and its new lab. The exit status is the command's.
+    command and a lab that was started for it. The exit status is that of the command.
     """
     from hpccoll.lab.client import is_lab_running
     from hpccoll.lab.cluster import Lab, get_default_dir
@@ -201,7 +202,7 @@ def slow(node: str, state_dir: Path | None, percent: float) -> int:
 
 
 def _warn_of_flat_mode(reason: str) -> None:
-    """Print a warning of the limits and insecurity of flat mode to standard error."""
+    """Warn on standard error that a flat lab (without namespaces) is limited and insecure."""
     from hpccoll.lab.isolation import Isolation
 
     click.echo(
@@ -212,14 +213,14 @@ def _warn_of_flat_mode(reason: str) -> None:
 
 
 def _attach(state_dir: Path | None) -> Lab:
-    """Connect to the lab that runs in the given or the default directory; raise UnavailableError if none does."""
+    """Connect to the lab that runs in the given or the default directory; raise UnavailableError if no lab runs."""
     from hpccoll.lab.cluster import Lab, get_default_dir
 
     return Lab.attach(state_dir or get_default_dir())
 
 
 def _build_spec(options: dict[str, Any]) -> ClusterSpec:
-    """Return the configuration that the options describe; nodes also see the working directory and this Python."""
+    """Return the lab's configuration from the options; nodes also see the working and the Python directory."""
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}
@@ -231,7 +232,7 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
 
 
 def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
-    """Run a command of a lab on this terminal and wait; return its exit status, 128 + N if signal N ended it."""
+    """Run a lab's command on this terminal and wait; return the command's exit status, or 128 + N after signal N."""
     process = subprocess.Popen(running_lab.wrap_command(command), env=running_lab.build_environment())
     try:
         status = process.wait()
@@ -242,7 +243,7 @@ def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
 
 
 def _end_interrupted(process: subprocess.Popen[bytes]) -> None:
-    """Wait until an interrupted command ends; interrupt it again, as srun expects; kill it after KILL_S."""
+    """Wait until an interrupted command ends; interrupt it again, as srun expects; kill it KILL_S seconds later."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for limit_s in (SECOND_INTERRUPT_S, KILL_S):

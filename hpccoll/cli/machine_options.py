@@ -27,14 +27,14 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The selected machine, the value of --nodes, and a fit's median errors on fitted and on left-out sizes."""
+    """The machine, the value of --nodes, and a fit's median errors on fitted and on left-out message sizes."""
 
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
 
     def for_ranks(self, ranks: int) -> Machine:
-        """Return the machine; with --nodes, one whose ranks per node divide `ranks` evenly over that many nodes."""
+        """Return the machine for a job of `ranks` ranks; --nodes sets ranks per node to `ranks` / nodes, rounded up."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
@@ -66,15 +66,15 @@ def add_machine_options(command: Command) -> Command:
 def resolve_machine(
     counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> ChosenMachine:
-    """Return the machine that the options select; read `FILE.toml`, or read `fit:FILE` and fit a machine to it.
+    """Return the machine that the options select: built-in, from a TOML file, fitted to results, or with given costs.
 
     Args:
         counts: the rank counts to simulate.
         options: values of the options of `add_machine_options`, by name.
-        algorithms: algorithms whose rows a machine is fitted to; empty for all.
+        algorithms: the algorithms whose measurements a machine is fitted to; empty for all algorithms.
 
     Raises:
-        UsageError: --machine together with costs, more nodes than ranks, or a file that cannot be used.
+        UsageError: --machine is given with --alpha, --beta or --gamma; nodes outnumber ranks; or a file is unusable.
     """
     name, nodes = options["machine"], options["nodes"]
     costs = {key: options[key] for key in ("alpha", "beta", "gamma") if options[key] is not None}
@@ -105,7 +105,7 @@ def parse_seconds(text: str, option: str) -> float:
 def parse_seconds_per_byte(text: str, option: str) -> float:
     """Parse a time per byte (8e-11) or a bandwidth (12.5GB/s, 1 GB being 1e9 bytes) to seconds per byte.
 
-    Raises a UsageError that names `option` if `text` is neither.
+    Raises a UsageError that names `option` if `text` is neither a time nor a bandwidth.
     """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*GB/s\s*", text, re.IGNORECASE)
     if match is None:
@@ -121,9 +121,9 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Read a bench record and fit a machine to its rows of `names`, or to all if there are none; return its errors too.
+    """Fit a machine to the measurements of algorithms `names` in a result file, or to all if there are none of `names`.
 
-    The errors are the median ones on the fitted and on the left-out message sizes.
+    Returns the machine, and its median relative errors on fitted and on left-out message sizes.
     """
     from hpccoll.predict.fit import fit_machine
 
@@ -134,9 +134,9 @@ def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, floa
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
-    """Read the rows of a bench record that a machine can be fitted to: those of hpccoll's plans, on two ranks or more.
+    """Return the measurements in a result file that a fit can use: those of hpccoll's plans on two ranks or more.
 
-    Raises a UsageError that names `option` if the file cannot be read or is not a bench record.
+    Raises a UsageError that names `option` if the file cannot be read or is not a result file.
     """
     from hpccoll.measure.result_file import read_records
 
@@ -145,7 +145,7 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 
 
 def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
-    """Return the plan that a record measured and its time, or None if the record is not usable for a fit."""
+    """Return the measured plan and time of a result record, or None if a fit cannot use the record."""
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm
@@ -162,7 +162,7 @@ def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
     except (HpccollError, TypeError):
         return None
     chunks = choose_chunk_count(algorithm, row.ranks, row.nbytes, row.count)
-    # A fitted machine has full nodes in rank order; the last node takes the remaining ranks.
+    # In a fitted machine, ranks fill the nodes in order; the last node takes the remaining ranks.
     full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
     nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)
     plan = algorithm.plan(row.ranks, row.root or 0, chunks, nodes)

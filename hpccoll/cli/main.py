@@ -25,8 +25,7 @@ from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 GRACE_S = 0.25
-# The environment variable that names a file for the exit status, for batch scripts: srun's own status is 137 if it had
-# to kill other ranks.
+# An environment variable that names a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
@@ -69,7 +68,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; if the reader has closed the pipe, discard the output and return status 141."""
+        """Run the command; if the reader of standard output closed the pipe, discard output and return status 141."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would exit with 1, the status of a wrong result
@@ -123,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _record_status(status: int) -> int:
     """Write `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists already, and return `status`."""
     if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
-        # Without the file, the batch script uses the launcher's exit status.
+        # If the status file cannot be written, batch scripts use the launcher's exit status.
         with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
             file.write(f"{status}\n")
     return status
@@ -146,7 +145,7 @@ def _fail(status: int, message: str) -> int:
         if is_printing_rank():
             print(message, file=sys.stderr)
         return _record_status(status)
-    # All ranks often fail alike: the lowest one prints and aborts the job while the others still sleep.
+    # If all ranks fail alike, the lowest one prints the message and aborts the job while the other ranks sleep.
     time.sleep(min(get_launched_rank() or 0, 8) * GRACE_S)
     print(message, file=sys.stderr, flush=True)
     _record_status(status)

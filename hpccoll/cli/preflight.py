@@ -1,9 +1,8 @@
 """`hpccoll preflight`: measure every pair of nodes and every node, and name slow or broken nodes and links.
 
-Records in this order: `preflight_pair`, two per pair of nodes (`source`, `destination`, `nbytes`, `repeats`,
-`latency_us`, `bandwidth_GBps` by the shortest of `transfer_us`, and `broken`, the reason why a sample failed, or null);
-`preflight_node`, one per node (`node`, `repeats`, `copy_GBps`, `compute_Gsin_per_s`, `lost`); and one
-`preflight_summary` (`nodes`, `threshold`, `faults`, `exclude`). hpccoll/preflight/faults.py defines what is slow.
+The output has two `preflight_pair` records per pair of nodes (one per direction), then one `preflight_node` record per
+node, then one `preflight_summary` record. Their fields are in hpccoll/records/nodes.py. hpccoll/preflight/faults.py
+defines from which value on a node or link is slow.
 """
 
 from __future__ import annotations
@@ -68,8 +67,9 @@ def preflight(
 ) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
-    The first rank of each node measures. Several pairs are measured at a time, with no node in two. The last line of
-    the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4 something is broken.
+    The first rank of each node measures. Several pairs are measured at a time, but no node is in two of them. The
+    last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4
+    something is broken.
     """
     if reach:
         results = check_reachability(*read_slurm_step(os.environ), limit)
@@ -133,7 +133,7 @@ def _measure(
 
 
 def _make_run_record(results: PreflightResults) -> dict[str, Any]:
-    """Return the record of kind `run`; local, on rank 0."""
+    """Return the record of kind `run` (command, versions, nodes) on rank 0; local."""
     record = make_serial_run_record()
     versions = job.collect_versions()
     return record | {

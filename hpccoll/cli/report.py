@@ -82,7 +82,7 @@ def _refuse_overwriting(files: Sequence[str], output: str) -> None:
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return the models for the bounds: none if `no_bound`, those of the named machine, or one fitted per job.
+    """Return models for lower bounds of times: none if `no_bound`, those of the named machine, or one fitted per job.
 
     Fitting reads the result files again and shows a progress bar on the terminal.
     """
@@ -101,7 +101,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
-    """Parse a run's command line; return the cases it asked for, or None if it is no valid `hpccoll bench` command."""
+    """Return the benchmark cases in a run's command line, or None if that is not a valid `hpccoll bench` command."""
     from hpccoll.cli.bench import PLACES, bench
     from hpccoll.report.findings import BenchRequest
     from hpccoll.units import parse_size, sizes_between
@@ -132,7 +132,7 @@ def _write_page(output: str, text: str) -> None:
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
-    """Print the findings, the skipped files, and the page's name, size and contents."""
+    """Print the findings and the skipped files, then the page's name, size, and numbers of findings and data."""
     indent = " " * 9
     fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:

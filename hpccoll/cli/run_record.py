@@ -1,4 +1,4 @@
-"""The first line of a result file: the record of kind `run`."""
+"""Makes the record of kind `run` (command, versions, hosts), the first line of a result file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_serial_run_record() -> dict[str, Any]:
 
 
 def _make_record(**facts: Any) -> dict[str, Any]:
-    """Return the record with these fields and the command line, the current time as start time, and the SLURM job."""
+    """Return the record of kind `run` with fields `facts`, the command line, the current time and the SLURM job."""
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])

@@ -1,6 +1,6 @@
 """`hpccoll simulate`: predicts the time, steps, bytes and critical path of algorithms on a machine.
 
-It writes one `SimulatedPlanRecord` per algorithm, rank count and size.
+With --json, the command writes one `SimulatedPlanRecord` per algorithm, rank count and message size.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _simulate_cases(
 
 
 def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
-    """Return the fields of the case's `SimulatedPlanRecord`."""
+    """Return a simulated case as the fields of a `SimulatedPlanRecord`."""
     simulation = case.simulation
     plan, machine = simulation.plan, simulation.machine
     bound = compute_bounds(plan.operation, plan.ranks, machine, simulation.nbytes)
@@ -155,7 +155,7 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
 
 
 def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
-    """Return the first and last `count` waits of a path, with None between them if any are left out."""
+    """Return the first and last `count` waits of a critical path, with None between them if any waits are left out."""
     if len(path.waits) <= 2 * count:
         return list(path.waits)
     return [*path.waits[:count], None, *path.waits[-count:]]

@@ -146,7 +146,7 @@ class _TrainOutput:
         self._summary: TrainSummaryRecord | None = None
 
     def add_step(self, record: TrainStepRecord) -> None:
-        """Keep a step's record, write it to --json and advance the progress bar."""
+        """Keep a step's record, write it to the file of --json, and advance the progress bar."""
         if self._writer is not None:
             self._writer.write(record.as_dict())
         self._steps.append(record)
@@ -159,7 +159,7 @@ class _TrainOutput:
             click.echo(f"# {message}", err=True)
 
     def add_summary(self, summary: TrainSummaryRecord) -> None:
-        """Keep the summary record and write it to --json."""
+        """Keep the summary record and write it to the file of --json."""
         self._summary = summary
         if self._writer is not None:
             self._writer.write(summary.as_dict())
@@ -183,7 +183,7 @@ def _format_step(step: TrainStepRecord) -> list[str]:
 
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
-    """Return the summary as one line."""
+    """Return the summary of a training run as one line."""
     words = [f"{summary.strategy} on {summary.ranks} ranks: {summary.steps} steps"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")

@@ -30,7 +30,7 @@ BUFFERS = ("host", "symmetric", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The values of the command-line options."""
+    """The options of `hpccoll tune` as parsed by click."""
 
     operations: tuple[str, ...]
     min_bytes: str
@@ -58,10 +58,10 @@ class TuneOptions:
 @click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**options: Any) -> int:
-    """Measure every algorithm and the MPI library's own collectives of each OP, by default all, and store their times.
+    """Measure every algorithm of each OP (default: all) and the MPI library's own collectives, and store their times.
 
-    `algorithm="auto"` reads the table in later jobs with the same MPI library, kind of host and layout of ranks. Sizes
-    that are measured again are replaced; the rest of the table is kept.
+    `algorithm="auto"` reads the table in later jobs with the same MPI library, kind of host and layout of ranks. New
+    times replace stored times of the same message sizes; the rest of the table is kept.
 
     \b
     Example:
@@ -131,7 +131,7 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the table in the file `path`; with --json also write it as JSON, or only that if to standard output."""
+    """Print the tuning table in the file `path`, and write it as JSON to --json; `--json -` prints only the JSON."""
     from hpccoll.selection.tuning_files import read_table
 
     if not path.exists():
@@ -149,7 +149,7 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
 class _TuneOutputs:
     """Writes each record when its row finishes and the table after each message size, with a progress bar; rank 0 only.
 
-    Raises UsageError if the table or the record cannot be written. `stack` prints the new part of the table at the end.
+    Raises UsageError if the table or the record cannot be written. Closing `stack` prints the table's new part.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _TuneOutputs:
 
     @property
     def measured(self) -> list[TuningSeries]:
-        """One series of a single point per message size measured so far."""
+        """The times measured so far: a series with a single point per message size."""
         return [series for session in self.sessions for series in session.found]
 
     def add(self, record: CollectiveRecord) -> None:

@@ -1,8 +1,8 @@
 """`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
-Each algorithm is proven with every variant of root, chunk count and node layout that it takes (`list_variants`), and
-for 0, 1, n-1, 7 and 1,000,003 elements. It writes one `ProvenPlanRecord` per algorithm and rank count, whose costs are
-those of the last variant that was proven.
+Each algorithm is proven for every variant of root, chunk count and node layout that `list_variants` returns, and for
+0, 1, n-1, 7 and 1,000,003 elements. With --json, the command writes one `ProvenPlanRecord` per algorithm and rank
+count, with the costs of the last variant that was proven.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
-    """Yield the (root, chunks, nodes) to prove; parameters that the algorithm does not take are 0, 1 and None."""
+    """Yield the variants (root, chunks, nodes) to prove; parameters that the algorithm lacks are 0, 1 and None."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
@@ -40,7 +40,7 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def list_node_layouts(ranks: int) -> list[Nodes]:
-    """Return the layouts to prove: one node; equal nodes; 6 ranks each and the rest; 1 and n-1; three interleaved."""
+    """Return node layouts to prove: one node, equal nodes, nodes of 6 and a rest, of 1 and n-1, three interleaved."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: list[Nodes] = [None, (size,) * (ranks // size)]
@@ -82,14 +82,14 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
 
 
 def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
-    """Return the algorithms that `names` select, all if it is empty; runs the file of each FILE.py:FUNCTION.
+    """Return the algorithms that `names` select, or all if `names` is empty; executes the FILE.py of user algorithms.
 
     Args:
         names: each is OP/ALGORITHM, OP for all algorithms of an operation, or FILE.py:FUNCTION.
 
     Raises:
-        UnknownNameError: an operation or algorithm does not exist; lists the valid names.
-        UsageError, PlanError: a file cannot be read, or raises.
+        UnknownNameError: an operation or algorithm does not exist; the message lists the valid names.
+        UsageError, PlanError: a file cannot be read, or raises an exception.
     """
     if not names:
         return list_algorithms()
@@ -114,14 +114,14 @@ def _resolve_registered(name: str) -> list[Algorithm]:
 
 
 def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
-    """Prove (full name, rank count) tasks in a worker process; algorithms themselves may not be picklable."""
+    """Prove tasks (full name, rank count) in a worker process; tasks have names, as algorithms may not be picklable."""
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
     """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result.
 
-    Few tasks, and algorithms from files, are proven in this process instead. Returns when all are proven.
+    A few tasks, and algorithms from files, are proven in this process instead. Returns when all tasks are done.
     """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
@@ -133,7 +133,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     # Tasks are sorted by size and distributed round-robin, so that all batches take about the same time.
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
     batches = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
-    # Spawned, not forked: a forked child could inherit a lock that the progress bar's thread holds.
+    # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         try:
             for future in as_completed([pool.submit(_prove_batch, batch) for batch in batches]):

@@ -1,4 +1,4 @@
-"""Array modules that allocate a benchmark's buffers: in host memory, in shared host memory, or in CUDA memory."""
+"""Allocators of a benchmark's NumPy or CuPy buffers in host memory, shared host memory or CUDA memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNED = 4096
 
 
 class PreallocatedModule:
-    """Base class of array modules that allocate arrays one after another from `memory`, an array of bytes."""
+    """Base class of allocators that cut NumPy or CuPy arrays, one after another, from `memory`, an array of bytes."""
 
     def __init__(self, memory: FlatArray) -> None:
         super().__init__()
@@ -32,23 +32,23 @@ class PreallocatedModule:
 
 
 class SharedMemoryModule(PreallocatedModule, NumPyModule):
-    """NumPy arrays in one buffer of shared host memory."""
+    """Allocates NumPy arrays one after another in a buffer of shared host memory."""
 
 
 class SharedCupyModule(PreallocatedModule, CupyModule):
-    """CuPy arrays in one buffer of shared device memory."""
+    """Allocates CuPy arrays one after another in a buffer of shared device memory."""
 
 
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
-    """Return the module that allocates a benchmark's buffers; collective over `comm`, allocates shared memory at once.
+    """Return the allocator of a benchmark's buffers; collective over `comm`, because shared memory is allocated here.
 
     Args:
         buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
-        comm: the ranks that share the memory.
-        most_bytes: the size of input and output of the largest workload together.
+        comm: the communicator whose ranks share the memory.
+        most_bytes: total size in bytes of the input and output of the largest workload.
 
     Raises:
-        UnavailableError: no CUDA device, or no CuPy.
+        UnavailableError: there is no CUDA device, or CuPy is not installed.
     """
     if buffer == "symmetric":
         return SharedMemoryModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))

@@ -1,4 +1,4 @@
-"""Makes the record of a benchmark case from its samples, with their summary and the bandwidths at the median."""
+"""Makes the result record of a benchmark case: its samples, their summary and the bandwidths at the median time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def make_collective_record(
 
     Args:
         case: the operation, size, engine and algorithm that were measured.
-        samples_us: the maximum over ranks of each iteration, in microseconds, in the order measured.
+        samples_us: each iteration's time on its slowest rank, in microseconds, in the order measured.
         stop: the reason why timing ended.
         wrong: the number of wrong elements; None if the results were not checked.
         staging: whether MPI accessed device memory directly or through pinned host memory; None for host memory.
-        stream_us: times of the same iterations by events on the CUDA stream; empty for host memory.
+        stream_us: times of the same iterations in microseconds, measured by CUDA events; empty for host memory.
 
     Raises:
-        UsageError: no samples, negative or infinite samples, or an unknown operation.
+        UsageError: there are no samples, a sample is negative or infinite, or the operation is unknown.
     """
     rounded = _round_samples(samples_us)
     summary, operation = summarize(rounded), find_timed_operation(case.op)
@@ -52,7 +52,7 @@ def make_collective_record(
 
 
 def read_collective_record(line: Mapping[str, Any], location: str) -> CollectiveRecord:
-    """Return the record of a decoded line of a result file, with summary and bandwidths recomputed from the samples.
+    """Return the record in a decoded line of a result file, with summary and bandwidths recomputed from its samples.
 
     Raises:
         UsageError: a field is missing or invalid; the message contains `location` (file and line).

@@ -1,8 +1,8 @@
-"""Compares engines and algorithms on the same operation and size.
+"""Compares the times of engines (libraries) and algorithms for the same operation and message size.
 
-A record's place is in place or out of place. A record's ratio is the median of engine `mpi` in the same place divided
-by the record's median, so a record with a ratio above 1 is faster than `mpi`. The best record is the one with the
-smallest median among records without wrong results.
+A record's place tells whether the collective ran in place or out of place. A record's ratio is the median time of
+engine `mpi`, in or out of place as the record, divided by the record's median; above 1 means faster than `mpi`. The
+best record has the smallest median time among the records without wrong results.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ class EngineRecords:
 
     @property
     def records(self) -> tuple[CollectiveRecord, ...]:
-        """The one or two records that are not None, out of place first."""
+        """The measured records: `out_of_place`, then `in_place`, without those that are None."""
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
-        """Return the record in place or out of place, None if it was not measured."""
+        """Return the in-place or the out-of-place record; None if this place was not measured."""
         return self.in_place if in_place else self.out_of_place
 
 
 @dataclass(frozen=True, slots=True)
 class EngineComparison:
-    """The records of all engines and algorithms on one table key and size."""
+    """The records of all engines and algorithms for one table (operation, dtype, ranks, ...) and message size."""
 
     setting: TableKey
     nbytes: int
     entries: tuple[EngineRecords, ...]
 
     def ratio_to_mpi(self, record: CollectiveRecord) -> Interval | None:
-        """Return median(mpi) / median(record) with its interval; None for mpi itself and if mpi was not measured."""
+        """Return median(mpi) / median(record) with its 95 % interval; None for engine `mpi` itself or without it."""
         if record.engine == REFERENCE:
             return None
         for entry in self.entries:
@@ -69,23 +69,23 @@ class EngineComparison:
 
     @property
     def best(self) -> EngineRecords | None:
-        """The entry with the smallest median, in place or out of place; None if all results were wrong."""
+        """The engine and algorithm with the smallest median, in or out of place; None if all results were wrong."""
         entries = enumerate(self.entries)
         medians = [(record.time_us.p50, i) for i, entry in entries for record in entry.records if not record.wrong]
         return self.entries[min(medians)[1]] if medians else None
 
 
 def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Interval | None:
-    """Return median(reference) / median(record) with its interval; None if a sample of the record is zero."""
+    """Return median(reference) / median(record) with its 95 % interval; None if a sample of `record` is zero."""
     if record.time_us.min <= 0:
         return None
     return ratio_of_medians(reference.samples_us, record.samples_us)
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
-    """Return one comparison per table key and size, with keys in order of appearance and sizes ascending.
+    """Return one comparison per `TableKey` and message size; keys in order of first appearance, sizes ascending.
 
-    If a case was measured twice, its last record is used.
+    Of several records of one benchmark case, the last is used.
     """
     by_setting: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:
@@ -106,7 +106,7 @@ def get_engine_sort_key(name: tuple[str, str | None]) -> tuple[int, str, str]:
 
 
 def _group_by_engine(records: list[CollectiveRecord]) -> tuple[EngineRecords, ...]:
-    """Return records of one table key and size, grouped and sorted by engine and algorithm; keep the last duplicate."""
+    """Group the records of one table and message size by engine and algorithm, sorted; keep the last of duplicates."""
     places = {(record.engine, record.algorithm, record.in_place): record for record in records}
     names = sorted({(engine, algorithm) for engine, algorithm, _ in places}, key=get_engine_sort_key)
     return tuple(EngineRecords(*name, places.get((*name, False)), places.get((*name, True))) for name in names)

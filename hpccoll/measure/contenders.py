@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Larger messages are not checked by replaying the plan, because replay computes all ranks serially.
+# Results with more bytes over all ranks are not checked by replaying the plan, which runs all ranks' steps serially.
 REPLAYED_BYTES = 64 * 1024
 
 
@@ -42,7 +42,7 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
 
 
 def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
-    """Return a function that computes this rank's exact output by replaying all ranks' steps without communication."""
+    """Return a function that computes this rank's exact output by running all ranks' steps in this process."""
     task = workload.task
 
     def replay_plan() -> Array:
@@ -74,7 +74,7 @@ def prepare_contenders(
     """Prepare all contenders on the workload's buffers: `algorithms` of hpccoll, and the started engines `peers`.
 
     Collective over `comm`. Returns the contenders that can run, and a sentence with the reason for each contender that
-    cannot run. The result is the same on all ranks.
+    cannot run. All ranks return the same contenders and reasons.
     """
     ready: list[Contender] = []
     refused: list[str] = []

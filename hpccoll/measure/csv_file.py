@@ -18,7 +18,7 @@ COLUMNS = (*CollectiveCase.__struct_fields__, *_RESULT, *_RATIO)
 
 
 def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--csv") -> None:
-    """Write (or overwrite) a CSV file: a heading and one line per record, sorted as the table is; None is left empty.
+    """Write a CSV file: a heading, then one line per record in the order of the printed table; None is an empty cell.
 
     Raises:
         UsageError: the file cannot be written.
@@ -39,7 +39,7 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
 
 
 def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:
-    """Return the cells of a record's line by column, with the ratio to engine `mpi` taken from its comparison."""
+    """Return the CSV cells of a record by column name, with the ratio of engine `mpi`'s time to the record's."""
     cells = record.as_dict()
     cells |= {f"{name}_us": value for name, value in cells["time_us"].items()}
     ratio = case.ratio_to_mpi(record)

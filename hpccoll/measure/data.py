@@ -1,7 +1,7 @@
-"""Reproducible inputs, and the results that every engine must produce from them.
+"""Reproducible inputs of benchmarks, and the expected results by which the output of every engine is validated.
 
-Inputs repeat with a prime period, so that large inputs are cheap to make and neighbouring chunks differ. Every rank
-computes its expected result without communication, because it can make the inputs of all ranks.
+Inputs repeat every PERIOD elements (a prime), so that large inputs are cheap to make and neighbouring chunks differ.
+Every rank computes its expected result without communication, because it can make the inputs of all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExpectedResult:
     bound: Array | None = None
 
     def count_wrong(self, output: Array) -> int:
-        """Return how many elements of `output` differ from `values` by more than `bound` (exact NaNs are equal)."""
+        """Return how many elements differ from `values` by more than `bound`; two NaNs are equal if `bound` is None."""
         if self.bound is None:
             same = output == self.values
             if output.dtype.kind in "fcV":
@@ -60,7 +60,7 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
 
 
 def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
-    """Return the NumPy function that reduces two arrays elementwise; the sum for `avg`."""
+    """Return the NumPy function that reduces two arrays elementwise by reduction `op`; for `avg`, it is the sum."""
     function: Callable[[Array, Array], Array] = getattr(np, FUNCTIONS[op])
     return function
 
@@ -73,7 +73,7 @@ def compute_expected_result(
     Args:
         inputs: every rank's input, 1-D, with all of its blocks; None for a rank without input.
         op: the reduction; ignored unless `operation` reduces.
-        root: ignored unless `operation` has a root.
+        root: the root rank; ignored unless `operation` has a root.
     """
     n = len(inputs)
     given = [array for array in inputs if array is not None]
@@ -99,9 +99,9 @@ def _block(array: Array, rank: int, n: int) -> slice:
 
 
 def _expect_reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
-    """Return the reduction of all inputs: exact for booleans, integers, min and max; else float64 or complex128.
+    """Return the reduction of all inputs: exact for booleans, integers, min and max, else in double precision.
 
-    The bound 4 (n + 1) eps times the reduction of |x| holds for any order of summation or multiplication of n inputs.
+    The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.
     """
     dtype, n = inputs[0].dtype, len(inputs)
     combine = get_reduction_function(op)
@@ -117,5 +117,5 @@ def _expect_reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
         magnitude = combine(magnitude, np.abs(array.astype(wide)))
     eps = 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
     scale = n if op == "avg" else 1
-    # A product of two complex numbers has four rounding errors; the division of an average adds one.
+    # The factor 4 covers the rounding errors of a complex product; n + 1 covers n inputs and the division of `avg`.
     return ExpectedResult(total / scale, (4 * (n + 1)) * eps * magnitude / scale)

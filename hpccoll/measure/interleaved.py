@@ -1,7 +1,7 @@
-"""Times contenders on the same buffers in turns of several iterations, in a new random order every round.
+"""Times contenders (engines and algorithms) on the same buffers, taking turns in a new random order every round.
 
-A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration; its exit skew is part of
-the sample and the same for all contenders. Rank 0 decides how many iterations a turn has and when to stop, and
+A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration, so every sample includes
+the skew with which ranks leave a barrier. Rank 0 decides how many iterations a turn has and when to stop, and
 broadcasts both, so that all ranks call the same collectives.
 """
 
@@ -45,18 +45,18 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """`engine/algorithm`, or `engine/-` for another library."""
+        """The contender's name: `hpccoll/ALGORITHM`, or `ENGINE/-` for another library."""
         return f"{self.engine}/{self.algorithm or '-'}"
 
     @property
     def median_us(self) -> float:
-        """The median of the samples so far; infinite without samples."""
+        """The median of the samples so far in microseconds; infinite if there are none."""
         return float(np.median(self.samples_us)) if self.samples_us else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """Numbers of iterations: `warmup` untimed ones, then timed ones until `rule` says stop; `check` validates all."""
+    """How to time: `warmup` untimed iterations, then timed ones until `rule` stops; `check` validates every result."""
 
     rule: StoppingRule
     warmup: int
@@ -75,7 +75,7 @@ class InterleavedBenchmark:
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:
-        """Warm up and time all contenders; yield each, with samples and `stop` set, once the stopping rule ends it."""
+        """Warm up and time all contenders; yield each contender when the stopping rule ends its timing."""
         for contender in self.running:
             self.warm_up(contender)
         while self.running:
@@ -91,7 +91,8 @@ class InterleavedBenchmark:
     def warm_up(self, contender: Contender) -> None:
         """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
 
-        Results are compared with the expected values, the contender's oracle and, by checksum, the other ranks.
+        Results are compared with expected values, with the exact bits that `contender.oracle` returns, and by checksum
+        with the results of other ranks.
         """
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
@@ -108,7 +109,7 @@ class InterleavedBenchmark:
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time several iterations of a contender, and append the maximum over ranks of each to its samples."""
+        """Time several iterations; append the time of each on its slowest rank to the contender's samples."""
         begin = time.perf_counter()
         count = self.comm.bcast(self.count_iterations(contender))
         local = np.empty((count, 2))  # seconds by the host's clock and by CUDA events
@@ -121,16 +122,16 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations take about TURN_S seconds, from 1 to MOST_A_TURN and within the stopping rule."""
+        """Return how many iterations take about TURN_S seconds: from 1 to MOST_A_TURN, within the rule's maximum."""
         median_s = max(contender.median_us / 1e6, 1e-7)
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
     def time_iteration(self, contender: Contender) -> tuple[float, float]:
-        """Run a barrier and one iteration, and check its result if `check` is set.
+        """Run a barrier and one iteration; if `check` is set, count the wrong elements of the result.
 
         Returns:
-            This rank's seconds by the host's clock and by CUDA events (0 for host memory).
+            The iteration's seconds on this rank, by the host's clock and by CUDA events (0 for host memory).
         """
         workload = self.workload
         timer = workload.module.make_stream_timer()
@@ -150,14 +151,14 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return why to stop timing a contender, or None to continue; local. `run` uses only the answer of rank 0."""
+        """Return the reason to stop timing a contender, or None to go on; local. `run` uses the decision of rank 0."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
 
 
 def count_different_elements(found: Array, exact: Array) -> int:
-    """Count the elements whose bits differ (NaN equals NaN)."""
+    """Return the number of elements whose bits differ; two NaNs count as equal."""
     differ = found.view(np.uint8).reshape(len(found), -1) != exact.view(np.uint8).reshape(len(exact), -1)
     nan = np.isnan(found) & np.isnan(exact) if found.dtype.kind in "fcV" else np.zeros(len(found), np.bool_)
     return int(np.count_nonzero(differ.any(axis=1) & ~nan))

@@ -8,7 +8,7 @@ from hpccoll.errors import UsageError
 
 
 def describe_write_error(path: str | Path, option: str, error: OSError) -> UsageError:
-    """Return the UsageError for a file that cannot be written, naming the option that asked for it."""
+    """Return the UsageError for a file that cannot be written; its message names the command-line option."""
     reason = error.strerror or str(error)
     return UsageError(f"{option} {path}: cannot write this file ({reason}); name a file in a writable directory")
 

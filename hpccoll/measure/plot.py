@@ -1,12 +1,12 @@
-"""Draws `--plot`: latency and bus bandwidth over size on logarithmic axes, one line per engine and algorithm.
+"""Draws the plot of `--plot`: latency and bus bandwidth over message size, with a line per engine and algorithm.
 
-Each operation (and dtype, reduction, root, buffer and number of ranks) has a row of two panels. A line shows medians,
-and the band around the line shows their 95 % intervals. Colour and marker together identify the engine and algorithm,
-also in greyscale, and are the same in every plot. Other libraries are black and grey. If a plot has both places,
-in-place lines are solid and out-of-place lines are dashed; a single place is solid and named in the title. Measurements
-of 0 bytes are left out, because a logarithmic axis cannot show them.
+Each combination of operation, dtype, reduction, root, buffer, ranks and nodes has a row of two panels with logarithmic
+axes. A line shows medians, and the band around the line shows their 95 % intervals. Colour and marker together identify
+the engine and algorithm, also in greyscale, and are the same in every plot. The lines of other libraries are black or
+grey. In-place lines are solid and out-of-place lines are dashed; if only one of the two was measured, its lines are
+solid, and the title names it. Measurements of 0 bytes are left out, because a logarithmic axis cannot show them.
 
-Colours: Okabe and Ito, Color Universal Design, 2008.
+The colours are from Okabe and Ito, Color Universal Design, 2008.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# An algorithm's position in this list selects its colour and marker; unlisted algorithms get the next positions.
+# An algorithm's position in _FAMILIAR selects its colour and marker; other algorithms get the positions after its end.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
@@ -43,7 +43,7 @@ Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 
 
 class LineLook(NamedTuple):
-    """Colour, marker and label of one engine and algorithm."""
+    """The colour, marker and label of the lines of one engine and algorithm."""
 
     colour: str
     marker: str
@@ -75,7 +75,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
     """Write (or overwrite) a plot of all records, in the format that the suffix of `path` names.
 
     Raises:
-        UsageError: an unknown suffix, a file that cannot be written, or no record of more than 0 bytes.
+        UsageError: the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
     """
     _require_suffix(path, option)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
@@ -89,8 +89,8 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
-    """Return a matplotlib figure with a row of two panels and a legend per table key; writes no file."""
-    # This avoids pyplot, which would choose a backend and keep every figure until the process exits.
+    """Return a matplotlib figure with a row of two panels and a legend per `TableKey`; writes no file."""
+    # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,7 +124,7 @@ def _assign_looks(names: Iterable[Name]) -> dict[Name, LineLook]:
 
 
 def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
-    """Draw a table key's title, latency and bandwidth panels and legend into one row of the figure."""
+    """Draw one row of the figure: the title, latency and bandwidth panels and legend of one `TableKey`."""
     names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=get_engine_sort_key)
     places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
     suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""
@@ -142,13 +142,13 @@ def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], lo
 
 
 def _get_latency(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the median time and the low and high end of its interval, in microseconds."""
+    """Return the median time and the ends of its 95 % interval, in microseconds."""
     time = record.time_us
     return time.p50, time.p50_low, time.p50_high
 
 
 def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the bus bandwidth at the median time and the low and high end of its interval, in GB/s."""
+    """Return the bus bandwidth at the median time and the ends of its 95 % interval, in GB/s."""
     op = find_timed_operation(record.op)
     middle, high, low = (compute_busbw(op, record.nbytes, us * 1e-6, record.ranks) for us in _get_latency(record))
     return middle, low, high
@@ -157,7 +157,7 @@ def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 def _draw_curve_with_band(
     axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], get_value: Value
 ) -> None:
-    """Draw one engine and algorithm: the medians over size as a line, their intervals as a band around it."""
+    """Draw the medians of one engine and algorithm over message size as a line, and their intervals as a band."""
     points = [(record.nbytes, *get_value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
     if not points:
@@ -168,7 +168,7 @@ def _draw_curve_with_band(
 
 
 def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
-    """Set a panel's heading, grid, logarithmic scales and ticks of the size axis."""
+    """Set a panel's heading, grid, logarithmic scales and the ticks of the message-size axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -189,7 +189,7 @@ def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
 
 
 def _format_y_axis(axes: Axes, setting: TableKey) -> None:
-    """Set the ticks of the vertical axis after the curves are drawn; a panel without curves states the reason."""
+    """Set the ticks of a panel's vertical axis after curves are drawn; one without curves shows the reason."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:
@@ -205,12 +205,12 @@ def _format_y_axis(axes: Axes, setting: TableKey) -> None:
 
 
 def _format_tick(value: float, _: int) -> str:
-    """Return a tick's label without an exponent: 0.001, 20, 100,000."""
+    """Return a tick's label without an exponent, such as 0.001, 20 or 100,000."""
     return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
 
 
 def _draw_legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
-    """Draw the legend beside the panels; `both` adds the meaning of solid (in place) and dashed lines."""
+    """Draw the legend beside the panels; `both` adds solid (in place) and dashed (out of place) lines."""
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()

@@ -1,8 +1,8 @@
-"""Reads and writes result files: JSON Lines, one record after another, so that a killed run loses no finished record.
+"""Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
 Each record is one line, flushed before the next case is measured. A run killed in the middle of a line leaves an
-incomplete last line. The reader skips and reports an incomplete last line, and the writer removes it when it resumes
-the file. A damaged line elsewhere, or a file that hpccoll did not write, is an error, and the file stays unchanged.
+incomplete last line. Readers skip and report an incomplete last line, and writers that resume the file remove it. Any
+other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileContents:
     """The records of a result file, as decoded lines.
 
     Args:
-        name: the option and the path, for messages.
+        name: the command-line option and the path, for error messages.
         records: one dict per line.
         lines: the line number of each record, from 1.
         torn: a sentence that describes an incomplete last line; None if the last line is complete.
@@ -46,14 +46,14 @@ class FileContents:
     intact: int
 
     def locate(self, index: int) -> str:
-        """Return the file and the line number of `records[index]`, for messages."""
+        """Return the file and the line number of `records[index]`, for error messages."""
         return f"{self.name}, line {self.lines[index]}"
 
     def collectives(self) -> list[CollectiveRecord]:
-        """Return the last record of kind `collective` of each case, validated; ignore records of other kinds.
+        """Return the last record of kind `collective` of each benchmark case, validated; ignore other kinds.
 
         Raises:
-            UsageError: a record lacks a field or has one of the wrong type or range.
+            UsageError: a field of a record is missing or has a wrong type or value.
         """
         found = (
             read_collective_record(record, self.locate(index))
@@ -64,7 +64,7 @@ class FileContents:
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:
-    """Read a result file; an incomplete last line is left out and reported in `torn`. `option` is for messages.
+    """Read a result file; an incomplete last line is left out and described in `torn`. Error messages name `option`.
 
     Raises:
         UsageError: the file cannot be read, was not written by hpccoll, or is damaged before its last line.
@@ -89,13 +89,13 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
 
 
 class RecordWriter:
-    """Writes records to a file or standard output, flushed one by one; its constructor truncates or resumes the file.
+    """Writes records to a file or standard output and flushes each; the constructor truncates or resumes the file.
 
     Args:
         path: the file; `-` for standard output, None to write nothing.
-        option: the command-line option that named the file, for messages.
+        option: the command-line option that named the file, for error messages.
         resume: append after the last complete record of an existing file, instead of truncating it.
-        separators: JSON's separators of values, and of key and value.
+        separators: separators between items, and between key and value, as for `json.dumps`.
 
     Raises:
         UsageError: the file cannot be written, or cannot be resumed because hpccoll did not write it.
@@ -165,7 +165,7 @@ def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
-    """Return a line as a dict; raise UsageError unless it has hpccoll's `schema` and a `kind`."""
+    """Decode a line of a result file; raise UsageError if it is no object with hpccoll's `schema` and a `kind`."""
     try:
         record = msgspec.json.decode(line)
     except ValueError as error:
@@ -188,12 +188,12 @@ def _is_json(line: bytes) -> bool:
 
 
 def _starts_like_record(line: bytes) -> bool:
-    """Whether a damaged line, possibly very short, begins like a record of hpccoll's."""
+    """Whether a damaged line, however short, begins as every record of hpccoll begins."""
     start = line[: 2 * len(_START)].replace(b" ", b"")[: len(_START)]
     return _START.startswith(start) and bool(start)
 
 
 def _foreign_error(location: str, schema: object = None) -> UsageError:
-    """Return the error for a line that hpccoll did not write, or wrote in another schema."""
+    """Return the error for a line that hpccoll did not write, or wrote with another version of the schema."""
     seen = f"schema {schema!r} instead of {SCHEMA!r}" if schema else f"not a record of schema {SCHEMA!r}"
     return UsageError(f"{location}: {seen}; name a file that hpccoll wrote with --json")

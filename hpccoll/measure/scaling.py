@@ -1,4 +1,4 @@
-"""Times as a function of the number of nodes, from the result files of several runs, such as the tasks of a sweep."""
+"""Times as a function of the number of nodes, from the result files of benchmark runs on different numbers of nodes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algo
 
 
 def find_result_files(paths: Sequence[str]) -> list[Path]:
-    """Return the files that `paths` name, and all `.jsonl` files below folders; reads no file.
+    """Return the files in `paths`, and all `.jsonl` files below the folders in `paths`; reads no file.
 
     Raises:
-        UsageError: a path does not exist, or a folder contains no such file.
+        UsageError: a path does not exist, or a folder contains no .jsonl file.
     """
     result: list[Path] = []
     for name in paths:
@@ -40,9 +40,9 @@ def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
 
 
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
-    """Return one record per engine, algorithm, size and place that was measured on at least two numbers of ranks.
+    """Return one record per case (operation, size, engine, ...) that was measured on at least two numbers of ranks.
 
-    A record's points are in order of nodes and ranks. If a point was measured several times, the last one is used.
+    A record's points are sorted by nodes, then ranks. Of several measurements of a point, the last is used.
     """
     series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
     for record in records:
@@ -55,7 +55,7 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Return the scaling record of measurements that differ only in ranks, with ratios to the median of the first."""
+    """Return the scaling record of measurements that differ only in nodes and ranks, with time ratios to the first."""
     first = records[0]
     points = tuple(
         ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)
@@ -65,6 +65,6 @@ def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
 
 
 def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
-    """Return the sort key: operation, size, place, type and buffer, then engine `mpi` before the algorithms."""
+    """Return a record's sort key: operation, size, place, type and buffer, then engine `mpi` before the algorithms."""
     what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
     return (*what, record.engine != "mpi", record.algorithm or "")

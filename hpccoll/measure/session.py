@@ -1,4 +1,4 @@
-"""Runs `hpccoll bench`: for each operation and size, all engines and algorithms side by side."""
+"""Runs the measurements of `hpccoll bench`: all engines and algorithms side by side, per operation and message size."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Operations that run only in place, or only out of place; True for in place.
+# Operations that run only in place (True) or only out of place (False).
 FIXED_PLACES = {Operation.BROADCAST: True, Operation.BARRIER: True}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """The cases to measure: `sizes` in bytes, `places` True for in place, `algorithms` possibly `all` or `auto`."""
+    """The cases to measure; `sizes` are in bytes, `places` are True for in place, `algorithms` may contain `all`."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -43,18 +43,18 @@ class BenchmarkConfig:
     method: TimingOptions
 
     def list_algorithms(self, operation: Operation) -> list[str]:
-        """Return the configured algorithms that exist for an operation, with `all` replaced by their names."""
+        """Return the names of the configured algorithms that exist for an operation; `all` means every algorithm."""
         known = list_algorithm_names(operation)
         wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """Return an upper bound of the bytes of input and output together, on one rank, over all workloads."""
+        """Return an upper bound of the bytes that the input and output of any workload take together on one rank."""
         tasks = self.list_workloads(0, ranks)
         return 2 * max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
-        """Return the workloads of a rank without duplicates; raise UsageError if `redop` does not apply to `dtype`."""
+        """Return a rank's workloads without duplicates; raise UsageError if `redop` does not apply to `dtype`."""
         for operation in self.operations:
             if operation.reduces:
                 Reduction(self.redop, 1).require(self.dtype)
@@ -99,7 +99,7 @@ class BenchmarkSession:
         self.config = replace(self.config, method=replace(method, rule=rule))
 
     def run(self, finished: Collection[CaseKey]) -> Generator[CollectiveRecord, None, None]:
-        """Time all cases that are not in `finished`; yield each record as soon as it is done. Collective."""
+        """Time all cases that are not in `finished`; yield the record of each when its timing ends. Collective."""
         for task in self.tasks:
             algorithms = [
                 name
@@ -121,7 +121,7 @@ class BenchmarkSession:
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
-        """Allocate a workload's buffers in the previous workload's memory and prepare its contenders; collective."""
+        """Allocate a workload's buffers, reusing shared memory of earlier ones, and prepare contenders; collective."""
         if isinstance(self.module, PreallocatedModule):
             self.module.rewind()
         workload = Workload(task, self.module)
@@ -130,11 +130,11 @@ class BenchmarkSession:
         return workload, ready
 
     def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return hpccoll's algorithms to time; empty if hpccoll is not a contender."""
+        """Return the names of hpccoll's algorithms to time; empty if hpccoll is not a contender."""
         return self.config.list_algorithms(task.operation) if self.own else []
 
     def _make_case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
-        """Return the part of a record that is known before measuring."""
+        """Return the fields of a result record that are known before the measurement."""
         operation = task.operation
         return CollectiveCase(
             op=operation.value,
@@ -152,7 +152,7 @@ class BenchmarkSession:
         )
 
     def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
-        """Return the record of a contender that has been timed; collective: adds up wrong elements over ranks."""
+        """Return the record of a timed contender, with wrong elements summed over all ranks; collective."""
         wrong = None if contender.wrong is None else sum(self.world.allgather(contender.wrong))
         stop = contender.stop
         if stop is None:
@@ -162,6 +162,6 @@ class BenchmarkSession:
 
 
 def free_contenders(contenders: Sequence[Contender]) -> None:
-    """Free the prepared calls of all contenders; call it on all ranks, and do not call the contenders afterwards."""
+    """Free the prepared calls of all contenders, which must not be called afterwards; collective."""
     for contender in contenders:
         contender.free()

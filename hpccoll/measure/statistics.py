@@ -1,12 +1,12 @@
 """Summaries of repeated timings by order statistics, without assuming a distribution.
 
-Timings are skewed and multimodal, so there is no mean and no standard deviation here. Of n independent samples, the
+Timings are skewed and multimodal, so summaries have no mean and no standard deviation. Of n independent samples, the
 number below the true median is binomial(n, 1/2); so the r-th smallest and the r-th largest enclose the median with a
-known probability, whatever the distribution. This module computes that probability from the exact binomial
-distribution. The usual normal approximation gives wider intervals and fails below 6 samples. No sample is removed.
+known probability, whatever the distribution. This module computes the probability from the exact binomial distribution.
+A normal approximation of the binomial would give wider intervals and fail below 6 samples. Outliers are not removed.
 
-With fewer than 6 samples there is no 95 % interval. The interval is then the range from the smallest to the largest of
-the n samples, and its `coverage` is 1 - 2**(1-n): 75 % for 3 samples, 93.75 % for 5.
+With fewer than 6 samples there is no 95 % interval of the median. The interval of n < 6 samples is their range, from
+the smallest to the largest, and its `coverage` is 1 - 2**(1-n): 75 % for 3 samples, 93.75 % for 5.
 
 Sources: Hoefler and Belli, SC'15, section 3; David and Nagaraja, Order Statistics, section 7.1.
 """
@@ -39,15 +39,15 @@ class Interval:
 
     @property
     def halfwidth(self) -> float:
-        """Half of high - low."""
+        """Half the width of the interval, (high - low) / 2."""
         return (self.high - self.low) / 2
 
 
 def summarize(samples_us: Samples) -> TimeSummary:
-    """Return the summary of timings in microseconds.
+    """Return minimum, median with 95 % interval, percentiles and maximum of timings in microseconds.
 
     Raises:
-        UsageError: no samples, or one that is negative, infinite or not a number.
+        UsageError: there are no samples, or one is negative, infinite or not a number.
     """
     ordered = _sort_samples(samples_us)
     median = _find_median(ordered, CONFIDENCE)
@@ -66,23 +66,23 @@ def summarize(samples_us: Samples) -> TimeSummary:
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
     """Return the median and an interval that contains the true median with a probability of at least `confidence`.
 
-    With too few samples, the interval is their range, and its coverage is below `confidence`.
+    With too few samples, the interval is the range of the samples, and its coverage is below `confidence`.
 
     Raises:
-        UsageError: no samples, or one that is negative, infinite or not a number.
+        UsageError: there are no samples, or one is negative, infinite or not a number.
     """
     return _find_median(_sort_samples(samples), confidence)
 
 
 def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """Return median(numerator) / median(denominator) and an interval that covers the true ratio.
+    """Return median(numerator) / median(denominator) and an interval that contains the true ratio.
 
-    Each median gets an interval that misses it with half the allowed probability, and the bounds of the ratio are the
-    quotients of opposite ends. This interval is wider than a bootstrap interval. It is valid for any distribution and
-    few samples, and if the two sets of samples depend on each other, as in interleaved runs.
+    Each median gets an interval of confidence 1 - (1 - confidence) / 2, and the bounds of the ratio are the quotients
+    of opposite ends of these intervals. The ratio's interval is wider than a bootstrap interval. The method is valid
+    for any distribution, for few samples, and for sets of samples that depend on each other, as in interleaved runs.
 
     Raises:
-        UsageError: no samples, an invalid sample, or an interval of the denominator that reaches zero.
+        UsageError: there are no samples, a sample is invalid, or the denominator's interval reaches zero.
     """
     single = 1 - (1 - confidence) / 2
     above, below = median_interval(numerator, single), median_interval(denominator, single)
@@ -96,7 +96,7 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
     """Return r and the probability that the r-th smallest and r-th largest of n samples enclose the true median.
 
-    r is the largest number whose probability is at least `confidence`, or 1 if there is none.
+    `r` is the largest number for which the probability is at least `confidence`, or 1 if there is none.
     """
     from scipy.stats import binom  # takes a second to import, so only the rank that reports imports it
 
@@ -105,7 +105,7 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
 
 def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
-    """Return the median of sorted samples with its interval."""
+    """Return the median of sorted samples with an interval of the given confidence."""
     rank, coverage = median_ranks(len(ordered), confidence)
     return Interval(float(np.median(ordered)), float(ordered[rank - 1]), float(ordered[-rank]), coverage)
 

@@ -1,8 +1,9 @@
-"""Times every step of one call on every rank, for a timeline of a real run.
+"""Times every step of one collective call on every rank, for a timeline of a real run.
 
-Reading the clock takes about 0.2 us per step, as long as a short step, so timing slows down the measured call
-(`hpccoll bench` times whole calls). Ranks on one host share a clock. On several hosts, a rank's times start when the
-rank leaves a barrier, so the timelines of two hosts may be shifted by the time between their exits. A note says so.
+Reading the clock takes about 0.2 us per step, as long as a short step, so the timed call is slower than the calls that
+`hpccoll bench` measures as a whole. Ranks on one host share a clock. On several hosts, a rank's times start when the
+rank leaves a barrier, so two ranks' timelines may be shifted by the skew with which they leave the barrier. The
+timeline contains a note on the clocks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NAMES = {"Start": "start", "Wait": "wait"}
 
 
 def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
-    """Run `algorithm` WARMUP times and once timed, on `count` float32 elements per vector or block; collective.
+    """Run `algorithm` WARMUP times, then once timed, on `count` float32 elements per vector or block; collective.
 
     Returns:
         The timeline of all ranks on rank 0, None on the others.
@@ -70,14 +71,14 @@ def _run_timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
 
 
 def _classify_step(step: Callable[[], Any]) -> str:
-    """Return `start` or `wait` (for messages), `copy` or `reduce`."""
+    """Return the kind of a step: `start` or `wait` (of messages), `copy` or `reduce`."""
     if isinstance(step, partial) and step.func is np.copyto:
         return "copy"
     return _NAMES.get(getattr(step, "__name__", ""), "reduce")
 
 
 def _make_timeline(name: str, gathered: Sequence[tuple[float, list[TimedStep]]], nodes: int) -> Timeline:
-    """Return the timeline of all ranks, from each rank's time of leaving the barrier and its steps."""
+    """Return the timeline of all ranks, from the time at which each rank left the barrier and from its timed steps."""
     first = min(left for left, _ in gathered)
     slices = []
     for rank, (left, steps) in enumerate(gathered):

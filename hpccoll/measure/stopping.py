@@ -1,8 +1,8 @@
-"""Decides when to stop timing a case: its median is precise enough, or its time or iterations are used up.
+"""Decides when to stop timing a benchmark case: when its median is precise, or its time or iterations are used up.
 
-After every turn, rank 0 of a benchmark applies the rule and broadcasts the answer. Stopping as soon as the interval is
-tight favours samples that agree by chance. In simulations, 93 % instead of 95 % of the intervals of cases that stopped
-for this reason contain the true median.
+After every round of turns, rank 0 applies the stopping rule to each contender and broadcasts the decisions. Stopping as
+soon as the median's interval is narrow favours samples that agree by chance. In simulations, 93 % instead of 95 % of
+the intervals of cases that stopped with a narrow interval contain the true median.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpccoll.records import StopReason
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Stops between `min_iterations` and `max_iterations`, when the interval is tight or the budget is spent.
+    """Stops between `min_iterations` and `max_iterations`, when the median's interval is narrow or the budget is spent.
 
-    A fixed number of iterations is a rule whose two bounds are equal.
+    Equal `min_iterations` and `max_iterations` give a fixed number of iterations.
 
     Args:
         min_iterations: iterations that always run; fewer than 6 have no 95 % interval.
         max_iterations: most iterations.
         rel_halfwidth: stop when half the width of the median's 95 % interval is at most this fraction of the median.
-        budget_s: seconds for the case, without warm-up.
+        budget_s: time budget of a benchmark case in seconds, without warm-up.
 
     Raises:
         UsageError: `min_iterations` exceeds `max_iterations`, or an argument is not positive.
@@ -46,7 +46,7 @@ class StoppingRule:
             )
 
     def decide(self, samples_us: Samples, elapsed_s: float) -> StopReason | None:
-        """Return why to stop, from a case's samples and the seconds spent on it so far; None to continue."""
+        """Return the reason to stop, from a case's samples and the seconds spent on the case; None to go on."""
         made = len(samples_us)
         if made < self.min_iterations:
             return None

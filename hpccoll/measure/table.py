@@ -1,10 +1,11 @@
-"""Tables of results: plain text that nccl-tests' parsers can also read, or a table by the library rich on a terminal.
+"""Tables of results: plain text that parsers of nccl-tests can also read, or a table of the library rich on a terminal.
 
-Plain text has one line per engine and algorithm; comment lines begin with #. The first 13 columns are nccl-tests': five
-describe the case, four are for out of place and four for in place (N/A if a place was not measured). The columns engine
-and algorithm follow, then for each measured place the median's 95 % interval, the ratio to `mpi` (above 1x is faster)
-and the ratio's interval. The last column marks the best row of a size with *. No cell contains a blank. A ? after an
-interval means that there were too few iterations to cover 95 %.
+Plain text has one line per size, engine and algorithm; comment lines begin with #. The first 13 columns are those of
+nccl-tests: five describe the case, four hold out-of-place results and four in-place results (N/A if not measured). The
+next columns are engine and algorithm, then, for out-of-place and in-place results, the median's 95 % interval, the
+ratio to `mpi` (above 1x is faster) and the ratio's interval. The last column marks the fastest row of each message size
+with an asterisk. No cell of plain text contains a blank. A question mark after an interval means that there were too
+few iterations to cover 95 %.
 
 Under mpirun, standard output is a pipe, so the table is plain text.
 """
@@ -31,7 +32,7 @@ PLACES = {False: "out-of-place", True: "in-place"}
 
 
 class TableColumn(NamedTuple):
-    """A column of the table: its heading, unit, place (None if it describes both places) and alignment."""
+    """A column of a result table: heading, unit, place (True: in place, False: out of place, None: both), alignment."""
 
     name: str
     unit: str
@@ -40,7 +41,7 @@ class TableColumn(NamedTuple):
 
 
 def list_table_columns(places: Sequence[bool]) -> list[TableColumn]:
-    """Return the columns of the plain table for the measured `places` (False: out of place)."""
+    """Return the columns of the plain table for the measured `places` (False: out of place, True: in place)."""
     units = {"size": "(B)", "count": "(elements)", "type": "", "redop": "", "root": ""}
     timing_units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
     extra_units = {"time95": "(us)", "ratio": "to mpi", "ratio95": ""}
@@ -67,7 +68,7 @@ def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineCompa
 
 
 def format_timings(record: CollectiveRecord | None) -> list[str]:
-    """Return the cells of the columns time, algbw, busbw and #wrong; N/A in all of them without a record."""
+    """Return the cells of the columns time, algbw, busbw and #wrong; N/A in all four if `record` is None."""
     if record is None:
         return [NOTHING] * 4
     wrong = NOTHING if record.wrong is None else str(record.wrong)
@@ -75,18 +76,18 @@ def format_timings(record: CollectiveRecord | None) -> list[str]:
 
 
 def format_interval(record: CollectiveRecord) -> str:
-    """Return the median's interval in microseconds, such as `[3.02,3.31]`; with a ? if it covers less than 95 %."""
+    """Return the median's interval in microseconds, such as `[3.02,3.31]`, or `[3.02,3.31]?` if it covers less."""
     sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
     return f"[{_format_time(record.time_us.p50_low)},{_format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
 
 
 def _format_time(microseconds: float) -> str:
-    """Return a time with 2, 1 or 0 decimals: at most six characters below a second."""
+    """Return a time in microseconds with 2, 1 or 0 decimals: at most six characters for times below a second."""
     return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
 
 
 def format_ratio(ratio: Interval | None) -> tuple[str, str]:
-    """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`; `-` twice for None."""
+    """Return a ratio and its interval, such as `1.31x` and `[1.22,1.40]`; two `-` if `ratio` is None."""
     if ratio is None:
         return "-", "-"
     value, low, high = (f"{x:.2f}" if x >= 0.1 else f"{x:.2g}" for x in (ratio.value, ratio.low, ratio.high))
@@ -94,14 +95,14 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
 
 
 def _format_extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> list[str]:
-    """Return the cells of the columns time95, ratio and ratio95; `-` in all of them without a record."""
+    """Return the cells of the columns time95, ratio and ratio95; `-` in all three if `record` is None."""
     if record is None:
         return ["-"] * 3
     return [format_interval(record), *format_ratio(case.ratio_to_mpi(record))]
 
 
 def format_title(setting: TableKey) -> str:
-    """Return a table key as one line: `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
+    """Return the title of a table: `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
@@ -109,7 +110,7 @@ def format_title(setting: TableKey) -> str:
 
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
-    """Return all tables and the legend as plain text: a heading per table key, a blank line between sizes."""
+    """Return all tables and the legend as plain text: one table per `TableKey`, a blank line between message sizes."""
     cases = compare_engines(records)
     places = _list_places(cases)
     shape = list_table_columns(places)
@@ -153,7 +154,7 @@ def _format_line(row: Sequence[str], shape: Sequence[TableColumn], widths: Seque
 
 
 def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
-    """Return the three lines above a table: the places, the columns' names and their units."""
+    """Return the three heading lines of a table: out-of-place and in-place, the columns' names, and their units."""
     above = ""
     for place, group in groupby(zip(shape, widths, strict=True), key=lambda pair: pair[0].place):
         span = sum(width + len(_get_gap(column)) for column, width in group)
@@ -163,9 +164,9 @@ def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list
 
 
 def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
-    """Return the table of one table key for a terminal, with engine and algorithm before the times.
+    """Return the rich table of one `TableKey`'s results for a terminal, with engine and algorithm before the times.
 
-    `places` are the places to show (False: out of place), `drop` the names of columns to leave out.
+    `places` selects in-place (True) and out-of-place (False) results; `drop` names the columns to leave out.
     """
     from rich import box
     from rich.table import Table
@@ -191,14 +192,14 @@ def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], d
     return table
 
 
-# Columns to drop on narrow terminals, in this order; the first ones only repeat the title.
+# Groups of columns to drop on narrow terminals, in this order; the first group only repeats a table's title.
 _DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
 
 
 def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
     """Print all records as tables to `stream` (default: standard output): by rich on a terminal, else as plain text.
 
-    On a terminal too narrow for both places, prints one table per place, with fewer columns if needed.
+    On a narrow terminal, out-of-place and in-place results become two tables, with fewer columns if needed.
     """
     stream = sys.stdout if stream is None else stream
     records = list(records)
@@ -217,7 +218,7 @@ def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = Non
 
 
 def _make_fitting_tables(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
-    """Return one table, or one per place if one table is too wide for the console, with as many columns as fit."""
+    """Return one table, or a table of out-of-place and one of in-place results if one is too wide for the console."""
     places = _list_places(cases)
     for drop in ((), _DISPENSABLE[0]):
         table = make_rich_table(cases, places, drop)
@@ -227,7 +228,7 @@ def _make_fitting_tables(cases: Sequence[EngineComparison], console: Console) ->
 
 
 def _make_narrow_table(cases: Sequence[EngineComparison], places: Sequence[bool], console: Console) -> Table:
-    """Return the table of one place with as many columns as fit the console."""
+    """Return the table of out-of-place or of in-place results, with as many columns as fit the console."""
     measured = [case for case in cases if any(entry.get_record(place) for entry in case.entries for place in places)]
     drop: list[str] = []
     for more in _DISPENSABLE:

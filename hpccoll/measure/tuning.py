@@ -1,8 +1,9 @@
-"""Runs `hpccoll tune`: times every candidate at every size side by side, and makes the tuning table's points.
+"""Runs the measurements of `hpccoll tune`: times all candidates side by side at every message size.
 
-The candidates are all algorithms of an operation and the MPI library's own collective. All_reduce and reduce are timed
-in place, the other operations with a separate output, as in calls without `out`. Timing a candidate ends early if it is
-far slower than the best after a few iterations. A candidate with a wrong result does not enter the table.
+The candidates are all algorithms of an operation and the MPI library's own collective. As in calls without `out`,
+`all_reduce` and `reduce` are timed in place and the other operations with a separate output. Timing a candidate ends
+early if it is far slower than the best after a few iterations. A candidate with a wrong result does not enter the
+tuning table.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PruningBenchmark(InterleavedBenchmark):
         self._all = list(contenders)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return why to stop timing a contender, or None to continue; BUDGET if it is far slower than the best."""
+        """Return the reason to stop timing a contender, or None to go on; BUDGET if it is far slower than the best."""
         best = min(each.median_us for each in self._all)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
@@ -57,7 +58,7 @@ class PruningBenchmark(InterleavedBenchmark):
 
 @dataclass(frozen=True, slots=True)
 class TuningSweep:
-    """The operations, sizes (nccl-tests' S), element types and kinds of buffers to tune."""
+    """The operations, message sizes (nccl-tests' S in bytes), element types and kinds of buffers to tune."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -68,7 +69,7 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return the benchmarks to run in one kind of buffer; a barrier has no data and runs in the first only."""
+        """Return the benchmarks to run in one kind of buffer; barriers (without data) run with the first kind only."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         configs = []
         for dtype in self.dtypes:
@@ -86,13 +87,13 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """Times candidates; after each size, `found` gets a series with one point: the times of all right candidates."""
+    """Times candidates; after each message size, appends the times of all correct candidates to `found`."""
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
 
     def run_candidates(self) -> Iterator[CollectiveRecord]:
-        """Time all candidates; yield the record of each as soon as it is done, and extend `found`. Collective."""
+        """Time all candidates; yield the record of each as soon as its timing ends, and extend `found`. Collective."""
         for task in self.tasks:
             workload, ready = self._prepare(task, self.peers, self._list_algorithms(task))
             records = []
@@ -103,13 +104,13 @@ class TuningSession(BenchmarkSession):
             self.found += (self._make_series(task, records),)
 
     def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return all algorithms that can run in the benchmark's kind of buffer on this number of nodes."""
+        """Return the names of all algorithms that can run in the benchmark's kind of buffer on its nodes."""
         known = [get_algorithm(task.operation, name) for name in super()._list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
     def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
-        """Return one size as a series for the tuning table, without candidates with wrong results."""
+        """Return the times at one message size as a series of the tuning table, without wrong candidates."""
         timings = tuple(
             CandidateTiming(record.algorithm or MPI_LIBRARY, time.p50, time.p50_low, time.p50_high)
             for record, time in ((record, record.time_us) for record in records)
@@ -142,10 +143,10 @@ class OtherProcessLoad:
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return one session per kind of buffer, element type and place, with buffers allocated; measures nothing yet.
+    """Return one session per kind of buffer, element type and place (in or out); allocates memory, measures nothing.
 
-    Collective over `world`; `comm` must contain all its ranks. A case takes up to `row_s` seconds or, if `row_s` is
-    None, up to an equal share of `budget_s`.
+    Collective over `world`; `comm` must contain all ranks of `world`. A benchmark case takes up to `row_s` seconds
+    or, if `row_s` is None, up to an equal share of `budget_s`.
     """
     sessions: list[TuningSession] = []
     for buffer in sweep.buffers:

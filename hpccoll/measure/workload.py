@@ -36,7 +36,8 @@ class WorkloadSpec:
 class Workload:
     """The buffers of a collective on this rank, allocated by `module`, and the expected result.
 
-    `source` is the input and `result` the output, or None if the rank has none. In place, one is a view of the other.
+    `source` is the input and `result` the output, or None if the rank has none. In place, `source` is a view of
+    `result`, or `result` of `source`.
     """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
@@ -64,7 +65,7 @@ class Workload:
         return make_input(task.dtype, task.seed, rank, count, task.redop)
 
     def _allocate(self, module: ArrayModule) -> tuple[FlatArray | None, FlatArray | None]:
-        """Allocate input and output with undefined contents; in place, one is a view of the other."""
+        """Allocate input and output with undefined contents; in place, one of the two is a view of the other."""
         task = self.task
         mine, out = self._mine, self._expected
         source = None if mine is None else module.empty(len(mine), task.dtype)
@@ -89,7 +90,7 @@ class Workload:
         self.module.synchronize()
 
     def read_output(self) -> NDArray[Any]:
-        """Return the output as a host array: a view of host memory, a copy of device memory."""
+        """Return the output as a host array: a view if it is in host memory, a copy if it is on a device."""
         if not self.module.on_device:
             return np.asarray(self.result)
         host = self.module.empty_pinned(len(self.result or ()) * self.task.dtype.itemsize)
@@ -98,9 +99,9 @@ class Workload:
         return np.asarray(host).view(self.task.dtype.numpy)
 
     def count_wrong(self, contender: str) -> int:
-        """Return how many elements of this rank's output are wrong after a call of the contender of this name.
+        """Return how many elements of this rank's output are wrong after a call of the contender called `contender`.
 
-        The bits of a contender's right result are kept, so that later results with the same bits need no other check.
+        A contender's first correct result is kept, and later results with the same bits are correct without a check.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:

@@ -1,6 +1,6 @@
 """Engines of other libraries to compare hpccoll with: the MPI library, and torch.distributed's Gloo and NCCL.
 
-Start with `LibraryEngine` in library_engine.py; `start_engine` starts an engine by name.
+Start reading with `LibraryEngine` in library_engine.py; `start_engine` starts an engine by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
     """Start an engine by name and return it. Collective over `comm`.
 
     Raises:
-        UnknownNameError: there is no such engine.
+        UnknownNameError: `name` is not the name of an engine.
         UnavailableError: the engine cannot run on some rank; the message says why.
         CommunicationError: the engine's processes did not connect to each other in time.
     """
@@ -47,9 +47,9 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
 def start_available_engines(comm: MPI.Intracomm, names: Iterable[str] = ENGINE_NAMES) -> dict[str, LibraryEngine | str]:
     """Start every engine that can run. Collective over `comm`.
 
-    Does not import torch for `nccl` if there is no GPU.
+    Without a GPU, engine `nccl` is unavailable, and torch is not imported for it.
 
-    Returns: by name, the engine, or the reason why it is not available.
+    Returns: per engine name, the started engine, or the reason why it is not available.
     """
     found: dict[str, LibraryEngine | str] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The interface of another library's engine, and the checks of the buffers that callers pass to the engine."""
+"""The interface of engines (collectives of other libraries), and the checks of the buffers that are passed to them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _WHOLE_IS_SOURCE = (Operation.REDUCE_SCATTER, Operation.SCATTER)
 
 
 class LibraryEngine(Protocol):
-    """The collectives of another library: prepared once for given buffers, then called many times."""
+    """An engine: another library's collectives, each prepared once for given buffers and then called many times."""
 
     name: str
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call that runs `operation` once on these buffers and waits; all ranks prepare, then all ranks call.
+        """Return a function that runs `operation` once on the given buffers and waits; every call of it is collective.
 
         Args:
             operation: the collective.
             source: 1-D contiguous input of this rank, or None.
-            result: 1-D contiguous output of this rank, or None. The operation is in place if the two share memory:
-                `source is result`, or, for operations with blocks, one is the rank's own block of the other.
+            result: 1-D contiguous output of this rank, or None. The operation is in place if
+                `source is result`, or, for operations with blocks, if one is the rank's own block of the other.
             redop: name of the reduction; ignored unless the operation reduces.
-            root: rank of the root; ignored unless the operation has one.
+            root: the root rank; ignored unless the operation has a root.
 
         Raises:
             UsageError: the library does not offer this operation, dtype, reduction or in-place form.
@@ -60,7 +60,7 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Return this rank's checked, flat buffers. If one array is both, one buffer becomes the rank's own block in it.
+    """Return this rank's flat buffers; if one array of blocks is source and result, one becomes the rank's own block.
 
     Raises:
         BufferError: a buffer is missing or not contiguous, or the two buffers differ in dtype, module or number of
@@ -80,7 +80,7 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
 
 
 def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Buffer | None:
-    """Return the checked buffer of an array if `used`, else None."""
+    """Check an array and return it as a buffer; return None unless the operation uses the array (`used`)."""
     if not used:
         return None
     if array is None:
@@ -92,7 +92,7 @@ def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Bu
 
 
 def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: int, n: int) -> CheckedBuffers:
-    """Check that two buffers fit each other and return them; `rank` is this rank of `n`."""
+    """Check that the sizes and the overlap of two buffers suit `operation` on rank `rank` of `n`; return both."""
     whole, block = (sent, received) if operation in _WHOLE_IS_SOURCE else (received, sent)
     source, result = sent.flat, received.flat
     shared = sent.count > 0 and sent.overlaps(received)

@@ -1,4 +1,4 @@
-"""The MPI library's own collectives as an engine to compare with, called through mpi4py without overhead."""
+"""The MPI library's own collectives as an engine to compare with, called through mpi4py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
     `device_works` states whether this MPI accepts device memory, as found by `runtime.cuda.probe`.
-    Cost: a prepared call is one C call behind a `functools.partial`; buffer specifications are made once.
+    Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 
     name = "mpi"
@@ -39,7 +39,7 @@ class MpiEngine:
             raise unsupported_error(self.name, f"{module.name} device buffers here", "use --buffer host")
         sent, received = self._specify(operation, buffers)
         if operation is Operation.REDUCE_SCATTER and buffers.in_place:
-            # In place, MPI would leave every rank's block at the front of the input.
+            # In place, MPI would leave each rank's result at the front of the input, not in the rank's own block.
             raise unsupported_error(self.name, "reduce_scatter in place", "use --out-of-place")
         op = self._get_op(buffers.dtype, redop) if operation.reduces else None
         arguments = order_arguments(operation, sent, received, op, root, buffers.in_place)
@@ -52,10 +52,10 @@ class MpiEngine:
         return partial(run_all, (*before, call)) if before else call
 
     def close(self) -> None:
-        """Do nothing: a prepared call holds no resources of MPI."""
+        """Do nothing, because prepared calls hold no MPI resources."""
 
     def _specify(self, operation: Operation, buffers: CheckedBuffers) -> list[tuple[Any, int, MPI.Datatype] | None]:
-        """Return mpi4py's specifications of source and result: memory, elements of a block, datatype."""
+        """Return mpi4py's buffer arguments for source and result: memory, elements per block, datatype."""
         from hpccoll.runtime.messages.mpi_calls import get_datatype
 
         datatype = get_datatype(operation, buffers.dtype)
@@ -63,7 +63,7 @@ class MpiEngine:
             missing = f"{buffers.dtype.name} reductions ({job.get_mpi_library()} has no such datatype)"
             raise unsupported_error(self.name, missing, "use float32, or --engine hpccoll")
         both: tuple[FlatArray | None, ...] = (buffers.source, buffers.result)
-        # The smaller side is one block, except in an all-to-all, where both sides are a block for each rank.
+        # The smaller buffer is one block, except in an all-to-all, where both buffers have one block per rank.
         count = min(len(flat) for flat in both if flat is not None)
         if operation is Operation.ALL_TO_ALL:
             count //= self.comm.size

@@ -1,4 +1,4 @@
-"""The collectives of a torch process group, bound to tensors."""
+"""Binds the collectives of a torch process group to tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TorchCollectives:
     ) -> LaunchCall:
         """Return a call that starts a collective on these 1-D tensors; `source` or `result` may be None.
 
-        `op` is torch's ReduceOp, if the operation reduces; `in_place` is whether the two tensors share memory.
+        `op` is torch's ReduceOp if the operation reduces; `in_place` means that `source` and `result` share memory.
         """
         if operation.has_root:
             return self._bind_rooted(operation, source, result, op, root, in_place)
@@ -48,14 +48,14 @@ class TorchCollectives:
         return partial(launch, result, source, [], [], self._make_options("AllToAll"))
 
     def _make_options(self, name: str, **values: Any) -> Any:
-        """Return a new object of torch's option class `name`, with the attributes in `values` set."""
+        """Return a new object of torch's option class `{name}Options`, with the attributes in `values` set."""
         options = getattr(self._options, f"{name}Options")()
         for key, value in values.items():
             setattr(options, key, value)
         return options
 
     def _single(self, name: str, before: str) -> Any:
-        """Return the group's method called `name`, or `before` if torch is older than 2.13."""
+        """Return the group's method called `name`, or called `before` in torch older than 2.13."""
         return getattr(self._group, name, None) or getattr(self._group, before)
 
     def _bind_rooted(
@@ -67,7 +67,7 @@ class TorchCollectives:
             return launch if in_place or source is None else _copy_then(result, source, launch)
         if operation is Operation.REDUCE:
             options.reduceOp = op
-            # Gloo leaves partial sums in the other ranks' tensors, and their inputs must not change.
+            # On ranks other than the root, Gloo overwrites the tensor with partial sums, so pass a copy of the input.
             into = source.clone() if result is None and source is not None else result
             launch = partial(self._group.reduce, [into], options)
             return launch if in_place else _copy_then(into, source, launch)
@@ -88,7 +88,7 @@ class TorchCollectives:
 
 
 def _copy_then(out: Tensor, source: Tensor, launch: LaunchCall) -> LaunchCall:
-    """Return a call that copies `source` to `out` and then starts a collective."""
+    """Return a call that copies `source` to `out` and then starts a collective by calling `launch`."""
 
     def call() -> Any:
         out.copy_(source)

@@ -1,8 +1,8 @@
-"""torch.distributed's Gloo and NCCL as engines to compare with, started from the MPI job.
+"""The backends Gloo and NCCL of torch.distributed as engines to compare hpccoll with, started in an MPI job.
 
 The process group has its own store and is called without torch.distributed's dispatcher, so the user's default group is
-not affected. Rank 0 opens the group's store on a free port and sends the port number to the other ranks by MPI. Buffers
-become tensors without a copy. Operations that do not reduce transfer bytes, so every dtype is supported.
+not affected. Rank 0 opens the group's TCPStore on a free port and sends the port number to the other ranks by MPI.
+Buffers become tensors without a copy. Operations without a reduction transfer raw bytes, so they support every dtype.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
-# The torch type in which a dtype is reduced: booleans as bytes of 0 and 1, complex sums as sums of pairs.
+# The torch dtype in which a dtype is reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
     "bool": "uint8",
@@ -46,14 +46,14 @@ _REDUCED_AS = {
 
 
 class TorchEngine:
-    """Engine `gloo` (host buffers) or `nccl` (CUDA buffers, one GPU per rank).
+    """Engine `gloo`, mainly for host buffers, or `nccl`, for CUDA buffers with one GPU per rank.
 
-    The constructor starts a process group, collective over `comm`. The start and each operation time out after
+    The constructor starts a process group and is collective over `comm`. The start and each operation time out after
     `limit_s` seconds.
 
     Raises:
-        UnavailableError: torch, the backend, or a GPU for each rank is missing; names the rank.
-        CommunicationError: the processes did not connect to each other; names the rank and the step that failed.
+        UnavailableError: torch, the backend, or a GPU for each rank is missing; the message names the rank.
+        CommunicationError: the processes did not connect to each other; the message names the rank and the failed step.
     """
 
     def __init__(self, comm: MPI.Intracomm, backend: str, limit_s: float = 60.0) -> None:
@@ -77,11 +77,11 @@ class TorchEngine:
         self._collectives = TorchCollectives(group, c10d, comm.size)
 
     def _make_error(self, action: str, reason: str) -> CommunicationError:
-        """Return the error that the engine cannot do `action`."""
+        """Return the CommunicationError that this engine cannot do `action`, for `reason`."""
         return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
-        """Open a store on rank 0 at a free port and connect the other ranks to it; collective."""
+        """Open a torch TCPStore on rank 0 at a free port, and connect the other ranks to the store; collective."""
         address = self.comm.bcast(host)
         store = partial(self._dist.TCPStore, address, timeout=self._limit, wait_for_workers=False)
         served: Any = None
@@ -99,7 +99,7 @@ class TorchEngine:
 
     def _make_group(self) -> Any:
         """Return a new process group of the backend."""
-        # SLF001: torch's own Python code makes groups like this; it has no public way to make one besides the default.
+        # SLF001: torch has no public way to create a second process group; its own code uses these private names.
         rank, size = self.comm.rank, self.comm.size
         if self.name == "nccl":
             options = self._dist.ProcessGroupNCCL.Options()
@@ -107,7 +107,7 @@ class TorchEngine:
             return self._dist.ProcessGroupNCCL(self._store, rank, size, options)
         if not self._one_node or "GLOO_SOCKET_IFNAME" in os.environ:
             return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
-        # On one node use the loopback address: the host name may not resolve, or resolve to an external address.
+        # On one node use the loopback address, because the host name may resolve to an external address or not at all.
         options = self._dist.ProcessGroupGloo._Options()  # noqa: SLF001
         options._timeout = self._limit  # noqa: SLF001
         options._devices = [self._dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
@@ -134,7 +134,7 @@ class TorchEngine:
         return self._completed(launch, on_device=buffers.module.on_device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
-        """Return torch's operation and the torch type in which to reduce; raise UsageError if there is none."""
+        """Return torch's ReduceOp and the torch dtype in which to reduce; raise UsageError if there is none."""
         reduction, offered = Reduction.parse(redop), _OPS | (_BITWISE if self.name == "gloo" else {})
         if reduction.name not in offered:
             instead = f"use one of {', '.join(offered)}, or --engine hpccoll"
@@ -145,13 +145,13 @@ class TorchEngine:
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:
-        """Return the memory of `flat` as a tensor of torch type `kind`; None if `flat` is None."""
+        """Return the memory of `flat` as a tensor of torch dtype `kind`; None if `flat` is None."""
         if flat is None:
             return None
         message = module.as_bytes(flat)
         if isinstance(message, np.ndarray):
             with warnings.catch_warnings():
-                # torch has no read-only tensors and warns; the source is only read.
+                # torch has no read-only tensors and warns of read-only arrays; a collective only reads its source.
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
                 tensor = self._torch.from_numpy(message)
         else:
@@ -159,7 +159,7 @@ class TorchEngine:
         return tensor.view(getattr(self._torch, kind))
 
     def _completed(self, launch: Callable[[], Any], *, on_device: bool = False) -> BoundCall:
-        """Return a call that launches the operation and waits for it; its errors name the engine."""
+        """Return a call that runs `launch` and waits for the started operation; errors name the engine and the rank."""
         on_device = on_device or self.name == "nccl"
         stream_done = self._torch.cuda.current_stream().synchronize if on_device else None
 
@@ -183,7 +183,7 @@ class TorchEngine:
 
 
 def _require_backend(backend: str, ranks_per_node: int) -> None:
-    """Raise UnavailableError if `backend` cannot run on this rank. Imports torch after the cheap checks."""
+    """Raise UnavailableError if `backend` cannot run on this rank. torch is imported last, because that is slow."""
     if find_spec("torch") is None:
         raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
     gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node

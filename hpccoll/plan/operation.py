@@ -72,7 +72,8 @@ class Operation(Enum):
     def count_elements(self, nbytes: int, itemsize: int, n: int) -> int:
         """Return the largest count of elements per vector or block for which the message has at most `nbytes` bytes.
 
-        A barrier has 0 elements. Any other count is at least 1 if `nbytes` is positive, even if one element is larger.
+        A barrier has 0 elements. For other operations, a positive `nbytes` gives at least 1 element, even if that makes
+        the message larger than `nbytes`.
         """
         if self is Operation.BARRIER:
             return 0

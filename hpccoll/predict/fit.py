@@ -1,17 +1,18 @@
-"""Fits a machine to measured times: the alpha, beta and gamma whose simulated times are closest to them.
+"""Fits a machine model to measured times by choosing the alpha, beta and gamma with the closest simulated times.
 
-Every second message size is fitted; the sizes in between are only predicted, so their errors are errors of prediction.
-The fit minimises the sum over rows of |log(simulated / measured)|, smoothed near zero: rows of microseconds count as
-much as rows of milliseconds, and outliers have little influence.
+Alpha is the latency of a message, beta the time per byte sent, and gamma the time per byte reduced. The fit uses every
+second message size; the errors of the other sizes show how well the machine predicts. The fit minimises the sum over
+measurements of |log(simulated / measured)|, smoothed near zero, so that times of microseconds count as much as times of
+milliseconds, and outliers have little influence.
 
 Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
-ones are sent in pieces, and messages larger than the caches are slower. Each link therefore has one beta per band of
-message sizes, and a call has a cost before its first message. (Idea: Kielmann, Bal and Verstoep, Fast measurement of
-LogP parameters, 2000.)
+ones are sent in pieces, and messages larger than the caches are slower. A fitted link therefore has one beta per band
+of message sizes, and a call has a fixed cost before its first message. The idea of bands is from Kielmann, Bal and
+Verstoep, Fast measurement of LogP parameters, 2000.
 
-A simulated time is the longest of many paths, each linear in the parameters. The fit computes the derivatives of the
-times by simulation, solves the linearised model, and repeats both until the parameters converge. Cost: about thirty
-simulations per row.
+A simulated time is that of the longest of many paths, each linear in the parameters. The fit computes the derivatives
+of the times by simulation, solves the linearised model, and repeats both until the parameters converge. A fit takes
+about thirty simulations per measurement.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured plan: `count` elements of `itemsize` bytes per rank, message size `nbytes`, and the median time."""
+    """A measured plan, with `count` elements per vector or block, a message of `nbytes`, and the median time."""
 
     algorithm: Algorithm
     plan: Plan
@@ -52,7 +53,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A measured row, the time that the fitted machine predicts for it, and whether the row was fitted."""
+    """A measurement, the time that the fitted machine predicts for it, and whether the fit used the measurement."""
 
     row: MeasuredRow
     seconds: float
@@ -66,25 +67,25 @@ class PredictedRow:
 
 @dataclass(frozen=True, slots=True)
 class MachineFit:
-    """A fitted machine, and every row with its prediction."""
+    """A fitted machine, and its predictions for all measurements."""
 
     machine: Machine
     rows: tuple[PredictedRow, ...]
 
     def compute_median_error(self, *, fitted: bool) -> float:
-        """Return the median error of the rows that were fitted, or of the rows that were only predicted."""
+        """Return the median relative error of the measurements that the fit used, or of those that it left out."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
 def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
-    """Fit a machine to every second size of `rows`, and predict all rows with it; runs simulations, sends nothing.
+    """Fit a machine to every second message size of `rows` by simulations, and predict all rows with this machine.
 
     Args:
         rows: measurements of one job, with the same ranks on the same nodes.
-        source: the name of the rows, such as their file; for error messages and the machine's name.
+        source: the name of the measurements, such as a file name, for error messages and the machine's name.
 
     Raises:
-        UsageError: rows of several jobs, or of too few sizes.
+        UsageError: `rows` come from several jobs, or have too few message sizes.
     """
     sizes = sorted({row.nbytes for row in rows})
     if len(sizes) < _MIN_SIZES:
@@ -104,9 +105,9 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
 
 
 class _ParameterLayout:
-    """The order of the K parameters to fit: call, gamma, fence, then per link alpha and one beta per band.
+    """The order of the K parameters to fit: cost of a call, gamma, cost of a fence, then per link alpha and its betas.
 
-    The fence and the link inside or between nodes are left out if no row depends on them.
+    A fence is a barrier of the ranks of a node. Fences and links that no measurement uses have no parameters.
     """
 
     def __init__(self, ranks: int, nodes: int, largest: int, has_fences: bool) -> None:
@@ -119,7 +120,7 @@ class _ParameterLayout:
         self.start = np.array([1e-6, 1e-10, *([3e-6] if has_fences else []), *within, *between])
 
     def make_machine(self, values: Floats, name: str) -> Machine:
-        """Return the machine with these parameters, shape (K,); a link without parameters equals the other one."""
+        """Return the machine with parameters `values`, shape (K,); a link without parameters equals the other link."""
         call, gamma, *rest = values.tolist()
         fence = rest.pop(0) if self.has_fences else None
         link_values = (rest[: self.within_count], rest[self.within_count :])
@@ -127,13 +128,13 @@ class _ParameterLayout:
         return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call, fence)
 
     def _make_link(self, values: list[float]) -> Link:
-        """Return the link with these values: alpha, then one beta per band."""
+        """Return the link with parameters `values`: alpha, then one beta per band of message sizes."""
         bands = tuple(zip(self.borders, values[2:], strict=True))
         return replace(Link.one_port(*values[:2]), bands=bands)
 
 
 def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -> Floats:
-    """Return the parameters, shape (K,), whose simulated times are closest to the rows."""
+    """Return the parameters, shape (K,), whose simulated times are closest to the measured times."""
     measured = np.array([row.seconds for row in rows])
     values = parameters.start
     for _ in range(_MAX_ITERATIONS):
@@ -153,7 +154,7 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
     """Return the derivatives of a row's simulated time by each parameter, shape (K,), from K + 1 simulations.
 
-    The time is homogeneous in the parameters: it equals the dot product of derivatives and parameters.
+    A simulated time is homogeneous in the parameters, so it equals the dot product of derivatives and parameters.
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     derivatives = np.empty_like(values)
@@ -166,7 +167,7 @@ def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values:
 
 
 def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:
-    """Return the simulated time of a row's plan on `machine`."""
+    """Return the simulated time in seconds of a measurement's plan on `machine`."""
     if row.algorithm.is_hybrid:
         return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

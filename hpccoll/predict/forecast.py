@@ -1,4 +1,4 @@
-"""Forecasts: simulations of an algorithm for a rank count, a machine and a message size."""
+"""Forecasts the time of an algorithm by simulation, for a rank count, a machine and a message size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
 
 
 def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
-    """Whether n ranks of `machine` can run `algorithm`: not if a pure shared-memory algorithm spans several nodes."""
+    """Whether n ranks of `machine` can run `algorithm`: a pure shared-memory algorithm needs a single node."""
     return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
 
@@ -44,14 +44,14 @@ def forecast(
     """Simulate `algorithm` on n ranks of `machine` with a message of about `nbytes` (nccl-tests' S).
 
     Args:
-        algorithm: registered or not.
-        n: number of ranks; they fill the nodes of `machine` in order.
-        machine: the topology and its costs.
+        algorithm: an algorithm, which need not be registered.
+        n: number of ranks, which fill the nodes of `machine` in order.
+        machine: the topology, and the costs of messages and reductions.
         nbytes: message size; rounded down to whole float32 elements.
         chunks: number of chunks; None for the number that a run would use.
         root: the root rank; ignored by operations without one.
         full: simulate every rank, even if symmetry makes a few ranks enough.
-        trace: find the critical path; a hybrid plan is then simulated as one segment, without pipelining.
+        trace: find the critical path; tracing simulates a hybrid plan as one segment, without pipelining.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
@@ -63,10 +63,10 @@ def forecast(
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Simulate a hybrid plan on `machine`, cut into the segments of a run (one segment on a single node).
+    """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) in the segments of a real run.
 
-    Work inside nodes overlaps with messages. The first segment takes the simulated time of the plan; every later
-    segment adds the time for which it occupies the busiest node's link.
+    Work inside nodes overlaps with messages between nodes; a single node has one segment. The first segment takes the
+    simulated time of the plan; every later one adds the time for which its messages occupy the busiest node's link.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.

@@ -1,4 +1,4 @@
-"""Machines to simulate: the built-in ones, in machines/*.toml with their sources, and those in a user's TOML file."""
+"""Reads machines to simulate: built-in ones from machines/*.toml, which names their sources, or a user's TOML file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load_machine(name: str) -> Machine:
 def parse_machine(text: str, source: str) -> Machine:
     """Return the machine that a TOML string describes.
 
-    `source` is the file or machine that error messages name. See `build_machine` for the keys.
+    `source` is the file or machine that error messages name. `build_machine` documents the valid keys.
 
     Raises:
         MachineError: `text` is not TOML, or does not describe a machine.

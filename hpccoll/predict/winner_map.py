@@ -1,8 +1,9 @@
-"""The winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
+"""Draws the winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
 
-Logarithms of times are interpolated linearly between the simulated points, which are marked. Two algorithms take
-equally long on the lines between their regions. Each region is labelled with its algorithm's name, so that neither
-colours nor a legend are needed to read the map. Colours: Okabe and Ito, Color Universal Design, 2008, lightened.
+Logarithms of times are interpolated linearly between the simulated points, which are drawn as dots. On the line between
+two regions, their two algorithms take equally long. Each region is labelled with its algorithm's name, so that neither
+colours nor a legend are needed to read the map. The colours are lightened from Okabe and Ito, Color Universal Design,
+2008.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _MIN_LABELLED, _MIN_BOLD = 0.0035, 0.03  # fractions of the map's area from whic
 def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
     """Return the winner map of `grid` (at least two rank counts and two sizes) as a matplotlib figure; write no file.
 
-    `marks` are rank counts at which to draw a dotted line, to compare a rule of thumb with the map.
+    `marks` are rank counts at which to draw a dashed line, to compare a rule of thumb with the map.
     """
-    # Not pyplot, which would select a backend and keep figures for the whole process.
+    # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -61,7 +62,7 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
 
 
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
-    """Return the logarithms of times, interpolated at the fine points, shape (A, y, x)."""
+    """Return the logarithms of the simulated times, interpolated at (`fine_y`, `fine_x`), shape (A, y, x)."""
     from scipy.interpolate import RegularGridInterpolator
 
     y, x = np.meshgrid(fine_y, fine_x, indexing="ij")
@@ -75,7 +76,7 @@ def _get_colour(name: str, number: int) -> str:
 
 
 def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Draw each fine point in the colour of its fastest algorithm, given in `best` as indices."""
+    """Draw each interpolated point in the colour of its fastest algorithm; `best` has the algorithms' indices."""
     from matplotlib.colors import ListedColormap
 
     present = np.unique(best)
@@ -87,7 +88,7 @@ def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: ND
 
 
 def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Floats, y: Floats) -> None:
-    """Draw the lines on which the fastest algorithm and the next take equally long."""
+    """Draw the lines on which the fastest and the second fastest algorithm take equally long."""
     for a in np.unique(best):
         rivals = np.delete(times, a, axis=0)
         if len(rivals) and (best == a).sum() >= _MIN_LABELLED / 10 * _RESOLUTION**2:
@@ -97,7 +98,7 @@ def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Float
 
 
 def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Draw each region's label at its widest place, vertically if it does not fit horizontally."""
+    """Draw each region's label at the region's widest place, vertically if it does not fit horizontally."""
     from matplotlib.patheffects import withStroke
     from scipy.ndimage import label
 
@@ -136,10 +137,10 @@ def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int
 
 
 def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]:
-    """Return the row with the most room for a label, and the first and last point of its run inside the region."""
+    """Return the row with the most room for a label, and the first and last column of the free space in this row."""
     from scipy.ndimage import distance_transform_edt
 
-    # A label is about ten times as wide as high, so distance along the row counts less.
+    # A label is about ten times as wide as high, so a horizontal distance counts less than a vertical one.
     room = distance_transform_edt(np.pad(inside, 1), sampling=(1.0, 0.12))[1:-1, 1:-1]
     row, column = (int(index) for index in np.unravel_index(int(np.argmax(room)), room.shape))
     outside = np.nonzero(~inside[row])[0]
@@ -149,7 +150,7 @@ def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]
 
 
 def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
-    """Set title, axis labels, ticks and limits, and draw the marks."""
+    """Set title, axis labels, ticks and limits, and draw lines at the rank counts in `marks`."""
     q = grid.machine.ranks_per_node
     inside = grid.ranks[0] < q < grid.ranks[-1]
     operations = sorted({each.operation.value for each in grid.algorithms})
