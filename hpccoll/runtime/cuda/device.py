@@ -7,12 +7,12 @@ are recorded, and each rank makes its stream wait for the events of the other ra
 Work queued after a stream fence starts once everything queued before the fence is done on every rank. A stream fence
 needs the barrier of the hosts because a stream does not wait at all for an event that was never recorded.
 
-Each rank has two CUDA events, one for fences with an even number and one for fences with an odd number. The barriers of
-collectives in host memory are numbered too, on all ranks. Two events per rank are enough: a stream waits for the record
-that is the latest when the wait is called, rank A calls its waits of fence k before it enters the barrier of fence
-k + 1, and another rank records the same event again only for fence k + 2, after that barrier. With a single event, a
-fast rank could record its event for fence k + 1 before a slow rank waits for fence k. With a single event, results
-would still be right, but work of the slow rank would wait for work that the fast rank queued after fence k.
+Each rank has two CUDA events, one for fences with an even number and one for fences with an odd number. All ranks also
+count the barriers of collectives in host memory. Two events per rank are enough: a stream waits for the record that is
+the latest when the wait is called, rank A calls its waits of fence k before it enters the barrier of fence k + 1, and
+another rank records the same event again only for fence k + 2, after that barrier. With a single event, a fast rank
+could record its event for fence k + 1 before a slow rank waits for fence k. With a single event, results would still be
+right, but work of the slow rank would wait for work that the fast rank queued after fence k.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 

@@ -112,9 +112,10 @@ class CudaRuntime:
 class IpcCloseCounters:
     """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    Buffer b is counted in slot b modulo SLOTS, one of a rank's SLOTS counters. No other rank maps a buffer of a slot
-    when each of their counters equals the number of buffers in the slot. Buffers that share a slot are thus freed later
-    than necessary, never too early. This rank writes the counters `own` and reads the counters `others`.
+    Buffer b is counted in slot b modulo SLOTS, one of a rank's SLOTS counters. No other rank maps the buffers of a
+    slot when the slot's counter of every other rank equals the number of buffers in the slot. Buffers that share a slot
+    may be freed later than necessary, never too early. This rank writes the counters `own` and reads the counters
+    `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:

@@ -3,7 +3,7 @@
 The source also compiles as plain C++, where `run_on_host` does the work of the device's threads. Tests without a GPU
 can therefore compare a kernel's arithmetic with NumPy's.
 
-A kernel reduces in the plan's order and rounds after every reduction, as `replay` does, so the results are bit-equal.
+A kernel reduces in the plan's order and rounds after every reduction, as `replay` does, so both results are bit-equal.
 Float16 and bfloat16 are reduced in float32 and rounded to nearest even after each step. Minimum and maximum return NaN
 if either operand is NaN; of +0 and -0 they return what NumPy returns: the left operand for float16, the right one for
 all other types. Complex products are computed as in NumPy: real = fma(a.re, b.re, -(a.im b.im)), imaginary =
@@ -50,7 +50,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """The instructions that a kernel runs on each element. Registers are numbered by loads first, then by reduces."""
+    """The instructions that a kernel runs on each element. Each load has a register, then each reduce has one."""
 
     function: str  # NumPy's name of the reduction; empty if elements are only copied
     dtype: str  # the element type; uint8 if elements are only copied

@@ -101,7 +101,7 @@ class ChunkLocations:
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return the ranges of `chunks[i]` in `memory[i]`. Adjacent ranges are merged, and empty ranges left out."""
+        """Return the ranges of chunks, the i-th in `memory[i]`. Adjacent ranges are merged, empty ranges left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():

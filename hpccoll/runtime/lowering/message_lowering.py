@@ -1,14 +1,14 @@
 """Lowers rounds of messages to instructions: cuts messages, uses scratch memory, and orders conflicting accesses.
 
 In a plan's round, all reads see the state at the start of the round and all arrivals take effect at its end. Lowering
-orders the instructions so that messages in sequence have this effect. A message is received directly into the home of
-its chunks unless the round still reads the home or reduces into it. A message that cannot be received into the home
-goes to scratch, and is copied or reduced once the sends that read the home are complete. A message whose chunks are not
-contiguous is packed before it is sent.
+orders the instructions so that running them one by one has the effect of a simultaneous round. A message is received
+directly into the home of its chunks unless the round still reads the home or reduces into it. A message that cannot be
+received into the home goes to scratch, and is copied or reduced once the sends that read the home are complete. A
+message whose chunks are not contiguous is packed before it is sent.
 
-A message whose size is in the range PRIVATE is also packed if the round overwrites the memory that it is sent from. The
-receiver's core then caches only the packed copy, so the sender overwrites the original memory without waiting for cache
-lines to be invalidated (up to 2.4 times faster on one host, bench/README.md).
+A message whose size is in the range PRIVATE is also packed if the round overwrites the memory that it is sent from. If
+a message is packed, the receiver's core caches only the packed copy, so the sender overwrites the original memory
+without waiting for cache lines to be invalidated (up to 2.4 times faster on one host, bench/README.md).
 
 Messages above SEGMENT bytes are cut into segments. A message to be reduced is received into WINDOW segments of scratch,
 used in turn, which stay in the cache however long the message is. Sender and receiver cut a message at the same
@@ -127,8 +127,8 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # MPI matches the messages of one sender in order, so only a sender's sole message may start late.
-                # Messages for the same chunks are consumed in order, so all of their receives must start first.
+                # MPI matches messages of a sender in order, so only a sender's sole message may receive segments late.
+                # Messages for the same chunks are consumed in order, so all of their receives must start beforehand.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local

@@ -88,8 +88,8 @@ class RemoteAccesses:
         """Whether round `t` needs a second fence; the same on all ranks.
 
         A second fence is needed if, since the previous fence, a rank wrote a chunk that others still loaded, and
-        another rank accesses the chunk after round `t`. The new value is copied to the chunk's home between the two
-        fences.
+        another rank accesses the chunk after round `t`. The chunk's new value is copied to its home between
+        the two fences.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)

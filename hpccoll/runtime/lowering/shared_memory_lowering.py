@@ -5,8 +5,8 @@ every chunk that other ranks access lies in its rank's slot, memory that the nod
 the slot before the first fence, and from the slot to the output after the last fence.
 
 The result of a load must not become visible to other ranks before the next fence. If others still load from the memory
-that a result belongs in, the result goes to scratch and is copied after that fence. If no rank accesses a chunk again,
-results for the chunk go to the output at once.
+that a result belongs in, the result goes to scratch and is copied after the next fence. If no rank accesses a chunk
+again, results for the chunk go to the output at once.
 """
 
 from __future__ import annotations

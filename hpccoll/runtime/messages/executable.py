@@ -179,7 +179,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun:
-    """One run of a message plan in flight: makes the calls of `message_calls` without persistence, then `after`."""
+    """One run of a message plan in flight: makes the plan's non-persistent calls, then the calls in `after`."""
 
     __slots__ = ("_after", "_calls", "_test", "done")
 

@@ -1,8 +1,8 @@
 """Collectives of the MPI library itself, the only executables that do not run a plan of hpccoll.
 
 MPI matches blocking, non-blocking and persistent collectives only with their own kind (MPI 4.1, 6.12 and 6.13), so all
-ranks must choose the same form. The choice therefore depends on nothing that may differ between ranks, such as whether
-a buffer was used before or whether an asynchronous operation is still in flight.
+ranks must choose the same form. The choice of form therefore depends on nothing that may differ between ranks, such as
+whether a buffer was used before or whether an asynchronous operation is still in flight.
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
 operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
@@ -37,8 +37,9 @@ MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
 class MpiExecutable(partial[object]):
     """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
 
-    A Python function around MPI's function would add 0.2 us to each call. This class is therefore a `functools.partial`
-    of MPI's function, which is replaced when the executable is freed or the first asynchronous operation begins.
+    A Python function around MPI's function would add 0.2 us to each call. `MpiExecutable` is itself a
+    `functools.partial` of MPI's function, which is replaced when the executable is freed or the first asynchronous
+    operation begins.
     """
 
     plan = None

@@ -1,6 +1,6 @@
 """Collectives of loads, stores and fences in the host memory of one node, bound to buffers.
 
-In a direct run, ranks access each other's buffers in place. Every accessed buffer must be symmetric, or large and
+In a direct run, ranks access each other's buffers in place. A direct run needs buffers that are symmetric, or large and
 accessible by cross-memory attach. At the start of a direct run, the ranks exchange the locations of their buffers, and
 bind again if a location has changed. A staged run copies chunks through slots (shared memory), segment by segment. If
 the buffers of only some ranks permit a direct run, all ranks detect the difference at the start and run staged.
