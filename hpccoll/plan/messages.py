@@ -18,7 +18,7 @@ from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Op, Step
 
 @dataclass(frozen=True, slots=True)
 class PlanMessage:
-    """A message from chunks `send` of rank `source` to chunks `recv` of rank `dest`; a local copy if both are equal.
+    """A message from chunks `send` of rank `source` to chunks `recv` of rank `dest`; local if `dest` is `source`.
 
     A message with empty chunk lists is a signal without data, as in barriers. `via` states which end transfers the
     data: both (a message), `dest` alone (a load) or `source` alone (a store).

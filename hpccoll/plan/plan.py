@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name `operation/algorithm`, as used on the command line."""
+        """The name of the plan as `operation/algorithm`, the form used on the command line."""
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:

@@ -47,7 +47,7 @@ class Rounds:
         """Return the rounds in reverse order with senders and receivers exchanged; receives use `op`.
 
         The reverse of a gather is a scatter, and the reverse of a reduce is a broadcast. Reversing turns loads into
-        stores, stores into loads, and leaves fences as they are.
+        stores and stores into loads, and leaves fences unchanged.
         """
         last = self.count - 1
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
@@ -58,7 +58,7 @@ class Rounds:
         return Rounds(changed.count, chunks, changed.at)
 
     def scaled(self, unit: int) -> Rounds:
-        """Return the same rounds after each chunk is divided into `unit` chunks."""
+        """Return the rounds for the same data with each chunk divided into `unit` chunks."""
         return self.map_regions(lambda region: region.scaled(unit), self.chunks * unit)
 
     def shifted(self, base: Ints, chunks: int) -> Rounds:

@@ -52,7 +52,7 @@ class Span:
 
     @property
     def size(self) -> Ints:
-        """Number of chunks in the region: one number for all ranks, or one per rank."""
+        """Number of chunks in the interval: one number for all ranks, or one per rank."""
         return self.count * self.unit
 
     def ids(self, ranks: int) -> IntArray:
@@ -68,7 +68,7 @@ class Span:
         return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, longest))
 
     def scaled(self, unit: int) -> Span:
-        """Return the same region after each chunk is divided into `unit` chunks."""
+        """Return the region of the same data after each chunk has been divided into `unit` chunks."""
         return Span(self.first, self.count, self.mod, self.unit * unit, self.base * unit)
 
     def shifted(self, base: Ints) -> Span:
@@ -85,7 +85,7 @@ class Picks:
 
     @property
     def size(self) -> int:
-        """Number of chunks in the region, the same for all ranks."""
+        """Number of chunks in the list, which is the same for all ranks."""
         return self.count
 
     def ids(self, ranks: int) -> IntArray:
@@ -93,7 +93,7 @@ class Picks:
         return np.broadcast_to(self.table(), (ranks, self.count))
 
     def scaled(self, unit: int) -> Picks:
-        """Return the same region after each chunk is divided into `unit` chunks."""
+        """Return the region of the same data after each chunk has been divided into `unit` chunks."""
 
         def scaled_table() -> IntArray:
             ids = self.table()[..., None] * unit + np.arange(unit)

@@ -251,7 +251,7 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        # The row of the rank that performs a load or store holds the chunks of both ends of the transfer.
+        # In `send` and `recv`, the row of the rank that performs a load or store has the chunks of both ends.
         sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source

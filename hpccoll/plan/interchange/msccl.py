@@ -4,8 +4,8 @@ Every rank becomes a `gpu` element with one threadblock per peer and direction, 
 Steps of one threadblock run in order; the attributes `depid` and `deps` order steps of different threadblocks. A step
 waits for the last steps that wrote the chunks it reads, and for the last steps that read or wrote the chunks it writes.
 A message that would overwrite chunks that the same round still sends is received into a scratch buffer, and is copied
-or reduced from the scratch buffer after the send. The receive therefore does not wait for the send, and two ranks that
-exchange chunks cannot block each other, even if the buffers between them are small.
+or reduced from the scratch buffer after the send. Because of the scratch buffer, no receive waits for a send of the
+same round, so two ranks that exchange chunks cannot block each other.
 
 The buffers input `i` and output `o` are the same memory (inplace="1"), except in all_to_all, which keeps blocks in
 transit in the scratch buffer `s`. In a reduce, all ranks but the root work in the scratch buffer, so that their input

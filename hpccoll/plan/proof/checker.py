@@ -6,8 +6,8 @@ it is written, and that no message overwrites another message of the same round.
 messages; races.py proves that the results of loads and stores do not depend on the speed of the ranks.
 
 In the final state of all ranks, every output chunk must have every required contribution exactly once (in a barrier,
-every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. Finally, steps
-and bytes must equal the cost that the algorithm states.
+every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. The steps and
+bytes of the plan must equal the cost that the algorithm states.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. The idea to check a collective against a postcondition is from
 MSCCLang (Cowan et al., ASPLOS 2023).

@@ -3,7 +3,7 @@
 Messages between two ranks arrive in the order in which they were sent. A synchronous send completes when its receive
 starts, a buffered send completes immediately, and a receive completes when its message has arrived. Receives name their
 sender, so the final state does not depend on the order in which ranks execute their actions. Executing every rank as
-far as possible, in any order, therefore finds every deadlock.
+far as possible, in any order, finds every deadlock.
 
 Cost: O(actions) time. Source: Kahn, "The semantics of a simple language for parallel programming", IFIP 1974.
 """

@@ -7,9 +7,9 @@ equal those of a plan in which loads and stores are messages.
 
 - If two ranks access the same place and one of them writes, a fence in which both ranks take part must separate the
   accesses. Steps of one rank need no fence, because they run in order.
-- As an exception, a rank may load from a place that its owner overwrites by a load in the same or a later round, if the
-  next fence of the owner includes the reading rank. The reading rank gets the old contents, because the data of a load
-  becomes visible to other ranks only at the next fence of the loading rank.
+- As an exception to the first rule, a rank may load from a place that its owner overwrites by a load in the same or a
+  later round, if the next fence of the owner includes the reading rank. The reading rank gets the old contents, because
+  the data of a load becomes visible to other ranks only at the next fence of the loading rank.
 - A rank may access another rank's memory only after the first fence of both (the other rank has started by then) and
   before the last fence of both (the other rank has not finished yet).
 - No rank may read data that its own earlier step of the same round wrote, except by a load from itself, which reads the

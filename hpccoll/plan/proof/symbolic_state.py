@@ -59,9 +59,9 @@ class SymbolicValues:
 class SymbolicState:
     """The symbolic contents of all chunks of all ranks between two rounds.
 
-    Its arrays have the shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts` of
-    contributions, `order` (hashes of the reduction order), `valid` (whether a chunk was written or is input). `heard`,
-    shape (n, n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
+    The arrays of a state have the shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts`
+    of contributions, `order` (hashes of the reduction order), `valid` (whether a chunk was written or is input).
+    `heard`, shape (n, n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:

@@ -1,8 +1,8 @@
 """Predictions of the time that a plan takes on a machine, with one clock per rank.
 
 Start with `simulate` in simulator.py and the cost model in machine.py. `round_costs` computes the cost of a round from
-`links` and `chunk_bytes`, `symmetry` finds the few ranks that represent all, `critical_path` and `timeline` explain a
-result, and `bounds` gives lower bounds on the time of plans of messages.
+`links` and `chunk_bytes`, `symmetry` finds a few ranks that can represent all ranks, `critical_path` and `timeline`
+explain a simulation, and `bounds` gives lower bounds on the time of plans of messages.
 """
 
 from hpccoll.plan.simulation.bounds import Bounds, compute_bounds

@@ -1,13 +1,15 @@
 """Lower bounds on the time of any plan of messages on a machine: the latency bound and the bandwidth bound.
 
-Latency: the data of one rank must reach all ranks, or the data of all ranks must reach one rank. A rank that has the
-data sends it to one more rank every `overhead`, and a message takes alpha. The bound is the time of the optimal
-broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993), ceil(log2 n) alpha if overhead = alpha. The bound for nodes
-is alike: a node sends to as many nodes at once as it has ranks.
+The latency bound holds because the data of one rank must reach all ranks, or one rank must obtain the data of all
+ranks. A rank that has the data can send it to one more rank every `overhead` seconds, and a message takes alpha
+seconds. The latency bound is the time of the optimal broadcast of Karp, Sahay, Santos and Schauser (SPAA 1993), which
+is ceil(log2 n) alpha if overhead = alpha. For nodes, the latency bound assumes that a node sends to as many nodes at
+once as it has ranks.
 
-Bandwidth: the bytes that the busiest rank must send or receive, over its fastest link, and the bytes that the busiest
-node must send or receive, over all its NICs. A plan takes at least the larger of the two bounds; they do not add up.
-Ranks that load and store in shared memory pay no alpha and may be faster than these bounds.
+The bandwidth bound is the time in which the busiest rank sends or receives its bytes over its fastest link, or the
+busiest node its bytes over all its NICs, whichever is longer. A plan takes at least the larger of latency bound and
+bandwidth bound, not their sum. Plans that load and store in shared memory pay no alpha and may be faster than both
+bounds.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ class Bounds:
 
     @property
     def seconds(self) -> float:
-        """The larger of the two bounds."""
+        """The larger of the latency bound and the bandwidth bound."""
         return max(self.latency_s, self.bandwidth_s)
 
 
 def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
-    """Return the bounds of `operation` over n ranks for a message of `nbytes` (S, as nccl-tests defines it)."""
+    """Return the lower bounds for `operation` over n ranks with a message size (S of nccl-tests) of `nbytes`."""
     if n == 1 or (nbytes == 0 and operation is not Operation.BARRIER):
         return Bounds(0.0, 0.0)
     near, wide = machine.within, machine.between
@@ -52,11 +54,11 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the shortest time of a broadcast to n ranks, if a rank can send to `at_once` ranks every `overhead_s`."""
+    """Return the shortest time of a broadcast to n ranks if a rank sends to `at_once` ranks every `overhead_s`."""
     coming, known, now = [(alpha_s, at_once)], 1, 0.0
     while known < n:
         now, informed = heappop(coming)
-        # Newly informed ranks begin to send, and their senders continue with other ranks.
+        # Ranks that just received the data begin to send it, and the ranks that sent it continue with other ranks.
         heappush(coming, (now + alpha_s, informed * at_once))
         heappush(coming, (now + overhead_s, informed))
         known += informed
@@ -64,7 +66,7 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 
 
 def _required_share(operation: Operation, n: int, q: int) -> float:
-    """Return the bytes that the busiest group of q ranks (a rank, or a node) must send or receive, divided by S."""
+    """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, divided by S."""
     if operation is Operation.BARRIER:
         return 0.0
     if operation in _ALL:
@@ -73,6 +75,6 @@ def _required_share(operation: Operation, n: int, q: int) -> float:
         groups = -(-n // q)
         return 2 * (groups - 1) / groups
     if operation is Operation.ALL_TO_ALL:
-        # Each of the q ranks of a full group sends S/n to each of the n - q others.
+        # Each of the q ranks of a full group sends S/n bytes to each of the n - q ranks outside the group.
         return q * (n - q) / n
     return (n - q) / n

@@ -1,7 +1,7 @@
-"""The sizes in bytes of regions of chunks, for each rank, even if chunks differ in size.
+"""The sizes in bytes of regions (sets of chunks) of each rank, even if chunks differ in size.
 
-If all chunks have one size, the bytes follow from the number of chunks; otherwise they follow from prefix sums over the
-chunks, without a list of the region's chunks.
+If all chunks have the same size, the bytes of a region follow from its number of chunks; otherwise, they follow from
+prefix sums over the chunk sizes, without a list of the region's chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TABLES = 64  # number of cached tables, each with one entry per chunk
 
 
 class ChunkBytes:
-    """The bytes of each chunk, shape (C,), and of regions; `common_size` is None where chunks differ."""
+    """The bytes of chunks and of regions of chunks; `common_size` is None if chunks differ in size."""
 
     def __init__(self, sizes: IntArray) -> None:
         self.sizes = sizes
@@ -49,14 +49,14 @@ class ChunkBytes:
         if isinstance(region.base, int) and isinstance(region.count, int):
             table = self._start_table(region.base, region.count, region.mod, region.unit)
             first, near = np.asarray(region.first), 4 * region.mod
-            # mode="wrap" costs less than a division over all ranks, unless indices are far out of range.
+            # take(mode="wrap") costs less than a division for all ranks, unless indices are far out of range.
             if first.max(initial=0) > near or first.min(initial=0) < -near:
                 first = first % region.mod
             return table.take(first, mode="wrap")
         return self._span_bytes(region)
 
     def _start_table(self, base: int, count: int, mod: int, unit: int) -> Floats:
-        """Return the bytes of every interval of `count` units, indexed by its first unit; results are cached."""
+        """Return the bytes of every interval of `count` units, indexed by the first unit of the interval; cached."""
         key = (base, count, mod, unit)
         if key not in self._tables:
             if len(self._tables) >= _TABLES:
@@ -65,7 +65,7 @@ class ChunkBytes:
         return self._tables[key]
 
     def _span_bytes(self, region: Span) -> Floats:
-        """Return the bytes of a span for each rank, from prefix sums."""
+        """Return the bytes of a span (a cyclic interval of chunks) for each rank, from prefix sums."""
         first = np.asarray(region.first) % max(region.mod, 1)
         last = first + np.maximum(region.count, 0)
         straight = self._bytes_before(region, np.minimum(last, region.mod)) - self._bytes_before(region, first)
@@ -75,6 +75,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
-        """Return the bytes of the chunks before unit `unit` of a span, clipped to the chunks that exist."""
-        # Ranks without a peer may name chunks that do not exist.
+        """Return the bytes of the chunks that precede unit `unit` of a span, counting only chunks that exist."""
+        # Ranks without a peer may name chunks that do not exist, so indices are clipped.
         return self._before.take(region.base + region.unit * unit, mode="clip")

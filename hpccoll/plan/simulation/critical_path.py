@@ -1,6 +1,6 @@
 """The critical path of a simulation: the chain of waits for messages that leads to the rank that finishes last.
 
-Shapes: P simulated ranks.
+In array shapes, P is the number of simulated ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 class TracedRound:
     """A simulated round; all arrays have shape (P,).
 
-    `messages` has the sources and the bytes sent per move, `entered` the times at which the ranks entered the round,
-    and `waited_for` the number (from 1) of the move whose message each rank waited for (0: none).
+    `messages` has the source ranks and the bytes sent for each move, `entered` has the times at which ranks entered the
+    round, and `waited_for` has the number (from 1) of the move whose message each rank waited for, or 0 without a wait.
     """
 
     round: int
@@ -35,9 +35,9 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """A wait of `rank` in `round` for a message of `nbytes` from `source`; `far`: on another node.
+    """A wait of `rank` in `round` for a message of `nbytes` from `source`.
 
-    The source entered the round at `entered_s`.
+    Rank `source` entered the round at `entered_s`; `far` states whether `source` is on another node.
     """
 
     round: int
@@ -57,12 +57,12 @@ class CriticalPath:
 
 
 def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
-    """Return the path to the rank that finishes last.
+    """Return the critical path, which leads to the rank that finishes last.
 
     Args:
-        segments: lists of traced rounds; the last list comes first, and the rounds of a list are in order.
+        segments: lists of traced rounds, latest list first; the rounds within a list are in chronological order.
         clocks: the times at which the simulated ranks finish, shape (P,).
-        n: number of ranks that the simulated ranks represent; the path is among all n.
+        n: number of ranks that the simulated ranks represent; the path may pass through any of them.
         machine: states which ranks share a node.
     """
     size, q = len(clocks), machine.ranks_per_node

@@ -1,6 +1,6 @@
-"""The links and NICs that moves use, computed once per pair of peer arrays and independent of message sizes.
+"""The links and NICs that the messages of a move use, computed once per pair of peer arrays for all message sizes.
 
-Shapes: P simulated ranks, which are all n ranks or one period of them; rank r mod P represents rank r.
+In array shapes, P is the number of simulated ranks (all n ranks, or fewer); rank r mod P represents rank r.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _MOST_CACHED = 32  # cached pairs of peer arrays
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """The peers of a move and the links between them, arrays of shape (P,).
+    """The peers of each rank in a move and the costs of the links to them, as arrays of shape (P,).
 
-    `dest` and `source` are the plan's arrays; `dest_index` and `source_index` are the simulated ranks that represent
-    these peers (a rank without a peer itself). `far` marks messages that leave their node, and `local` ranks that copy
-    to themselves (None if there are none). `bends` are pairs (bytes, seconds per byte added to beta for the bytes
-    beyond that size). `flight` is alpha - overhead, when no port is busy, or NEVER for ranks that receive no message.
+    `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
+    represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
+    node, and `local` marks ranks that copy to themselves; a mask that marks no rank is None. `bends` are pairs (bytes,
+    seconds per byte added to beta for the bytes beyond that size). `flight` is alpha - overhead (the seconds during
+    which no port is busy), or NEVER for ranks that receive no message.
     """
 
     dest: IntArray
@@ -47,9 +48,9 @@ class PeerLinks:
     flight: Floats
 
     def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
-        """Return for how many seconds sending `nbytes` keeps the port of each rank busy, without overhead, shape (P,).
+        """Return the seconds, without overhead, for which sending `nbytes` keeps each rank's port busy, shape (P,).
 
-        `share` is the number of messages that share the NIC of each message; None if no NIC is shared.
+        `share` is the number of ranks that share the NIC of each rank's message; None if no NIC is shared.
         """
         seconds = nbytes * self.beta
         for start, change in self.bends:
@@ -73,7 +74,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links of a move, cached."""
+        """Return the links that a move uses; results are cached."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= _MOST_CACHED:
@@ -82,7 +83,7 @@ class LinkTable:
         return self._cache[key]
 
     def _find_links(self, dest: IntArray, source: IntArray) -> PeerLinks:
-        """Compute the links of the moves with these peers."""
+        """Return the links of the moves that have the peers `dest` and `source`."""
         local = dest == self.rank
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
@@ -115,8 +116,8 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return, for each move of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        None for every move if no NIC is shared. Ranks are counted, not messages, because a rank sends its messages of a
-        round one after the other. `sent` states for each move which ranks send a message, shape (P,).
+        The entry of every move is None if no NIC is shared. Ranks are counted rather than messages, because a rank
+        sends its messages of a round one after the other. For each move, `sent` marks the ranks that send.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
@@ -128,7 +129,7 @@ class LinkTable:
         return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
-        """Whether no NIC is shared even if every message of the round is sent, including empty messages; cached."""
+        """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
             return True
         key = tuple(id(each) for each in peers)
@@ -154,10 +155,10 @@ class LinkTable:
 
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    """Return `wide_s` for active ranks with a far link, `near_s` for other active ranks, else `otherwise`."""
+    """Return `wide_s` for active ranks with a peer on another node (`far`), else `near_s`; `otherwise` if inactive."""
     return np.where(active, np.where(far, wide_s, near_s), otherwise)
 
 
 def _flight(link: Link) -> float:
-    """Return the part of alpha during which no port is busy."""
+    """Return the seconds of alpha during which no port is busy."""
     return link.alpha_s - link.overhead_s

@@ -1,13 +1,13 @@
 """The machine model of simulations: nodes of ranks, a link within nodes, and links between nodes through NICs.
 
-A message of B bytes takes alpha + B * beta on its link. It keeps the ports of sender and receiver busy for overhead + B
-* beta. A port carries one message at a time in each direction. The rest of alpha is time of flight, during which the
-next message may start. With overhead = alpha, the default, this is the one-port model of textbooks (Hockney); with a
-smaller overhead it is LogP.
+A message of B bytes takes alpha + B * beta seconds on its link, and keeps the ports of sender and receiver busy for
+overhead + B * beta. A port carries one message at a time in each direction. The remaining alpha - overhead is time of
+flight, during which the next message may start. With overhead = alpha, the default, the model is the one-port model of
+textbooks (Hockney); with a smaller overhead, it is LogP.
 
-Ranks fill nodes in order and share the NICs of their node: rank i of q uses NIC i * nics // q in both directions.
-Reducing or copying a byte in memory takes gamma. Sources: Hockney, Parallel Computing 1994; Culler et
-al., LogP, PPoPP 1993.
+Ranks fill nodes in order and share the NICs of their node: rank i of the q ranks of a node uses NIC i * nics // q in
+both directions. Reducing or copying a byte in memory takes gamma seconds. Sources: Hockney, Parallel Computing 1994;
+Culler et al., LogP, PPoPP 1993.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _MOST = 2**20  # ranks or NICs per node
 
 
 class MachineError(UsageError):
-    """A description of a machine is invalid: a key is missing, unknown, of the wrong type or out of range."""
+    """Raised if a key in the description of a machine is missing, unknown, of the wrong type or out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are pairs (bytes, beta), in which beta is the seconds per byte beyond that size of a message. Bands
-    stand for the effects of buffers, protocols and caches, which make larger messages slower or faster.
+    `bands` are pairs (bytes, beta), where beta is the seconds per byte for the part of a message beyond `bytes` bytes.
+    Bands stand for the effects of buffers, protocols and caches, which make larger messages slower or faster.
     """
 
     alpha_s: float
@@ -52,7 +52,7 @@ class Link:
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
-        """Return the seconds (without overhead) for which messages of `nbytes` keep ports busy, same shape."""
+        """Return the seconds (without overhead) for which messages of `nbytes` bytes keep ports busy, as an array."""
         seconds = nbytes * self.beta_s_per_byte
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
@@ -60,7 +60,7 @@ class Link:
 
     @property
     def min_beta(self) -> float:
-        """The smallest beta of any byte of a message."""
+        """The smallest beta (seconds per byte) that any byte of a message takes."""
         return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
 
     @property
@@ -72,18 +72,18 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes of `ranks_per_node` ranks (the last may have fewer), and the costs of their links.
+    """A machine of nodes with `ranks_per_node` ranks each (the last may have fewer), and the costs of its links.
 
     Args:
-        name: the name in output.
+        name: the name of the machine in output.
         ranks_per_node: ranks r and s are on one node where r // ranks_per_node == s // ranks_per_node.
         within: the link between two ranks of a node.
         between: the link between two nodes; its beta is that of one NIC.
-        nics_per_node: the number of messages that leave or enter a node at full speed.
-        gamma_s_per_byte: the time to reduce or copy a byte in memory.
-        sources: citations of the figures.
-        call_s: the overhead of a call before its first round, on every rank.
-        fence_s: the time from the last rank's arrival at a fence until all leave (None: alpha of `within`).
+        nics_per_node: the number of messages that can leave (or enter) a node at full speed at the same time.
+        gamma_s_per_byte: the seconds that reducing or copying a byte in memory takes.
+        sources: citations for the values of the other fields.
+        call_s: the seconds of overhead on every rank before the first round of a call.
+        fence_s: the seconds from the last rank's arrival at a fence until all leave (None: alpha of `within`).
     """
 
     name: str
@@ -98,12 +98,12 @@ class Machine:
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
-        """Return a machine with one kind of link: every rank is a node of its own."""
+        """Return a machine with one rank per node, so that all links are equal."""
         link = Link.one_port(alpha_s, beta_s_per_byte)
         return cls("flat", 1, link, link, 1, gamma_s_per_byte)
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
-        """Return the machine with `ranks` ranks per node, and at most as many NICs."""
+        """Return a copy of the machine with `ranks` ranks per node and at most `ranks` NICs per node."""
         return replace(self, ranks_per_node=ranks, nics_per_node=min(self.nics_per_node, ranks))
 
     def count_nodes(self, ranks: int) -> int:
@@ -115,8 +115,9 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     """Return the machine that a parsed TOML file describes.
 
     Args:
-        found: `name`, `ranks_per_node`, `[within]` and `[between]` with `alpha_us`, `bandwidth_GBps` and maybe
-            `overhead_us`; maybe `nics_per_node` (1), `call_us` (0), `reduce_GBps` (no cost), `sources` (strings).
+        found: the keys `name`, `ranks_per_node`, and the tables `[within]` and `[between]` with `alpha_us`,
+            `bandwidth_GBps` and optionally `overhead_us`. Optional keys are `nics_per_node` (default 1), `call_us`
+            (default 0), `reduce_GBps` (default: reductions cost nothing) and `sources` (strings).
         where: the source of the description for error messages, such as a path.
 
     Raises:
@@ -144,7 +145,7 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
 
 
 def _read_link(found: Mapping[str, Any], name: str, where: str) -> Link:
-    """Return the link that the table `name` describes; raise MachineError if the table is invalid."""
+    """Return the link that the TOML table `name` describes; raise MachineError if the table is invalid."""
     table = found.get(name)
     if not isinstance(table, Mapping):
         raise MachineError(f"{where}: needs a table [{name}] with alpha_us and bandwidth_GBps")
@@ -173,7 +174,7 @@ def _read_number(found: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def _read_seconds_per_byte(found: Mapping[str, Any], key: str, where: str) -> float:
-    """Return the seconds per byte of the bandwidth found[key], in GB/s."""
+    """Return the seconds per byte at the bandwidth found[key], which is in GB/s."""
     value = _read_number(found, key, where)
     if not value * _GB > 1 / _LONGEST:
         raise MachineError(f"{where}: {key} must be above 0 GB/s; found {value:g}")

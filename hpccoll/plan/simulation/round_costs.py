@@ -1,13 +1,13 @@
-"""The costs of a round: the seconds for which each message occupies ports, is in flight and is reduced.
+"""The costs of a round: the seconds for which each message occupies ports, is in flight, and is being reduced.
 
-Shapes: P ranks that represent all n (see links.py).
+In array shapes, P is the number of simulated ranks, which represent all n ranks (see links.py).
 
-A load or store takes as long as its bytes on the link within the node, without alpha. It occupies only the rank that
-performs it. A reduction adds gamma per byte; a load from the rank itself costs only gamma per byte. Ranks leave a fence
-one alpha of the link within the node (or `fence_s`) after the last rank has entered.
+A load or store takes the transfer time of its bytes on the link within the node, without alpha, and occupies only the
+rank that performs it. A reduction adds gamma seconds per byte, and a load from the rank itself costs only gamma per
+byte. Ranks leave a fence `fence_s` seconds (or alpha of the link within the node) after the last rank has entered it.
 
-Rounds repeat, so costs are cached: links by the identity of the peer arrays, and whole rounds by their bytes where P
-is so small that comparing bytes is cheaper than computing the costs again.
+Rounds repeat, so results are cached. Links are cached by the identity of the peer arrays, and the costs of whole rounds
+by their message sizes if P is so small that comparing sizes is cheaper than computing the costs again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """The messages of one move, arrays of shape (P,), times in seconds.
+    """The costs of the messages of one move, as arrays of shape (P,) with times in seconds.
 
-    Each rank sends `nbytes`, which keeps its own port busy for `busy`. It receives from `source` (simulated by rank
-    `source_index`): after `flight` (NEVER without a message) its port is busy for `receiving`, and then it reduces for
-    `reducing`.
+    Each rank sends `nbytes`, which keeps its own port busy for `busy` seconds. Each rank receives a message from
+    `source` (simulated by rank `source_index`), which is in flight for `flight` (NEVER without a message), keeps the
+    port of the rank busy for `receiving`, and is then reduced for `reducing`.
     """
 
     source_index: IntArray
@@ -55,9 +55,10 @@ class FenceCosts:
     alpha_s: float
 
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
-        """Return when each rank leaves its fence, and the last rank it waited for (itself if none), shape (P,) each.
+        """Return the time at which each rank leaves its fence, and the last rank that it waited for, shape (P,) each.
 
-        `clocks` has the time at which each rank enters, shape (P,). Ranks without a fence leave at once.
+        `clocks` has the time at which each rank enters, shape (P,). A rank without a fence leaves at once, and a rank
+        that did not wait has itself as the last rank.
         """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]
@@ -78,7 +79,7 @@ class RoundCosts:
     """The costs of the moves of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
 
     A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
-    `fences`. `uses` counts the rounds with these costs whose bytes have not been added up yet.
+    `fences`. `uses` counts the rounds with these costs whose bytes have not been added to the totals yet.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -119,7 +120,7 @@ class RoundPricer:
         if found is None:
             if len(self._rounds) * self.size >= _MOST_CACHED:
                 self._add_up_cached()
-            # The cache keeps the moves alive: the identity of a freed array could be reused.
+            # The cache keeps the moves alive, because a new array could get the identity of a freed array.
             found = self._rounds[key] = (moves, self._compute_costs(moves, sent))
         found[1].uses += 1
         return found[1]
@@ -233,7 +234,7 @@ class SharedMemoryPricer:
         self.plan, self.machine, self.chunks, self.links = plan, machine, chunk_bytes, links
 
     def price_fences(self, fences: Sequence[Fence]) -> FenceCosts:
-        """Return the costs of the fences of a round, at most one per rank; raise UsageError if one spans two nodes."""
+        """Return the costs of the fences of a round, at most one per rank; raise UsageError if a fence spans nodes."""
         leader = np.full(self.links.size, NO_PEER)
         for fence in fences:
             self._check_same_node(fence.leader, "waits for")

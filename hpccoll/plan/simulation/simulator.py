@@ -1,15 +1,16 @@
 """The simulation of a plan on a machine, which predicts its time: one clock per rank, advanced round by round.
 
-Shapes: P ranks that represent all n, T rounds.
+In array shapes, P is the number of simulated ranks, which represent all n ranks; T is the number of rounds.
 
-A rank enters a round when it has left the previous one, and leaves it when its own sends and receives of the round have
-completed. In a round, a rank sends its messages one after the other and receives one after the other, both at the same
-time and in the order of the moves; early messages wait for their receiver. A rank reduces its messages in the same
-order. Messages that share a NIC in a round share its bandwidth. A load or store delays only the rank that performs it,
-and a fence delays only its members. Chunk sizes are those at run time, and empty messages are sent only in barriers.
+A rank enters a round when it has left the previous round, and leaves the round when its own sends and receives of the
+round have completed. In a round, a rank sends its messages one after the other, in the order of the moves, and at the
+same time receives messages one after the other, in the same order. A message may arrive before its receiver enters the
+round. A rank reduces the received messages in the order of the moves. Messages that share a NIC in a round share its
+bandwidth. A load or store delays only the rank that performs it, and a fence delays only the ranks that take part in
+it. Chunks have the same sizes as at run time, and empty messages are sent only in barriers.
 
-If ranks r and r + p of a plan do the same, p ranks represent all (symmetry.py), and the result equals that of the full
-simulation. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.
+If rank r + p does the same as rank r for all ranks of a plan, only p ranks are simulated (see symmetry.py), and the
+result equals that of simulating all ranks. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The predicted execution of a plan; arrays are over the P simulated ranks, which represent all.
+    """The predicted execution of a plan; arrays have one entry for each of the P simulated ranks.
 
     `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
-    each rank sends, loads or stores inside its node, `between` the bytes that it sends to other nodes. `steps` counts
-    rounds in which data moves; `messages` includes loads and stores; `nbytes` is S, as nccl-tests defines it.
+    each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other nodes.
+    `steps` counts the rounds that contain messages, loads or stores; `messages` includes loads and stores; `nbytes` is
+    the message size S, as nccl-tests defines it.
     """
 
     plan: Plan
@@ -52,12 +54,12 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """The predicted time: the overhead of the call, and the rounds until the last rank finishes."""
+        """The predicted seconds until the last rank finishes, including the overhead of the call."""
         return self.machine.call_s + float(self.clocks_s.max(initial=0.0))
 
     @property
     def simulated_ranks(self) -> int:
-        """The number of ranks simulated, which represent all."""
+        """The number of simulated ranks, which represent all ranks of the plan."""
         return len(self.clocks_s)
 
 
@@ -67,12 +69,12 @@ def simulate(
     """Return the predicted execution of `plan` on `machine`, computed in this process.
 
     Args:
-        plan: the plan; it is not proven here.
-        machine: the topology and the cost of its links.
+        plan: the plan to simulate, which this function does not prove.
+        machine: the nodes and the costs of their links.
         count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
         itemsize: bytes per element.
-        full: simulate every rank, even if a period of ranks represents all.
-        trace: find the critical path; if ranks times rounds exceed 4 million, this simulates most rounds twice.
+        full: simulate every rank, even if fewer ranks could represent all.
+        trace: find the critical path; most rounds are then simulated twice if ranks times rounds exceed 4 million.
 
     Raises:
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
@@ -103,7 +105,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The state between two rounds, shape (P,) each: the clock of a rank, and when its receiving port becomes free."""
+    """The clock of each rank between two rounds, and the time at which its receiving port is free, shape (P,) each."""
 
     clocks: Floats
     port: Floats
@@ -115,7 +117,7 @@ class ClockState:
 
 
 class _Run:
-    """One simulation; the rounds are divided into segments that can be traced one at a time."""
+    """One simulation, whose rounds are divided into segments that can be traced one at a time."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int, trace: bool) -> None:
         self.plan, self.trace = plan, trace
@@ -127,7 +129,7 @@ class _Run:
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Return the clocks after all rounds; keep the initial state of each segment and the trace of the last one."""
+        """Return the clocks after all rounds; keep the first state of each segment and the last segment's trace."""
         state = ClockState.at_rest(self.pricer.size)
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
@@ -150,9 +152,9 @@ class _Run:
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
-        """Return the critical path; simulates all segments but the last again, to trace them."""
+        """Return the critical path; for the trace, all segments of rounds but the last are simulated again."""
         pricer = self.pricer
-        # The repeated simulation has its own pricer, so that no message is counted twice.
+        # The repeated simulation has its own RoundPricer, so that no message is counted twice.
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
@@ -171,7 +173,7 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
     """Return the state after a round with the given costs; `state` is not changed.
 
     If given, `waited_for` is filled with the number (from 1) of the move whose message each rank waited for, or 0. In a
-    round of fences, it is 1 for the ranks that waited.
+    round of fences, `waited_for` is 1 for the ranks that waited.
     """
     if costs.accessing is not None:
         return ClockState(state.clocks + costs.accessing, state.port)

@@ -46,7 +46,7 @@ class TimelineMessage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The slices and messages of a run in the order of rounds; `clock` names the source of the times."""
+    """The slices (activities) and messages of a run in the order of rounds; `clock` names the source of the times."""
 
     name: str
     ranks: int
@@ -56,12 +56,12 @@ class Timeline:
 
     @property
     def duration_us(self) -> float:
-        """The time at which the last slice ends."""
+        """The time at which the last slice (activity) ends, in microseconds."""
         return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
 
 
 def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
-    """Return the timeline of `plan` in which every round takes `round_us`."""
+    """Return a timeline of `plan` in which every round takes `round_us` microseconds."""
     builder = _TimelineBuilder(plan)
     for t in range(builder.rounds.count):
         clock = np.full(plan.ranks, t * round_us)
@@ -70,7 +70,7 @@ def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
-    """Return the timeline that `simulate` predicts, with all ranks; a slice includes the waits for its messages.
+    """Return the timeline of all ranks that `simulate` predicts; a slice includes the rank's waits for messages.
 
     `count` is the number of elements per vector, or per block where the operation has blocks.
     """
@@ -86,7 +86,7 @@ def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize:
 
 
 class _TimelineBuilder:
-    """Collects the slices and messages of a timeline, round by round."""
+    """Collects the slices (activities) and messages of a timeline, round by round."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.rounds = plan, plan.rounds()
@@ -111,7 +111,7 @@ class _TimelineBuilder:
     def add_move(
         self, move: Move, kind: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks
     ) -> None:
-        """Add the messages of a move, and append its activities to `does`, which lists those of each rank."""
+        """Add the messages of a move, and append the text of each activity to the list `does[rank]`."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
@@ -124,19 +124,19 @@ class _TimelineBuilder:
             at_source, at_dest = _describe_ends(kind, bool(ops[dest] != Op.COPY), sent, taken)
             does.setdefault(source, []).append(at_source.format(dest))
             does.setdefault(dest, []).append(at_dest.format(source))
-            # Viewers need a slice at both ends of a message; a rank whose memory is only accessed may have none.
+            # Viewers draw a message only between two slices; a rank whose memory others access may have no slice.
             has_slices = kind is TransferKind.MESSAGE or enters[source] < leaves[source]
             if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
                 self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
 
     def timeline(self, clock: str) -> Timeline:
-        """Return the timeline of the rounds added."""
+        """Return the timeline of all rounds added so far."""
         name = f"{self.plan.name} on {self.plan.ranks} ranks"
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.messages))
 
 
 def _describe_ends(kind: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
-    """Return the activities of source and destination, with {} in place of the other's rank."""
+    """Return the activities of source and destination as text, with {} as the placeholder of the peer's rank."""
     if kind is TransferKind.LOAD:
         return f"lends {sent} to {{}}", f"{'reduces' if reduces else 'loads'} {taken} from {{}}"
     if kind is TransferKind.STORE:
@@ -148,7 +148,7 @@ def _describe_ends(kind: TransferKind, reduces: bool, sent: str, taken: str) -> 
 
 
 def _format_chunks(ids: IntArray) -> str:
-    """Return a short description: `chunk 3`, `chunks 4 to 7` or `5 chunks`; an empty string for no chunks."""
+    """Return a description of chunks such as `chunk 3`, `chunks 4 to 7` or `5 chunks`; empty for no chunks."""
     listed = ids[ids >= 0]
     if len(listed) < 2:
         return f"chunk {listed[0]}" if len(listed) else ""
