@@ -1,4 +1,4 @@
-"""The example in which two ranks both send first: the proof that it deadlocks, and a run with a time limit."""
+"""The example in which both of two ranks send first: a proof of the deadlock, and a run with a time limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
 def make_program() -> list[list[Action]]:
-    """Return the actions of both ranks, for the checker: each sends x (chunk 0), then receives y (chunk 1)."""
+    """Return both ranks' actions in the format of the plan checker: each rank sends x (chunk 0), then receives y."""
     return [[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]
 
 
 def explain_deadlock() -> str:
-    """Run the checker on the program and return its message about the deadlock; nothing is sent."""
+    """Return the plan checker's message about the deadlock in the program; nothing is sent."""
     try:
         check_program(make_program())
     except DeadlockError as error:
@@ -35,7 +35,7 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
     """Run the program with synchronous sends of `x`, waiting at most `limit_s` seconds per step. Collective; blocks.
 
     Raises:
-        CommunicationError: the ranks are deadlocked; names each rank and its step.
+        CommunicationError: the ranks are deadlocked; the message names each rank and its step.
     """
     progress = world.Dup()  # a second communicator, since the first one has pending messages
     peer, y = 1 - world.rank, np.empty_like(x)
@@ -56,7 +56,7 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
 
 
 def _format_state(rank: int, step: int) -> str:
-    """Return in words which step a rank has reached; step -1 means that it did not answer."""
+    """Describe the step that a rank has reached; `step` is -1 if the rank did not answer."""
     if 0 <= step < len(STEPS):
         return f"rank {rank} is still at step {step} ({STEPS[step].format(1 - rank)})"
     return f"rank {rank} has ended" if step == len(STEPS) else f"rank {rank} does not answer"

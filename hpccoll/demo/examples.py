@@ -1,7 +1,7 @@
-"""The examples of `hpccoll demo`: rank counts, each rank's arguments, and a description in two lines.
+"""The examples of `hpccoll demo`, each with a number of ranks, the ranks' arguments, and a description in two lines.
 
-In `ring_all_reduce_5` chunk c of rank r is (c + 1) 10**r, so the digits of a sum show the chunk and the ranks that were
-added.
+In the example `ring_all_reduce_5`, chunk c of rank r's vector is (c + 1) * 10**r, so the digits of a sum show the chunk
+and the ranks that were added.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Example:
     """An example of `hpccoll demo`: functions to call on MPI ranks, their arguments, and texts to print.
 
     Attributes:
-        calls: the functions of the in_*.py files that it runs, each on new copies of the arguments.
-        inputs: per argument of a call, the values of all ranks: lists become arrays, numbers and None stay unchanged.
+        calls: names of the functions in in_*.py that the example runs, each on new copies of the arguments.
+        inputs: for each argument of a call, the values of all ranks; a list is passed as an array.
         titles: table headings of the arguments and of all results.
         description: two lines of text.
         operation: the collective that `algorithm` runs; None if the example is not about one collective.
-        algorithm: the name of the algorithm that runs the operation and is drawn.
-        accepts_algorithm: whether `--algorithm` may name another one.
+        algorithm: the name of the algorithm that runs the operation, and that `hpccoll demo` draws.
+        accepts_algorithm: whether the option `--algorithm` may choose another algorithm.
     """
 
     name: str
@@ -60,7 +60,7 @@ def _make_argument(value: Values) -> Array | float | None:
 def _make_vector_example(
     name: str, operation: Operation, algorithm: str, inputs: Sequence[Values], description: tuple[str, str]
 ) -> Example:
-    """Return an example with one argument and one result that calls the function named like `operation`."""
+    """Return an example with one argument and one result that calls the function with the name of `operation`."""
     titles = (("before",), ("after",))
     return Example(name, len(inputs), (operation.value,), (inputs,), titles, description, operation, algorithm)
 
@@ -260,5 +260,5 @@ def get_example(name: str) -> Example:
 
 
 def find_example(operation: Operation) -> Example | None:
-    """Return the first example of `operation` that accepts any of its algorithms, None if there is none."""
+    """Return the first example of `operation` that accepts any algorithm of the operation, or None."""
     return next((each for each in EXAMPLES if each.operation is operation and each.accepts_algorithm), None)

@@ -1,8 +1,8 @@
-"""Each example as calls of hpccoll; `hpccoll demo` runs these functions and prints their bodies.
+"""The examples of `hpccoll demo` in calls of hpccoll; the command runs these functions and prints their bodies.
 
-Each function takes a communicator and this rank's arrays, and returns this rank's values afterwards.
+Each function takes a communicator and this rank's arrays, and returns this rank's resulting values.
 """
-# ruff: noqa: RET504 - results are named because the last return is not printed
+# ruff: noqa: RET504 - results have names because `hpccoll demo` does not print the return statement
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def all_reduce(comm: Any, x: Any) -> Any:
 
 
 def gather(comm: Any, x: Any) -> Any:
-    """Return every rank's x, in rank order, on rank 0; None on the others."""
+    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
     rows = comm.gather(x, root=0)
     return rows
 
 
 def all_gather(comm: Any, x: Any) -> Any:
-    """Return every rank's x, in rank order, on every rank."""
+    """On every rank, return every rank's x, in rank order."""
     rows = comm.all_gather(x)
     return rows
 
 
 def scatter(comm: Any, x: Any) -> Any:
-    """Return row r of rank 0's x on rank r."""
+    """On rank r, return row r of the matrix x of rank 0."""
     row = np.empty(5, np.float32)
     comm.scatter(x, root=0, out=row)
     return row
 
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
-    """Return the sum of every rank's row r on rank r."""
+    """On rank r, return the sum over all ranks of row r of their matrices x."""
     row = comm.reduce_scatter(x, op="sum")
     return row
 
 
 def send_recv_chain(comm: Any, x: Any) -> Any:
-    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
     if comm.rank == 0:
         comm.send(x, dest=1)
     elif comm.rank == 1:
@@ -71,7 +71,7 @@ def send_recv_chain(comm: Any, x: Any) -> Any:
 
 
 def send_recv_chain_async(comm: Any, x: Any) -> Any:
-    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
+    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
     sent = [comm.isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.irecv(x, source=comm.rank - 1)
@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
+    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")
@@ -99,7 +99,7 @@ def new_group(comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
     first = comm.broadcast(x, root=0, async_op=True)
     second = comm.broadcast(y, root=1, async_op=True)
     first.wait()
@@ -108,13 +108,13 @@ def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(comm: Any, x: Any, weights: Any) -> Any:
-    """Overwrite x on every rank with the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
     comm.all_reduce(x, op=premul_sum(weights))
     return x
 
 
 def distributed_softmax(comm: Any, x: Any) -> Any:
-    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
+    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
     top = x.copy()
     comm.all_reduce(top, op="max")
     share = np.exp(x - top)
@@ -125,7 +125,7 @@ def distributed_softmax(comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(comm: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
     squares = x * x
     comm.all_reduce(squares, op="sum")
     x /= np.sqrt(squares)
@@ -140,7 +140,7 @@ def barrier_staggered(comm: Any, seconds: float) -> Any:
 
 
 def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
-    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
     if comm.rank == 0:
         comm.send(x, dest=1)
         comm.recv(y, source=1)

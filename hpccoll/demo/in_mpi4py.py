@@ -1,8 +1,8 @@
-"""Each example as calls of mpi4py; `hpccoll demo` prints the bodies of these functions, and tests run them.
+"""The examples of `hpccoll demo` in calls of mpi4py; the command prints the functions' bodies, and tests run them.
 
-Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns the rank's new values.
+Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns this rank's new values.
 """
-# ruff: noqa: N803 - MPI is the conventional name
+# ruff: noqa: N803 - MPI is the conventional name of the module mpi4py.MPI
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ def all_reduce(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Return every rank's x, in rank order, on rank 0; None on the others."""
+    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
     rows = np.empty((comm.size, *x.shape), x.dtype) if comm.rank == 0 else None
     comm.Gather(x, rows, root=0)
     return rows
 
 
 def all_gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Return every rank's x, in rank order, on every rank."""
+    """On every rank, return every rank's x, in rank order."""
     rows = np.empty((comm.size, *x.shape), x.dtype)
     comm.Allgather(x, rows)
     return rows
 
 
 def scatter(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Return row r of rank 0's x on rank r."""
+    """On rank r, return row r of the matrix x of rank 0."""
     row = np.empty(5, np.float32)
     comm.Scatter(x, row, root=0)
     return row
 
 
 def reduce_scatter(MPI: Any, comm: Any, x: Any) -> Any:
-    """Return the sum of every rank's row r on rank r."""
+    """On rank r, return the sum over all ranks of row r of their matrices x."""
     row = np.empty(x.shape[1:], x.dtype)
     comm.Reduce_scatter_block(x, row, op=MPI.SUM)
     return row
 
 
 def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
     if comm.rank == 0:
         comm.Send(x, dest=1)
     elif comm.rank == 1:
@@ -75,7 +75,7 @@ def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
-    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
+    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
     sent = [comm.Isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.Irecv(x, source=comm.rank - 1)
@@ -90,7 +90,7 @@ def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
+    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)
@@ -101,7 +101,7 @@ def new_group(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
     first = comm.Ibcast(x, root=0)
     second = comm.Ibcast(y, root=1)
     MPI.Request.Waitall([first, second])
@@ -109,14 +109,14 @@ def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(MPI: Any, comm: Any, x: Any, weights: Any) -> Any:
-    """Overwrite x on every rank with the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
     x *= weights
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
-    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
+    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
     top = x.copy()
     comm.Allreduce(MPI.IN_PLACE, top, op=MPI.MAX)
     share = np.exp(x - top)
@@ -127,7 +127,7 @@ def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
     squares = x * x
     comm.Allreduce(MPI.IN_PLACE, squares, op=MPI.SUM)
     x /= np.sqrt(squares)
@@ -142,7 +142,7 @@ def barrier_staggered(MPI: Any, comm: Any, seconds: float) -> Any:  # noqa: ARG0
 
 
 def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
     if comm.rank == 0:
         comm.Ssend(x, dest=1)
         comm.Recv(y, source=1)

@@ -1,7 +1,7 @@
-"""Each example as calls of torch.distributed; `hpccoll demo` prints the bodies of these functions, and tests run them.
+"""The examples of `hpccoll demo` in calls of torch.distributed; the command prints the bodies, and tests run them.
 
-Each function takes the modules torch and torch.distributed (as dist, with its default group ready) and this rank's
-tensors, and returns this rank's values afterwards.
+Each function takes the module torch, the module torch.distributed (as `dist`, with an initialized default group) and
+this rank's tensors, and returns this rank's resulting values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def broadcast(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001 - every exa
 
 
 def reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Overwrite x on rank 0 with the sum; on the others x is undefined afterwards: Gloo leaves partial sums."""
+    """Overwrite x on rank 0 with the sum of every rank's x, and on other ranks with undefined values."""
     dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)
     return x
 
@@ -29,35 +29,35 @@ def all_reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Return every rank's x, in rank order, on rank 0; None on the others."""
+    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(x, rows, dst=0)
     return rows
 
 
 def all_gather(torch: Any, dist: Any, x: Any) -> Any:
-    """Return every rank's x, in rank order, on every rank."""
+    """On every rank, return every rank's x, in rank order."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, x)
     return rows
 
 
 def scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """Return row r of rank 0's x on rank r."""
+    """On rank r, return row r of the matrix x of rank 0."""
     row = torch.empty(5)
     dist.scatter(row, list(x) if dist.get_rank() == 0 else None, src=0)
     return row
 
 
 def reduce_scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """Return the sum of every rank's row r on rank r."""
+    """On rank r, return the sum over all ranks of row r of their matrices x."""
     row = torch.empty_like(x[0])
     dist.reduce_scatter(row, list(x), op=dist.ReduceOp.SUM)
     return row
 
 
 def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Rank 0 sends `x` to rank 1, which doubles it and sends it to rank 2. Overwrites `x` on ranks 1 and 2; blocks."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
     rank = dist.get_rank()
     if rank == 0:
         dist.send(x, dst=1)
@@ -71,7 +71,7 @@ def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Run `send_recv_chain` with isend and irecv; ranks compute before each wait. Overwrites `x` on ranks 1 and 2."""
+    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
     rank = dist.get_rank()
     sent = [dist.isend(x, dst=1)] if rank == 0 else []
     if rank > 0:
@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x in the groups {0, 1} and {2, 3}; return the sum and, by a maximum over all ranks, both sums."""
+    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])
@@ -99,7 +99,7 @@ def new_group(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Broadcast x from rank 0 and y from rank 1, overwriting both; both are in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
     first = dist.broadcast(x, src=0, async_op=True)
     second = dist.broadcast(y, src=1, async_op=True)
     first.wait()
@@ -108,14 +108,14 @@ def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG00
 
 
 def weighted_sum(torch: Any, dist: Any, x: Any, weights: Any) -> Any:  # noqa: ARG001
-    """Overwrite x on every rank with the sum, element j scaled by weight j."""
+    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
     x *= weights
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
-    """Return this rank's part of the softmax over the ranks, element by element; x is unchanged."""
+    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
     top = x.clone()
     dist.all_reduce(top, op=dist.ReduceOp.MAX)
     share = torch.exp(x - top)
@@ -126,7 +126,7 @@ def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by its 2-norm over the ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
     squares = x * x
     dist.all_reduce(squares, op=dist.ReduceOp.SUM)
     x /= torch.sqrt(squares)
@@ -141,7 +141,7 @@ def barrier_staggered(torch: Any, dist: Any, seconds: float) -> Any:  # noqa: AR
 
 
 def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Receive the other rank's x into y without deadlock: rank 0 sends first, rank 1 receives first."""
+    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
     if dist.get_rank() == 0:
         dist.send(x, dst=1)
         dist.recv(y, src=1)

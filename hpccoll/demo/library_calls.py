@@ -21,7 +21,7 @@ LIBRARIES: dict[str, ModuleType] = {
 
 
 def format_library_calls(example: Example) -> dict[str, str]:
-    """Return the source code of the example's calls, by name of the library."""
+    """Return a dictionary from a library's name to the source code of the example's calls of this library."""
     return {
         library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()

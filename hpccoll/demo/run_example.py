@@ -1,4 +1,4 @@
-"""Runs an example on the ranks of a communicator and collects each rank's values before and after."""
+"""Runs an example on the ranks of a communicator and collects each rank's values before and after the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RankValues:
 def run_example(example: Example, comm: Communicator, algorithm: Algorithm | None) -> RankValues:
     """Run every call of the example, each on new arguments, and return this rank's values. Collective; blocks.
 
-    `comm` must have `example.ranks` ranks. `algorithm` runs the example's operation; None leaves the choice to `comm`.
+    `comm` must have `example.ranks` ranks. If `algorithm` is None, `comm` chooses one for the example's operation.
     """
     before = tuple(_as_list(value) for value in example.make_arguments(comm.rank))
     chosen_comm = comm if algorithm is None else _CommunicatorWithAlgorithm(comm, algorithm)
@@ -47,7 +47,7 @@ def run_example(example: Example, comm: Communicator, algorithm: Algorithm | Non
 
 
 class _CommunicatorWithAlgorithm:
-    """A communicator that runs the operation of `algorithm` with that algorithm."""
+    """A communicator that runs a given algorithm whenever the algorithm's operation is called."""
 
     def __init__(self, comm: Communicator, algorithm: Algorithm) -> None:
         self._comm, self._algorithm = comm, algorithm
@@ -65,7 +65,7 @@ def _as_list(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as text to print: `[1, 2.5000]` for a list, `-` for None."""
+    """Return a value as a string to print: `[1, 2.5000]` for a list, `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, list):

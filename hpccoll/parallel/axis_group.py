@@ -1,4 +1,4 @@
-"""A rank's groups along the axes of a mesh, and the seconds spent in their calls, waiting for late ranks included."""
+"""A rank's groups of ranks along the axes of a mesh, and the time spent in communication, including waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AxisGroup:
-    """The ranks along one axis of a mesh. On an axis of one rank, calls return immediately without communicating.
+    """A group of the ranks along one axis of a mesh. On an axis of one rank, calls return without communicating.
 
     The constructor is collective over `ranks`, the ranks of `comm` along the axis, and creates their communicator.
     """
@@ -35,7 +35,7 @@ class AxisGroup:
         return x
 
     def start_send(self, x: Any, dest: int, tag: int) -> None:
-        """Start sending `x` to the rank at index `dest` without blocking; `x` must not change before `finish_sends`."""
+        """Start sending `x` to the rank at index `dest` of the axis; `x` must not change before `finish_sends`."""
         if self._group is not None:
             with self._timed():
                 self._pending_sends = [
@@ -44,7 +44,7 @@ class AxisGroup:
                 self._pending_sends.append(self._group.isend(x, dest, tag))
 
     def recv(self, x: Any, source: int, tag: int) -> Any:
-        """Block until a message from the rank at index `source` has been received into `x`; return `x`."""
+        """Block until a message from the rank at index `source` of the axis has been received into `x`; return `x`."""
         if self._group is not None:
             with self._timed():
                 self._group.recv(x, source, tag)
@@ -90,7 +90,7 @@ class MeshGroups:
 
     @property
     def comm_seconds(self) -> float:
-        """Seconds spent in calls on all axes since the last reset."""
+        """The seconds spent in communication along all axes since the last `reset_timers`."""
         return self.dp.comm_seconds + self.tp.comm_seconds + self.pp.comm_seconds
 
     def close(self) -> None:

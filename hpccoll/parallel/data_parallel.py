@@ -1,7 +1,7 @@
-"""Data parallelism: ranks along the axis hold the same parameters, take different samples and sum their gradients.
+"""Data parallelism: ranks along the dp axis hold the same parameters, take different samples and sum their gradients.
 
-A rank's loss is the sum over its own samples divided by the size of the global batch. The sum of these losses over the
-ranks is the mean over the batch even if ranks have different numbers of samples. The average of means is not.
+A rank's loss is the sum over its own samples divided by the size of the global batch. The sum of the ranks' losses is
+the mean over the batch even if ranks have different numbers of samples, unlike the average of the ranks' means.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BUCKET_BYTES = 4 << 20  # long enough for full bandwidth, short enough for sever
 class GradientBuckets:
     """The gradients of a list of parameters, stored contiguously in a few long buffers.
 
-    The constructor allocates the buffers and sets each `parameter.grad` to a view of one, so the backward pass
-    accumulates in place. The buffers' addresses never change, so the communicator can reuse calls it has prepared.
+    The constructor allocates the buffers (buckets) and sets each `parameter.grad` to a view of a buffer, in which the
+    backward pass accumulates. The buffers' addresses never change, so the communicator can reuse calls it has prepared.
     Buckets are in reverse order of the parameters, the order in which the backward pass completes the gradients.
 
     Args:
@@ -63,5 +63,5 @@ class GradientBuckets:
 
 
 def _count_bytes(tensors: Sequence[Any]) -> int:
-    """Return the total size of the tensors' elements."""
+    """Return the total size of the tensors' elements in bytes."""
     return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)

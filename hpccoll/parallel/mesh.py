@@ -1,9 +1,9 @@
 """The ranks of a job as a mesh of three axes: data (dp), tensor (tp) and pipeline (pp) parallelism.
 
-    rank = (pp index * dp + dp index) * tp + tp index
+The rank at the indices (dp_index, tp_index, pp_index) is (pp_index * dp + dp_index) * tp + tp_index.
 
 The tp axis is innermost because every layer communicates along it: the ranks of a tp group are consecutive and share a
-node if possible. The pp axis is outermost because pipelines send the fewest messages, so these may cross nodes.
+node if possible. The pp axis is outermost because a pipeline sends the fewest messages, which may therefore cross nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AXES = ("dp", "tp", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The number of ranks along each axis; an axis of size 1 is not used."""
+    """A mesh, given by the number of ranks along each axis; an axis of size 1 is not used."""
 
     dp: int = 1
     tp: int = 1
@@ -28,7 +28,7 @@ class Mesh:
     def parse(cls, strategy: str, ranks: int) -> Mesh:
         """Return the mesh that a string such as `dp` or `dp=2,tp=2` describes for a job of `ranks` ranks.
 
-        An axis without a number gets the remaining factor of `ranks`. The order of the axes does not matter.
+        An axis without a number gets `ranks` divided by the other axes' numbers. The order of axes does not matter.
 
         Raises:
             UsageError: an unknown or repeated axis, an invalid number, or a product that does not match `ranks`.
@@ -83,7 +83,7 @@ def split_evenly(total: int, parts: int) -> list[slice]:
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> dict[str, int]:
-    """Replace a None in `sizes` by the remaining factor of `ranks`; raise UsageError if the product differs."""
+    """Replace a None in `sizes` such that the sizes' product is `ranks`; raise UsageError if this is impossible."""
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         raise UsageError(

@@ -1,12 +1,12 @@
 """Pipeline parallelism: each stage holds consecutive layers, and the batch passes through them in micro-batches.
 
-A schedule is the ordered list of one stage's actions. The two schedules compute the same gradients:
+A schedule is the ordered list of one stage's actions. The schedules gpipe and 1f1b compute the same gradients.
 
-    gpipe   all forward passes, then all backward passes; a stage holds the activations of every micro-batch
-    1f1b    each backward pass as early as possible; stage s of p holds the activations of at most p - s micro-batches
+- gpipe runs all forward passes, then all backward passes; a stage holds the activations of every micro-batch.
+- 1f1b runs a backward pass as early as possible; stage s of p holds the activations of at most p - s micro-batches.
 
 With m micro-batches of equal cost, each of p stages idles for (p - 1)/(m + p - 1) of the time under either schedule.
-Sends do not block, and the messages of a direction are sent and received in micro-batch order, so no deadlock occurs.
+Sends do not block, and messages of one direction are sent and received in micro-batch order, so no deadlock occurs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpccoll.parallel.axis_group import AxisGroup
 
 
 class PassDirection(StrEnum):
-    """Forward or backward: the direction in which a micro-batch passes through the stages."""
+    """The direction, forward or backward, in which a micro-batch passes through the stages."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -82,10 +82,10 @@ class PipelineStage:
 
         Args:
             schedule: a name in SCHEDULES.
-            microbatches: the samples of each micro-batch (b, features); stages after the first use only its length.
+            microbatches: the samples of each micro-batch (b, features); stages after the first use only b.
 
         Returns:
-            The sum of the losses on the last stage, 0 on other stages. All sends have completed.
+            The sum of the losses on the last stage, 0 on other stages. All sends have completed on return.
         """
         activations: dict[int, tuple[Any, Any]] = {}
         total = torch.zeros_like(self.like)
@@ -104,7 +104,7 @@ class PipelineStage:
         return float(total)
 
     def receive_input(self, samples: Any) -> Any:
-        """Return a micro-batch's input: `samples` on the first stage; others block for the previous stage's output."""
+        """Return a micro-batch's input: `samples` on the first stage, else the previous stage's output; may block."""
         if self.is_first:
             return samples
         x = self.like.new_empty(len(samples), self.input_features)
@@ -118,7 +118,7 @@ class PipelineStage:
     def _run_backward(self, x: Any, y: Any) -> None:
         """Backpropagate one micro-batch from this stage's output `y` to its input `x`.
 
-        Blocks for the gradient of `y` from the next stage (the last stage starts from its loss), then starts sending
+        Blocks for the gradient of `y` from the next stage (the last stage starts from its loss). Then starts sending
         the gradient of `x` to the previous stage without blocking (the first stage sends nothing).
         """
         if self.is_last:

@@ -1,14 +1,13 @@
-"""Tensor parallelism: a linear layer split over the ranks of the axis, by output (column) or by input (row).
+"""Tensor parallelism: a linear layer split over the ranks of the tp axis, by output (column) or by input (row).
 
 A column-parallel layer takes the whole input and computes a slice of the output on each rank. A row-parallel layer
-takes a slice of the input on each rank and returns the whole output on all ranks. Element-wise functions between two
-such layers need no messages:
+takes a slice of the input on each rank and returns the whole output on all ranks. An element-wise activation between a
+column-parallel and a row-parallel layer needs no messages. Rank r computes y_r = act(copy(x) W_r^T + b_r), of shape
+(b, hidden/tp), from the input x (b, in). The output of both layers is z = reduce(y_r V_r^T) + c, of shape (b, out).
 
-    x (b, in)  --copy-->  x W_r^T + b_r  (b, hidden/tp)  --act-->  y_r V_r^T (b, out)  --reduce-->  sum over r, + c
-
-"copy" is the identity in the forward pass and an all_reduce in the backward pass; "reduce" is the opposite
-(Megatron-LM's f and g). Two such layers need one all_reduce of (b, features) in each pass. Weights are (out, in), as in
-torch.nn.Linear.
+In the forward pass, `copy` is the identity and `reduce` an all_reduce; in the backward pass, `reduce` is the identity
+and `copy` an all_reduce (Megatron-LM's f and g). So both layers need one all_reduce of (b, features) in each pass.
+Weights have the shape (out, in), as in torch.nn.Linear.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class LinearLayer(Protocol):
 
 
 class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """The forward pass is the identity; the backward pass sums the ranks' addends of the gradient over `tp`."""
+    """A function whose forward pass is the identity and whose backward pass sums the ranks' gradients over `tp`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
@@ -47,16 +46,16 @@ class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # to
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-        """Return the gradient summed over the axis; collective; does not modify `grad`."""
+        """Return the gradient summed over the tp axis; collective; does not modify `grad`."""
         return ctx.tp.all_reduce(grad.clone(memory_format=torch.contiguous_format)), None
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """The forward pass sums `x` over `tp`; the backward pass returns the gradient unchanged."""
+    """A function whose forward pass sums `x` over `tp` and whose backward pass returns the gradient unchanged."""
 
     @staticmethod
     def forward(_: Any, x: Any, tp: AxisGroup) -> Any:
-        """Return `x` summed over the axis; collective; does not modify `x`."""
+        """Return `x` summed over the tp axis; collective; does not modify `x`."""
         return tp.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
@@ -77,7 +76,7 @@ class ColumnParallelLinear:
     tp: AxisGroup
 
     def __call__(self, x: Any) -> Any:
-        # The model's input needs no gradient, so the first layer skips the all_reduce.
+        # The model's input needs no gradient, so the first layer skips the all_reduce of the backward pass.
         copied = _CopyToTensorParallel.apply(x, self.tp) if x.requires_grad else x
         return torch.nn.functional.linear(copied, self.weight, self.bias)
 
@@ -94,13 +93,13 @@ class RowParallelLinear:
     tp: AxisGroup
 
     def __call__(self, x: Any) -> Any:
-        # Add the bias after the sum, because a bias added before it would count tp times.
+        # Add the bias after the all_reduce, because a bias added on each rank before the sum would count tp times.
         return _ReduceFromTensorParallel.apply(torch.nn.functional.linear(x, self.weight), self.tp) + self.bias
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedLinear:
-    """A linear layer that every rank of the axis computes in full: weight (out, in), bias (out); no communication."""
+    """A linear layer that every rank computes in full, without communication: weight (out, in), bias (out)."""
 
     weight: Any
     bias: Any

@@ -1,7 +1,7 @@
 """The record of kind `collective`: one case of `hpccoll bench` or `hpccoll tune`, and its samples.
 
-A case is an operation, a size, a type, a buffer, an engine and an algorithm on some ranks. A sample is the time of one
-iteration, the maximum over the ranks.
+A case is an operation, message size, data type, kind of memory, engine and algorithm on a number of ranks. A sample is
+the time of one iteration, the maximum over the ranks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class StopReason(StrEnum):
 
 
 class TimeSummary(Struct, frozen=True):
-    """Order statistics of samples_us, in microseconds.
+    """Order statistics of the record's samples_us, in microseconds.
 
     p50_low and p50_high are the median's 95 % interval; below 6 iterations they are the smallest and largest sample,
-    which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are samples (nearest rank).
+    which enclose the median with probability 1 - 2**(1 - iterations). The percentiles p95 and p99 are samples.
     """
 
     min: Amount
@@ -63,7 +63,7 @@ class CaseKey(NamedTuple):
 
 
 class CollectiveCase(Record, frozen=True):
-    """The fields of a collective record that are known before measuring; never written alone."""
+    """The fields of a collective record that are known before the measurement; never written without the others."""
 
     op: OperationName
     engine: str
@@ -80,12 +80,12 @@ class CollectiveCase(Record, frozen=True):
 
     @property
     def key(self) -> CaseKey:
-        """The fields that identify this case, also in the records of other runs."""
+        """The fields that identify this case across runs."""
         return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
 
 class CollectiveRecord(CollectiveCase, frozen=True):
-    """One measured case (`hpccoll bench`, `hpccoll tune`)."""
+    """A case that `hpccoll bench` or `hpccoll tune` measured, with its times."""
 
     kind: ClassVar[str] = "collective"
 

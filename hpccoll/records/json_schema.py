@@ -1,7 +1,7 @@
-"""JSON Schema of the records, draft 2020-12, generated from their declarations.
+"""The JSON Schema (draft 2020-12) of the records, generated from the record classes.
 
 Each line of a result file is one record, whose `kind` selects the definition. Readers should accept unknown keys,
-because later versions of schema hpccoll/1 may add keys, but never remove one.
+because later versions of hpccoll may add keys to schema hpccoll/1, but never remove one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_json_schema() -> Schema:
 
 
 def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return a rule: lines of this kind (and `command`, if the definition fixes it) must satisfy the definition."""
+    """Return the rule that lines of a kind (and of a `command`, if the definition fixes it) satisfy the definition."""
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:
@@ -71,7 +71,7 @@ def _apply_definition(name: str, definition: Schema) -> Schema:
 
 
 def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
-    """Return a schema by msgspec with references replaced, titles and defaults removed, unions with null simplified."""
+    """Return msgspec's schema with references resolved, titles and defaults removed, unions with null simplified."""
     if "$ref" in schema:
         return _inline(components[schema["$ref"].rpartition("/")[2]], components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}

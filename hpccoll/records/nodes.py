@@ -50,7 +50,7 @@ class FaultEntry(Struct, frozen=True):
 
 
 class PreflightSummaryRecord(Record, frozen=True):
-    """The slow and broken nodes and links; the last record of `hpccoll preflight`."""
+    """The slow and broken nodes and links that `hpccoll preflight` found; the last record of its run."""
 
     kind: ClassVar[str] = "preflight_summary"
 
@@ -61,7 +61,7 @@ class PreflightSummaryRecord(Record, frozen=True):
 
 
 class ScalingPoint(Struct, frozen=True):
-    """Time and bandwidth on one number of nodes and ranks."""
+    """Time and bandwidth of an operation on one number of nodes and ranks."""
 
     nodes: Positive
     ranks: Positive
@@ -73,7 +73,7 @@ class ScalingPoint(Struct, frozen=True):
 
 
 class ScalingRecord(Record, frozen=True):
-    """Times of one engine and algorithm at one size on several numbers of nodes (`hpccoll scaling`)."""
+    """Times of one engine and algorithm at one message size on several numbers of nodes (`hpccoll scaling`)."""
 
     kind: ClassVar[str] = "scaling"
 
@@ -104,7 +104,7 @@ class FindingRecord(Record, frozen=True):
 
 
 class LabShapeEntry(Struct, frozen=True):
-    """The cluster as it was started."""
+    """The configuration with which the cluster was started."""
 
     nodes: Positive
     cpus: Positive
@@ -117,7 +117,7 @@ class LabShapeEntry(Struct, frozen=True):
 
 
 class LabNodeEntry(Struct, frozen=True):
-    """The current state of a node."""
+    """The current state of a node of the lab."""
 
     name: str
     address: str

@@ -16,7 +16,7 @@ else:
 
 
 class WaitEntry(Struct, frozen=True):
-    """A wait of `rank` for a message from `source`, on the critical path."""
+    """On the critical path of a simulated collective, a wait of `rank` for a message from `source`."""
 
     round: Count
     rank: Count
@@ -27,7 +27,7 @@ class WaitEntry(Struct, frozen=True):
 
 
 class CriticalPathEntry(Struct, frozen=True):
-    """The waits that delayed the rank that ended last."""
+    """The waits that delayed the last rank to finish in a simulated collective."""
 
     last_rank: Count
     waits: Count
@@ -36,7 +36,7 @@ class CriticalPathEntry(Struct, frozen=True):
 
 
 class FitErrors(Struct, frozen=True):
-    """Median relative errors of --machine fit:FILE, on the sizes used for the fit and on those left out."""
+    """Median relative errors of the machine model --machine fit:FILE, on sizes used for the fit and on other sizes."""
 
     fitted: Amount
     left_out: Amount

@@ -26,7 +26,7 @@ def about(description: str) -> Meta:
 
 
 class Record(Struct, frozen=True):
-    """Base class of records, the lines of result files: JSON keys `schema` and `kind`, then a subclass's fields."""
+    """Base class of records, the lines of result files; the JSON keys are `schema`, `kind` and a subclass's fields."""
 
     kind: ClassVar[str]
 
@@ -36,7 +36,7 @@ class Record(Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any], location: str) -> Self:
-        """Return the record of a decoded line; unknown keys are ignored, because later versions may add some.
+        """Return the record of a decoded line; unknown keys are ignored, because later versions may add keys.
 
         Raises:
             UsageError: a field is missing, or has the wrong type or range; the message names `location` (file and

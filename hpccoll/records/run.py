@@ -1,7 +1,7 @@
 """The record of kind `run`: the command, the software and the ranks of one run.
 
-Only the fields declared here are written. This module does not read the environment, so no other environment variable
-can leak into a result file.
+A result file contains only the fields that this module declares. This module does not read the environment, so no
+other environment variable can leak into a result file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpccoll.records.record import Amount, Positive, Record, about
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Version of each package; null if it is not installed."""
+    """Version of each package; null if the package is not installed."""
 
     hpccoll: str | None
     python: str | None
@@ -30,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the versions, None for packages not given; raise UsageError for a package that has no field."""
+        """Return the versions, with None for packages not in `versions`; UsageError: a package has no field."""
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:
@@ -39,7 +39,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """The identity of a SLURM job, from variables that SLURM sets."""
+    """The identity of a SLURM job, from environment variables that SLURM sets."""
 
     job_id: str | None = None
     job_name: str | None = None
@@ -51,7 +51,7 @@ class SlurmJob(Struct, frozen=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True):
-    """The command, software and ranks of a run, written before its measurements; a resumed file has several."""
+    """The command, software and ranks of a run, written before its measurements; resuming a run adds another one."""
 
     kind: ClassVar[str] = "run"
 

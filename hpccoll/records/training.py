@@ -10,7 +10,7 @@ from hpccoll.records.record import Amount, Count, Positive, Record, about
 
 
 class MeshRecord(Record, frozen=True):
-    """Fields of both kinds: the mesh of ranks that train together."""
+    """The fields that all records of `hpccoll train` share: the mesh of ranks that train together."""
 
     strategy: Annotated[str, about("Axes of the mesh with more than one rank, such as dp=2,tp=2.")]
     ranks: Positive
@@ -20,7 +20,7 @@ class MeshRecord(Record, frozen=True):
 
 
 class TrainStepRecord(MeshRecord, frozen=True):
-    """One training step. The file of a requeued run may have a step twice: use the last one."""
+    """One training step. The file of a requeued run may contain a step twice; the last record of a step is valid."""
 
     kind: ClassVar[str] = "train"
 
@@ -39,7 +39,7 @@ class TrainStepRecord(MeshRecord, frozen=True):
 
 
 class TrainSummaryRecord(MeshRecord, frozen=True):
-    """The configuration and results of a training run; its last record."""
+    """The configuration and results of a training run; the last record of the run."""
 
     kind: ClassVar[str] = "train_summary"
 

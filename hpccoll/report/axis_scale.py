@@ -14,7 +14,7 @@ _NARROW, _WIDE = 0.9, 2.2  # decades; below _NARROW, ticks have equal steps; abo
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Maps values from `low` to `high` onto positions from `start` to `end`, in pixels; `start` may exceed `end`."""
+    """A map of the values from `low` to `high` to the pixels from `start` to `end`; `start` may exceed `end`."""
 
     low: float
     high: float
@@ -23,7 +23,7 @@ class AxisScale:
     log: bool
 
     def position_of(self, value: float) -> float:
-        """Return the position of a value; values beyond the ends are clipped."""
+        """Return the pixel of a value; a value outside the axis gets the pixel of the nearest end."""
         inside = min(max(value, self.low), self.high)
         if self.log:
             fraction = math.log(inside / self.low) / math.log(self.high / self.low)
@@ -48,7 +48,7 @@ def make_linear_scale(values: Sequence[float], start: float, end: float) -> Axis
 
 
 def choose_ticks(scale: AxisScale) -> list[float]:
-    """Return the values at an axis's ticks: powers of ten, with 2 and 5 between them if they fit, or equal steps."""
+    """Return the values at an axis's ticks: equal steps, or powers of ten, on short axes also times 2 and 5."""
     if not scale.log:
         step = _round_up_step(scale.high / _MAX_TICKS)
         return [index * step for index in range(int(scale.high / step + 1e-9) + 1)]
@@ -64,7 +64,7 @@ def choose_ticks(scale: AxisScale) -> list[float]:
 
 
 def thin_values(values: Sequence[Value], most: int) -> list[Value]:
-    """Return at most `most` evenly chosen values, including the first."""
+    """Return at most `most` of the values at equal distances in the list, including the first."""
     return list(values[:: max(-(-len(values) // most), 1)])
 
 

@@ -1,7 +1,7 @@
-"""Lower bounds on the time of an operation, from a named machine model or from one fitted to the measurements.
+"""Lower bounds on the time of an operation, from a named machine model or a model fitted to the measurements.
 
 `hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
-per job (predict/fit.py): the alpha, beta and gamma for which simulated times are closest to the measured ones. A bound
+per job (predict/fit.py): alpha, beta and gamma such that simulated times are closest to the measured times. A bound
 from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. A
 bound in a record takes precedence over the model's bound.
 
@@ -33,7 +33,7 @@ _MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """The machine model of one job, and its source in words.
+    """The machine model of one job, and a description of the model's source.
 
     `error` is the median relative error on sizes that were not used for the fit; None for a named machine.
     """
@@ -56,13 +56,13 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine model of each job; `missing` has a sentence for each job whose fit failed."""
+    """The machine model of each job; `missing` has a message for each job to which no model could be fitted."""
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the bound in the record, else the model's bound on its time; None if no bound is known or it is 0."""
+        """Return the bound in the record, else the model's bound on the operation; None if both are unknown or 0."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
         model = self.by_job.get((record.ranks, record.nodes))
@@ -72,7 +72,7 @@ class BoundModels:
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
-    """Return models of `machine` for all jobs, each with the job's number of ranks per node."""
+    """Return a model for each job: `machine` with the job's number of ranks per node."""
     per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
     return BoundModels({job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()})
 
@@ -107,18 +107,18 @@ def fit_machines(
 
 
 def format_job_size(job: JobSize) -> str:
-    """Return `4 ranks on 2 nodes`."""
+    """Return a job's size in words, such as `4 ranks on 2 nodes`."""
     ranks, nodes = job
     return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
 
 
 def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
-    """Return the sizes of the jobs with more than one rank, ascending."""
+    """Return the size (ranks, nodes) of each job with more than one rank, in ascending order."""
     return sorted({(group.setting.ranks, group.setting.nodes) for group in groups if group.setting.ranks > 1})
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Return some sizes of the algorithms that are cheapest to simulate, within `max_cost`; at least one algorithm."""
+    """Select rows of the algorithms that are cheapest to simulate, up to `max_cost` but at least one algorithm."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
@@ -136,9 +136,9 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Return the cost of simulating an algorithm's measurements, in units of one round of a job with few ranks.
+    """Estimate the cost of simulating an algorithm's measurements; the unit is one round of a job with few ranks.
 
-    In a direct algorithm every rank sends to all others, so a round costs as much as one round per rank.
+    In a direct algorithm every rank sends to all others, so one round of p ranks costs as much as p ordinary rounds.
     """
     ranks = rows[0].plan.ranks
     steps = [row.plan.cost.steps if row.plan.cost else ranks for row in rows]

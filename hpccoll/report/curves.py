@@ -1,4 +1,4 @@
-"""Groups measurements into curves (one engine and algorithm over sizes) and groups of curves to compare.
+"""Groups measurements into curves (times of one engine and algorithm over message sizes), and comparable curves.
 
 If the runs used several MPI libraries, each library has its own curves. If a case was measured several times, the last
 measurement is drawn, and findings/noise.py compares the repetitions.
@@ -18,7 +18,7 @@ from hpccoll.report.load import RunMeasurement
 
 
 class Implementation(NamedTuple):
-    """An engine, its algorithm and its MPI library; `library` is empty if all runs use the same one."""
+    """An engine, its algorithm and its MPI library; `library` is empty if all runs use the same MPI library."""
 
     engine: str
     algorithm: str | None
@@ -26,26 +26,26 @@ class Implementation(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The displayed name: `ring`, `mpi`, `mpi (Open MPI 5.0.11)`."""
+        """The name that charts display, such as `ring`, `mpi` or `mpi (Open MPI 5.0.11)`."""
         names = [self.engine if self.engine != "hpccoll" or not self.algorithm else "", self.algorithm or ""]
         label = " ".join(name for name in names if name)
         return f"{label} ({self.library})" if self.library else label
 
     @property
     def sort_key(self) -> tuple[int, str, str, str]:
-        """The sort key: other engines come before hpccoll, and algorithms are sorted by name."""
+        """The sort key, by which engines of other libraries come before hpccoll, and algorithms are sorted by name."""
         return *get_engine_sort_key((self.engine, self.algorithm)), self.library
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The measurements of one implementation, in order of size."""
+    """The measurements of one implementation, in order of message size."""
 
     implementation: Implementation
     records: tuple[CollectiveRecord, ...]
 
     def get_record(self, nbytes: int) -> CollectiveRecord | None:
-        """Return the record of exactly this size, or None."""
+        """Return the record of a message of exactly `nbytes` bytes, or None."""
         return next((record for record in self.records if record.nbytes == nbytes), None)
 
 
@@ -59,7 +59,7 @@ class CurveGroup:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes of the curves, ascending."""
+        """The message sizes of all curves, in ascending order."""
         return tuple(sorted({record.nbytes for curve in self.curves for record in curve.records}))
 
     @property
@@ -68,7 +68,7 @@ class CurveGroup:
         return PLACES[self.in_place]
 
     def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
-        """Return the implementation with the smallest median at a size and its record; None if no result is right."""
+        """Return the implementation with the smallest median at a size and its record; None if all are wrong."""
         candidates = [
             (curve.implementation, record)
             for curve in self.curves
@@ -77,13 +77,13 @@ class CurveGroup:
         return min(candidates, key=lambda candidate: candidate[1].time_us.p50, default=None)
 
     def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
-        """Return the record of engine `mpi` at a size, or None; `library` is a library of an `Implementation`."""
+        """Return the record of engine `mpi` with the MPI library `library` at a message size, or None."""
         names = [(curve.implementation.engine, curve.implementation.library) for curve in self.curves]
         return self.curves[names.index(("mpi", library))].get_record(nbytes) if ("mpi", library) in names else None
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return one group per table key and place, keys in order of appearance, in place before out of place."""
+    """Return one group per `TableKey` (in order of appearance) and place (in place before out of place)."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
@@ -101,7 +101,7 @@ def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
 
 
 def _make_curves(records: dict[Implementation, dict[int, CollectiveRecord]]) -> tuple[Curve, ...]:
-    """Return one curve per implementation, sorted, from its records by size."""
+    """Return one curve per implementation, sorted by implementation; `records` maps sizes to records."""
     ordered = sorted(records.items(), key=lambda item: item[0].sort_key)
     return tuple(Curve(name, tuple(by_size[nbytes] for nbytes in sorted(by_size))) for name, by_size in ordered)
 
@@ -113,7 +113,7 @@ def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def compute_busbw_interval(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the bus bandwidth at the median time and the low and high end of its interval, in bytes/s."""
+    """Return the bus bandwidth at the median time and both ends of its confidence interval, in bytes/s."""
     op, row = find_timed_operation(record.op), record
     middle, high, low = (compute_busbw(op, row.nbytes, time, row.ranks) * 1e9 for time in get_time_interval_s(record))
     return middle, low, high

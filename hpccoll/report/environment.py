@@ -1,4 +1,4 @@
-"""The table of environments: host names, versions and other facts, with a column per run."""
+"""The report's table of environments: host names, versions and other facts, with one column per run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = "-"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFact:
-    """A row of the table: a name and one value per run."""
+    """A row of the table of environments: a name and one value per run."""
 
     name: str
     values: tuple[str, ...]
@@ -28,7 +28,7 @@ class EnvironmentFact:
 
 
 def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
-    """Return the table's rows, without rows that are empty for every run."""
+    """Return the rows of the table of environments, without rows that are empty for every run."""
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
     columns = {
@@ -61,7 +61,7 @@ def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:
 
 
 def _format_field(record: Mapping[str, Any], key: str) -> str:
-    """Return a value as a string; `-` if it is missing or null."""
+    """Return a record's value as a string; `-` if the value is missing or null."""
     value = record.get(key)
     return MISSING if value is None else str(value)
 
@@ -73,14 +73,14 @@ def _format_flag(run: RecordedRun, key: str) -> str:
 
 
 def _format_hosts(run: RecordedRun) -> str:
-    """Return the hosts with their numbers of ranks: `node1 (2), node2 (2)`."""
+    """Return the hosts with their numbers of ranks, such as `node1 (2), node2 (2)`."""
     hosts = [f"{host} ({ranks})" for host, ranks in Counter(run.hosts).items()]
     more = len(hosts) - _MAX_HOSTS
     return ", ".join(hosts[:_MAX_HOSTS]) + (f" and {more} more" if more > 0 else "") or MISSING
 
 
 def _format_cores(run: RecordedRun) -> str:
-    """Return the cores per rank: `2`, or `1 on 3 ranks, 2 on 1 rank` if ranks differ."""
+    """Return the number of cores per rank, such as `2`, or `1 on 3 ranks, 2 on 1 rank` if ranks differ."""
     counts = Counter(run.cores)
     if len(counts) == 1:
         return str(next(iter(counts)))
@@ -89,7 +89,7 @@ def _format_cores(run: RecordedRun) -> str:
 
 
 def _format_devices(run: RecordedRun) -> str:
-    """Return the device names with their counts: `2 x NVIDIA H100`."""
+    """Return the GPUs' names with their counts, such as `2 x NVIDIA H100`."""
     devices = run.record.get("devices")
     names = Counter(str(name) for name in devices) if isinstance(devices, list) else Counter()
     return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items()) or MISSING

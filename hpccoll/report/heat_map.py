@@ -1,9 +1,10 @@
 """Heat maps as SVG elements: a matrix of nodes by nodes that makes one slow or broken link among thousands visible.
 
-Colors compare each value with the best quartile of all values: blue at least as good, yellow to red worse. (The median
-is unsuitable as a reference, because one slow node of four slows down half of all links.) Broken links are hatched and
-crossed. Up to 16 nodes, every cell shows its value. Up to 64 nodes, every cell is a shape with a <title>. Larger
-matrices are bitmaps with one pixel per cell, because browsers cannot handle a million shapes.
+Colors compare each value with the best quartile of all values: blue is at least as good, yellow to red is worse. The
+median of all values would be a bad reference, because one slow node of four slows down half of all links. Cells of
+broken links are hatched and crossed. With up to 16 nodes, every cell shows its value. With up to 64 nodes, every cell
+is an SVG shape with a <title>. With more nodes, the matrix is a bitmap with one pixel per cell, because browsers cannot
+handle a million shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
 _MIN_SIDE_WITH_UNIT = 34.0  # pixels; the cells of a larger side have room for the unit below the number
 _LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
-# Ratios to the best quartile and their colors, which get darker with the distance from 1 on both sides.
+# Pairs of a value's ratio to the best quartile and its color; colors get darker as the ratio departs from 1.
 _COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),
@@ -39,7 +40,7 @@ _COLOR_STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """A cell with its value, None if unknown; `name` and `details` are the heading and text of its tooltip."""
+    """A cell of a heat map; `value` is None if unknown, and `name` and `details` form the cell's tooltip."""
 
     row: int
     column: int
@@ -64,7 +65,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class _HeatMapLayout:
-    """Pixels left of and above the matrix, pixels of a cell's side, and the best quartile of the values."""
+    """The matrix's left and top position and a cell's side, in pixels, and the best quartile of the values."""
 
     left: float
     top: float
@@ -84,7 +85,7 @@ def interpolate_color(ratio: float) -> tuple[int, int, int]:
 
 
 def render_heat_map(heat: HeatMap) -> str:
-    """Return the matrix as an <svg> element."""
+    """Return the heat map as an <svg> element."""
     left = min(max((len(name) for name in heat.names), default=1), _MAX_NAME) * _LETTER_WIDTH + 12
     side = min((_WIDTH - left - 4) / max(len(heat.names), 1), _MAX_SIDE)
     values = [cell.value for cell in heat.cells if cell.value is not None]
@@ -116,7 +117,7 @@ def _compute_best_quartile(values: Sequence[float], higher_is_better: bool) -> f
 
 
 def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
-    """Return the labels of rows and columns, at most _MAX_NODE_NAMES of each."""
+    """Return the labels of rows and columns as SVG elements, at most _MAX_NODE_NAMES of each."""
     size = min(max(layout.side * 0.8, 7.0), 12.0)
     parts = []
     for index, name in thin_values(list(enumerate(heat.names)), _MAX_NODE_NAMES):
@@ -153,13 +154,13 @@ def _render_shapes(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
 
 
 def _format_rect(layout: _HeatMapLayout, row: int, column: int) -> str:
-    """Return the position and size attributes of a cell."""
+    """Return the SVG attributes of a cell's position and size."""
     x, y = layout.left + column * layout.side, layout.top + row * layout.side
     return f'x="{x:.2f}" y="{y:.2f}" width="{layout.side:.2f}" height="{layout.side:.2f}"'
 
 
 def _render_cell(heat: HeatMap, cell: HeatMapCell, layout: _HeatMapLayout) -> str:
-    """Return a cell with its tooltip, and its value if there is room."""
+    """Return a cell as SVG elements with its tooltip, and with its value as text if there is room."""
     tooltip = f'data-head="{escape(cell.name)}" data-says="{escape(cell.details)}"'
     rect = f"{_format_rect(layout, cell.row, cell.column)} {tooltip}"
     title = f"<title>{escape(cell.name)}: {escape(cell.details)}</title>"

@@ -1,8 +1,8 @@
-"""Line charts as SVG elements. The page's style sheet sets their colors and fonts.
+"""Line charts as SVG elements. The page's style sheet sets the charts' colors and fonts.
 
 A band and whiskers show the 95 % intervals of each line. Every marker has its values as a <title>, which browsers show
-without script. Every SVG element has two geometries, one for a logarithmic and one for a linear vertical axis. The
-attribute `data-alt` has the geometry that is hidden at first, and the page's script can swap the two geometries.
+without script. Each part of a line has two shapes, one for a logarithmic and one for a linear vertical axis. The
+attribute `data-alt` has the shape that is hidden at first, and the page's script can swap the two shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIN_WHISKER = 2.0  # pixels; a shorter whisker is hidden by the marker
 
 
 class ChartPoint(NamedTuple):
-    """A value with its confidence interval at `x`; `remark` is appended to the tooltip."""
+    """A point of a line: a value with its confidence interval at `x`; its tooltip ends with `remark`."""
 
     x: float
     y: float
@@ -86,7 +86,7 @@ def render_line_chart(chart: LineChart) -> str:
 
 
 def _select_positive_points(line: ChartLine) -> tuple[ChartPoint, ...]:
-    """Return the points that can be drawn on logarithmic axes."""
+    """Return the points with positive coordinates, which can be drawn on logarithmic axes."""
     return tuple(point for point in line.points if min(point.x, point.y, point.low) > 0)
 
 
@@ -118,7 +118,7 @@ def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
 
 
 def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: AxisScale, other: AxisScale) -> str:
-    """Return a line with its band, whiskers and markers, each with a geometry for both vertical scales."""
+    """Return a line with its band, whiskers and markers as SVG elements, each with shapes for both vertical scales."""
     parts = [f'<g class="line {line.style.css_class}" data-name="{escape(line.label)}">']
     hides_intervals = line.style.css_class == "bound" or line.style.is_muted
     for css_class, trace in (("band", _trace_band), ("bars", _trace_whiskers), ("path", _trace_line)):
@@ -133,7 +133,7 @@ def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: A
 
 
 def _format_position(x: float, y: float, x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the pixel coordinates `X Y` of a value."""
+    """Return the pixel coordinates of a point as the string `X Y`."""
     return f"{_format_length(x_scale.position_of(x))} {_format_length(y_scale.position_of(y))}"
 
 
@@ -152,7 +152,7 @@ def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisS
 
 
 def _trace_whiskers(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path of one whisker per point; an empty string if markers hide all of them on a log scale."""
+    """Return the SVG path of one whisker per point; an empty string if markers hide all whiskers on a log scale."""
     ends = [(x_scale.position_of(p.x), y_scale.position_of(p.low), y_scale.position_of(p.high)) for p in points]
     if all(abs(low - high) < _MIN_WHISKER for _, low, high in ends) and y_scale.log:
         return ""

@@ -1,8 +1,8 @@
 """The color and marker of each implementation, the same in all charts of the page.
 
-Color and marker together identify a line, so charts stay readable for color-blind readers and in print. Other libraries
-have fixed styles. For each operation, the COLORS implementations of hpccoll that are fastest at the most sizes get a
-color; among equals, those closest to the fastest. Other implementations are drawn thin and gray ("muted").
+Color and marker together identify a line, so charts stay readable for color-blind readers and in print. MPI, NCCL and
+Gloo have fixed styles. For each operation, the COLORS implementations that are fastest at the most sizes get a color; a
+tie goes to the one that is closer to the fastest. All other implementations are drawn thin and gray ("muted").
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MUTED_STYLE = LineStyle("muted", _MARKER_PATHS["dot"])
 
 
 def assign_line_styles(groups: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
-    """Return the style of every implementation; lines of an operation share a style only if they are muted."""
+    """Return the style of every implementation; two lines of one operation share a style only if both are muted."""
     by_operation: dict[str, list[CurveGroup]] = {}
     for group in groups:
         by_operation.setdefault(group.setting.op, []).append(group)
@@ -73,7 +73,7 @@ def assign_line_styles(groups: Iterable[CurveGroup]) -> dict[Implementation, Lin
 
 
 def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implementation, LineStyle]:
-    """Return colored styles, different for implementations that share an operation (greedy graph coloring)."""
+    """Return colored styles that differ between implementations of one operation (greedy graph coloring)."""
     indices: dict[Implementation, int] = {}
     for implementation in sorted(operations, key=lambda name: (-len(operations[name]), name.sort_key)):
         taken = {index for other, index in indices.items() if operations[other] & operations[implementation]}
@@ -87,7 +87,7 @@ def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implem
 
 
 def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return sort keys, smallest for the fastest: minus the sizes won, then the mean log ratio to the fastest."""
+    """Return sort keys: minus the number of sizes at which an implementation is fastest, then its mean log lag."""
     wins: dict[Implementation, int] = {}
     lags: dict[Implementation, list[float]] = {}
     for group in groups:

@@ -1,8 +1,8 @@
 """Reads the runs, measurements, preflight records and doctor's findings in result files, for a report.
 
-A resumed file has several runs. A record belongs to the last `run` record before it in the same file. All `*.jsonl`
-files below a directory are read. A file that hpccoll did not write is an error if the user named the file; below a
-directory, the file is skipped and listed.
+The file of a resumed run has several `run` records. Every other record belongs to the last `run` record before it in
+the same file. If the user names a directory, all `*.jsonl` files below it are read. A file that hpccoll did not write
+is an error if the user named the file, but is skipped and listed if the user named its directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A `run` record (empty if the file has none) and its file; `number` counts runs over all files, from 1."""
+    """A run: its `run` record (empty if the file has none), its file, and its number among all files' runs."""
 
     number: int
     file: str
@@ -33,7 +33,7 @@ class RecordedRun:
 
     @property
     def versions(self) -> Mapping[str, Any]:
-        """Versions by package; empty if the record has none."""
+        """The version of each package; empty if the run's record has no versions."""
         versions = self.record.get("versions")
         return versions if isinstance(versions, Mapping) else {}
 
@@ -44,27 +44,27 @@ class RecordedRun:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host name of each rank; empty if unknown."""
+        """The host name of each rank; empty if the names are unknown."""
         return tuple(str(host) for host in get_list(self.record, "hosts"))
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """The number of cores that each rank could run on; empty if unknown."""
+        """The number of cores that each rank could run on; empty if the numbers are unknown."""
         return tuple(cores for cores in get_list(self.record, "cores") if isinstance(cores, int))
 
     @property
     def command(self) -> str:
-        """The command line, or an empty string."""
+        """The command line of the run, or an empty string."""
         return str(self.record.get("command") or "")
 
     @property
     def is_measuring_command(self) -> bool:
-        """Whether the command was `hpccoll bench` or `preflight`; a report warns if it left no measurements."""
+        """Whether the run's command was `hpccoll bench` or `hpccoll preflight`, which should leave measurements."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
     def title(self) -> str:
-        """The run's number and file name: `run 1 (bench.jsonl)`."""
+        """The run's number and file name, such as `run 1 (bench.jsonl)`."""
         return f"run {self.number} ({Path(self.file).name})"
 
 
@@ -78,14 +78,14 @@ class RunMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The contents of result files, without runs that have no record to show.
+    """The contents of result files, without runs that have no record for a report to show.
 
     Args:
         files: paths of the files that were read.
-        preflight: preflight records as decoded, with their runs.
-        doctor_findings: finding records as decoded, with their runs.
+        preflight: records of `hpccoll preflight` as dictionaries, each with its run.
+        doctor_findings: records of kind `finding` as dictionaries, each with its run.
         torn: paths of files whose last line is incomplete.
-        foreign: paths of skipped files below directories, with the reason.
+        foreign: for each file that was skipped because hpccoll did not write it, the path and the reason.
         others: the number of records of each kind that a report does not show.
     """
 
@@ -111,7 +111,7 @@ class Results:
 
 
 def load_results(paths: Sequence[str | Path]) -> Results:
-    """Read result files, and all `*.jsonl` files below directories.
+    """Read the result files in `paths` and all `*.jsonl` files below the directories in `paths`.
 
     Raises:
         UsageError: a file cannot be read or is invalid, or no file has a record to show.
@@ -129,7 +129,7 @@ def load_results(paths: Sequence[str | Path]) -> Results:
 def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield (path, True) for a file, and (file, False) for each `*.jsonl` file below a directory.
 
-    Raises UsageError if a directory has no such file.
+    Raises UsageError if a directory has no `*.jsonl` file.
     """
     if not path.is_dir():
         yield path, True
@@ -176,7 +176,7 @@ class _ResultsBuilder:
                 self._add_record(run, record, contents.locate(index))
 
     def _add_run(self, path: Path, record: Mapping[str, Any]) -> RecordedRun:
-        """Append and return a run."""
+        """Append a run and return it."""
         self.runs.append(RecordedRun(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
@@ -193,7 +193,7 @@ class _ResultsBuilder:
             self.others[kind] += 1
 
     def build(self) -> Results:
-        """Return the contents of all added files, without runs of other commands that have no record to show."""
+        """Return the contents of all added files, without runs of other commands that left no record to show."""
         shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
         shown |= {row.run.number for row in self.rows}
         return Results(
@@ -209,7 +209,7 @@ class _ResultsBuilder:
 
 
 def _describe_nothing_to_show(results: Results, run_count: int) -> str:
-    """Return an error message that lists the records in the files and those that a report can show."""
+    """Return an error message that lists the records found in the files and the records that a report can show."""
     counts = [*([("run", run_count)] if run_count else []), *sorted(results.others.items())]
     contents = ", ".join(f"{count} of kind {kind}" for kind, count in counts)
     files = ", ".join(results.files) or "; ".join(results.foreign)
@@ -220,6 +220,6 @@ def _describe_nothing_to_show(results: Results, run_count: int) -> str:
 
 
 def get_list(record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Return the list in a record's field; empty if the field is missing or not a list."""
+    """Return the list in a record's field; an empty sequence if the field is missing or not a list."""
     value = record.get(key)
     return value if isinstance(value, list) else ()

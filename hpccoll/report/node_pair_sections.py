@@ -21,7 +21,7 @@ _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines per second", "remark")
 
 @dataclass(frozen=True, slots=True)
 class LinkDirection:
-    """One direction of a link; `broken` is the reason if it could not be measured, and its values are then None."""
+    """One direction of a link; if it could not be measured, `broken` is the reason, and rate and latency are None."""
 
     source: str
     destination: str
@@ -41,7 +41,7 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
     """Return the section of one run's preflight records."""
 
     def list_records(kind: str) -> list[Mapping[str, Any]]:
-        """Return this run's records of a kind."""
+        """Return this run's preflight records of one kind."""
         return [record for owner, record in results.list_preflight_records(kind) if owner.number == run.number]
 
     directions = [_read_direction(record) for record in list_records("preflight_pair")]
@@ -69,7 +69,7 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
 
 
 def _read_direction(record: Mapping[str, Any]) -> LinkDirection:
-    """Return the direction in a preflight_pair record; fields with invalid values become None."""
+    """Return the link direction that a preflight_pair record describes; invalid values become None."""
     rate, latency = _read_positive(record.get("bandwidth_GBps")), _read_positive(record.get("latency_us"))
     broken = record.get("broken")
     if broken is None and rate is None:
@@ -91,7 +91,7 @@ def _read_positive(value: Any) -> float | None:
 
 
 def _list_nodes(directions: Sequence[LinkDirection], summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the node names in the order of the summary, then in order of appearance."""
+    """Return the nodes' names: those in the preflight's summary, then others in order of appearance."""
     ordered = [str(name) for record in summaries for name in get_list(record, "nodes")]
     ends = (name for direction in directions for name in (direction.source, direction.destination))
     return list(dict.fromkeys([*ordered, *ends]))
@@ -100,7 +100,7 @@ def _list_nodes(directions: Sequence[LinkDirection], summaries: Sequence[Mapping
 def _build_heat_map_panel(
     element_id: str, heading: str, nodes: list[str], directions: list[LinkDirection], *, by_latency: bool
 ) -> FigurePanel:
-    """Return the heat map of latency or of bandwidth."""
+    """Return a figure with the heat map of latency or of bandwidth."""
     format_value = format_seconds if by_latency else format_bytes_per_s
     indices = {name: index for index, name in enumerate(nodes)}
     cells = [
@@ -125,7 +125,7 @@ def _build_heat_map_panel(
 
 
 def _format_direction(direction: LinkDirection) -> str:
-    """Return `bandwidth, latency`, or the reason why the direction is broken."""
+    """Return a link direction's bandwidth and latency as a string, or the reason why it is broken."""
     if direction.broken is not None:
         return f"broken: {direction.broken}"
     parts = [format_bytes_per_s(direction.bytes_per_s)] if direction.bytes_per_s else []
@@ -133,7 +133,7 @@ def _format_direction(direction: LinkDirection) -> str:
 
 
 def _build_slowest_rows(directions: Sequence[LinkDirection]) -> tuple[tuple[str, ...], ...]:
-    """Return the rows of the SLOWEST directions, broken ones first."""
+    """Return the table rows of the SLOWEST slowest link directions, with broken directions first."""
     ordered = sorted(directions, key=lambda direction: direction.bytes_per_s or 0.0)[:SLOWEST]
     return tuple(
         (
@@ -148,7 +148,7 @@ def _build_slowest_rows(directions: Sequence[LinkDirection]) -> tuple[tuple[str,
 
 
 def _build_node_row(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the row of a preflight_node record, in the columns _NODE_COLUMNS."""
+    """Return the table row of a preflight_node record, with a cell per column of _NODE_COLUMNS."""
     copies, sines = _read_positive(record.get("copy_GBps")), _read_positive(record.get("compute_Gsin_per_s"))
     return (
         str(record.get("node")),

@@ -1,4 +1,4 @@
-"""Times, bandwidths, ratios and intervals as short strings."""
+"""Functions that format times, bandwidths, ratios and intervals as short strings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def format_number(value: float) -> str:
-    """Return a number below 100 with three significant digits, a larger one as an integer: 0.0012, 20, 1,235."""
+    """Return a number below 100 with three significant digits, or a larger one as an integer: 0.0012, 20, 1,235."""
     if value >= 100:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
@@ -32,7 +32,7 @@ def format_bytes_per_s(value: float) -> str:
 
 
 def format_factor(value: float) -> str:
-    """Return a ratio with an x: `2.5x`."""
+    """Return a ratio followed by an x, such as `2.5x`."""
     return f"{format_number(value)}x"
 
 

@@ -38,7 +38,7 @@ _TIE = 1.05  # an implementation also counts as fastest if its median is within 
 def build_operation_sections(
     groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> list[PageSection]:
-    """Return a section per table key; if both places were measured, the figures for out of place start folded."""
+    """Return a section per `TableKey`; out-of-place figures start folded if in place was measured as well."""
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
@@ -50,7 +50,7 @@ def build_operation_sections(
 def _build_section(
     element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> PageSection:
-    """Return the section of one table key, measured in place, out of place or both."""
+    """Return the section of one `TableKey`, which was measured in place, out of place or both."""
     first, *rest = places
     folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
     ranks, nodes = first.setting.ranks, first.setting.nodes
@@ -79,7 +79,7 @@ def _build_section(
 
 
 def _describe_fastest(group: CurveGroup) -> str:
-    """Return a sentence that names the fastest implementation in each range of sizes; ties do not end a range."""
+    """Return a sentence that names the fastest implementation in each range of sizes; a tie does not end a range."""
     spans: list[tuple[str, int, int]] = []
     for nbytes in group.sizes:
         fastest = group.find_fastest(nbytes)
@@ -107,11 +107,11 @@ def _describe_fastest(group: CurveGroup) -> str:
 
 
 def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:
-    """Return the charts of time, bus bandwidth and time over the bound, without charts that have nothing to draw."""
+    """Return the charts of time, bus bandwidth and time divided by the bound, except charts without any value."""
     description = f"{format_title(group.setting)}, {group.place}. {_describe_fastest(group)}"
 
     def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
-        """Return time / bound with its interval; None without a bound."""
+        """Return the ratio of time to bound with its interval; None if there is no bound."""
         bound = models.compute_bound_s(record)
         if bound is None:
             return None
@@ -138,12 +138,12 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 
 
 def _format_rounded_size(nbytes: float) -> str:
-    """Return the label of a size at a tick, which may be fractional."""
+    """Return the label of a tick at a message size, which may be fractional."""
     return format_size(round(nbytes))
 
 
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
-    """Return one line per curve, through the values of `get_value`, with muted lines first and other engines last."""
+    """Return a line per curve with the values from `get_value`: muted lines first, other libraries' engines last."""
     lines = []
     for curve in group.curves:
         points = [
@@ -156,7 +156,7 @@ def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction
 
 
 def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:
-    """Return a list with the line of the lower bounds over sizes; an empty list if no size has a bound."""
+    """Return a list with the line of the lower bound over message sizes; an empty list if no size has a bound."""
     points = []
     for nbytes in group.sizes:
         records = [record for curve in group.curves if (record := curve.get_record(nbytes))]
@@ -167,7 +167,7 @@ def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]
 
 
 def _describe_record(record: CollectiveRecord) -> str:
-    """Return `12 iterations`, with the number of wrong elements if there are any."""
+    """Return a remark such as `12 iterations`, with the number of wrong elements if there are any."""
     count = len(record.samples_us)
     text = f"{count} iteration{'s' * (count > 1)}"
     return f"{text}, WRONG in {record.wrong} elements" if record.wrong else text
@@ -188,7 +188,7 @@ def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
 
 
 def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> tuple[str, ...]:
-    """Return the row of one size, in the columns FASTEST_COLUMNS."""
+    """Return the table row of one message size, with a cell per column of FASTEST_COLUMNS."""
     fastest = group.find_fastest(nbytes)
     if fastest is None:
         return (format_size(nbytes), "all wrong", DASH, DASH, DASH)
@@ -202,7 +202,7 @@ def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> t
 
 
 def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per measurement, in order of size, with the cells of the columns COLUMNS."""
+    """Return a table row per measurement, in order of message size, with a cell per column of COLUMNS."""
     rows = []
     for nbytes in group.sizes:
         for curve in group.curves:
@@ -227,7 +227,7 @@ def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
 
 
 def _format_median(record: CollectiveRecord) -> tuple[str, str]:
-    """Return the median and its interval, both with units; the interval ends with ? if it covers less than 95 %."""
+    """Return the median and its interval, both with units; an interval of less than 95 % ends with a question mark."""
     middle, low, high = get_time_interval_s(record)
     is_sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
     return format_seconds(middle), f"{format_bounds(low, high, format_seconds)}{'' if is_sure else ' ?'}"

@@ -59,7 +59,7 @@ def render_page(
 
 
 def _read_template(name: str) -> str:
-    """Read a file of the package's templates/ folder."""
+    """Return the text of a file in the package's folder templates/."""
     return resources.files("hpccoll.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -78,7 +78,7 @@ def _summarize_results(results: Results) -> str:
 
 
 def _count_by_severity(findings: Sequence[Finding]) -> list[tuple[str, int]]:
-    """Return the number of findings of each severity that occurs, worst first."""
+    """Return the number of findings per severity, worst first, without severities that do not occur."""
     counts = [(level, sum(finding.severity is level for finding in findings)) for level in reversed(Severity)]
     return [(level.name.lower(), count) for level, count in counts if count]
 

@@ -23,7 +23,7 @@ class FigurePanel:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table; `number_columns` are aligned to the right, and `is_folded` hides the rows until the reader opens it."""
+    """A table; `number_columns` are aligned right, and `is_folded` hides the rows until the reader opens the table."""
 
     title: str
     columns: tuple[str, ...]
@@ -34,7 +34,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: a paragraph `intro`, figures with a legend, a `side_table` beside them, and tables."""
+    """A section of the page: a paragraph `intro`, figures with a legend and a `side_table` beside, and tables."""
 
     element_id: str  # unique on the page; its panels' ids begin with it
     title: str
@@ -50,7 +50,7 @@ class PageSection:
 
 
 def make_chart_panel(chart: LineChart) -> FigurePanel | None:
-    """Return a line chart as a panel; None if it has nothing to draw."""
+    """Return a figure panel with a line chart; None if the chart has nothing to draw."""
     svg = render_line_chart(chart)
     return FigurePanel(chart.title, svg, chart.element_id, is_log=chart.is_log) if svg else None
 

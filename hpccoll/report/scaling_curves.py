@@ -18,7 +18,7 @@ _SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """Groups that differ only in job size, sorted by job size; all groups have the message sizes `sizes`."""
+    """Groups of curves that differ only in job size, sorted by job size; `sizes` are message sizes of all groups."""
 
     groups: tuple[CurveGroup, ...]
     over: str  # the x axis: "nodes" or "ranks"
@@ -31,7 +31,7 @@ class ScalingCurves:
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
-        """All implementations of the groups, sorted."""
+        """The implementations that occur in any of the groups, sorted."""
         names = {curve.implementation for group in self.groups for curve in group.curves}
         return tuple(sorted(names, key=lambda implementation: implementation.sort_key))
 
@@ -40,7 +40,7 @@ class ScalingCurves:
         return group.setting.nodes if self.over == "nodes" else group.setting.ranks
 
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return (x, record) of an implementation at a size, for every job that measured it."""
+        """Return (x, record) for every job that measured an implementation at a message size."""
         points = []
         for group in self.groups:
             for curve in group.curves:
@@ -61,7 +61,7 @@ def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
 
 
 def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
-    """Return the groups in order of job size, with the x axis and with message sizes that all groups have."""
+    """Return the scaling curves of groups, with the x axis and up to three message sizes that all groups have."""
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
@@ -71,15 +71,15 @@ def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
 
 
 def _has_size(group: CurveGroup, nbytes: int) -> bool:
-    """Whether a group has this size up to rounding."""
+    """Whether a group has a measurement of a message size, up to rounding."""
     return any(_is_same_size(size, nbytes) for size in group.sizes)
 
 
 def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
-    """Return a curve's record of a size, up to rounding, or None."""
+    """Return a curve's record of a message size, up to rounding, or None."""
     return next((record for record in curve.records if _is_same_size(record.nbytes, nbytes)), None)
 
 
 def _is_same_size(a: int, b: int) -> bool:
-    """Whether two sizes are equal up to rounding to whole elements per block."""
+    """Whether two message sizes are equal up to rounding to a whole number of elements per rank."""
     return a == b or (min(a, b) > 0 and abs(math.log2(a / b)) < _SIZE_TOLERANCE)

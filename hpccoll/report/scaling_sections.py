@@ -16,7 +16,7 @@ from hpccoll.units import format_size
 
 
 def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles) -> list[PageSection]:
-    """Return a section per operation with a size that was measured on all job sizes."""
+    """Return a section for each operation of which some message size was measured on all job sizes."""
     return [
         _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
     ]
@@ -66,7 +66,7 @@ def _describe_jobs(scaling: ScalingCurves) -> str:
 
 
 def _build_panels(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> list[FigurePanel]:
-    """Return a chart per size: bus bandwidth for the largest, time for the others."""
+    """Return a chart per message size: bus bandwidth for the largest size, time for the others."""
     panels = []
     for index, nbytes in enumerate(scaling.sizes):
         is_largest = index == len(scaling.sizes) - 1 and nbytes > 0
@@ -94,7 +94,7 @@ def _build_lines(
     styles: LineStyles,
     get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
 ) -> tuple[ChartLine, ...]:
-    """Return a line per implementation: the values of one size, with intervals, over ranks or nodes."""
+    """Return a line per implementation: the values at one message size, with intervals, over ranks or nodes."""
     lines = []
     for implementation in scaling.implementations:
         points = tuple(

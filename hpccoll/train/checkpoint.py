@@ -1,10 +1,11 @@
-"""Write and read checkpoints, each an atomically written file from which a run on any mesh can resume.
+"""Write and read checkpoints, each an atomically written file from which a run on any mesh of ranks can resume.
 
-    DIR/step-00000200.npz    "about" (JSON: step, samples, model options) and every full parameter by name
+The checkpoint DIR/step-00000200.npz contains the array `about` (JSON: step, samples, options of the model) and every
+full parameter by name.
 
 A file is written under a temporary name, flushed to disk and renamed, so a job that is killed at any moment leaves the
 earlier checkpoints intact. Reading verifies the checksums of all arrays and skips damaged files. Only the KEPT newest
-files are kept. Only rank 0 reads and writes.
+checkpoints are kept. Only rank 0 reads and writes checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The directory given as --checkpoint. The constructor creates it and raises UsageError if it is not writable."""
+    """The directory given as --checkpoint. The constructor creates the directory; UsageError: it is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -78,10 +79,10 @@ class CheckpointDirectory:
         return target
 
     def load_newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-        """Read the newest intact checkpoint; return it (None if there is none) and a warning per damaged file skipped.
+        """Return the newest intact checkpoint (None if there is none) and a warning per damaged file that was skipped.
 
         Raises:
-            UsageError: the checkpoint's identity differs from `identity`.
+            UsageError: the checkpoint's options differ from `identity`.
         """
         damaged = []
         for file in self._list_files():
@@ -114,7 +115,7 @@ class CheckpointDirectory:
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:
-    """Read a checkpoint file and verify its checksums; raise ValueError, KeyError or OSError if it is damaged."""
+    """Read a checkpoint file and verify its checksums; raise ValueError, KeyError or OSError if the file is damaged."""
     with zipfile.ZipFile(file) as archive:
         torn = archive.testzip()
         if torn is not None:
@@ -128,7 +129,7 @@ def _read_checkpoint(file: Path) -> Checkpoint:
 
 
 def _require_identity(file: Path, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise UsageError, naming the differing options, if a checkpoint's identity is not the expected one."""
+    """Raise UsageError, naming the options that differ, if a checkpoint was written with other options."""
     differing = [name for name in expected if actual.get(name) != expected[name]]
     if differing:
         theirs = ", ".join(f"{name} {actual.get(name)}" for name in differing)

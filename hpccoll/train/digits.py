@@ -1,7 +1,7 @@
 """The data set: 1,797 images of handwritten digits (source: digits.md), and the order in which training reads them.
 
-Every tenth image is held out for testing. Training passes over the other images repeatedly. The order of a pass depends
-only on the seed and the pass number, so the number of samples seen so far determines the samples of a step.
+Every tenth image is held out for testing. Training passes repeatedly over all other images. The order in each pass
+depends only on the seed and the number of the pass, so the number of samples seen determines the samples of a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HELD_OUT_STRIDE = 10  # every tenth image
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images (samples, 64) in 0..1 and labels (samples,) in 0..9."""
+    """Arrays of images, of shape (samples, 64) with values in 0..1, and of labels, of shape (samples,) in 0..9."""
 
     images: Array
     labels: Array

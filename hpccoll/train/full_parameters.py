@@ -1,6 +1,6 @@
 """Gather full parameters from the ranks' shards for checkpoints and the gradient check, or broadcast them from rank 0.
 
-Rank 0 derives the shapes of every rank's shards from the mesh, so a rank sends one message without metadata.
+Rank 0 derives the shapes of every rank's shards from the mesh, so each rank sends a single message without metadata.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GATHER_TAG = 3
 
 
 def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequence[Any]) -> list[list[Any]] | None:
-    """Send one tensor per shard of every rank to rank 0; blocking, collective over `comm`, all ranks of the mesh.
+    """Gather the tensors of every rank's shards on rank 0; blocking, collective over `comm`, all ranks of the mesh.
 
     Args:
         own: this rank's tensors (parameters or gradients) in the order of `list_shards`, all of one dtype.
 
     Returns:
-        On rank 0, for each rank the tensors of its shards, on the CPU; None on other ranks.
+        On rank 0, a list of the tensors of its shards for each rank, on the CPU; None on other ranks.
     """
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in own]).cpu()
     if comm.rank != 0:
@@ -45,7 +45,7 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequenc
 
 
 def assemble_parameters(mesh: Mesh, model: MlpConfig, by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the full parameters by name from the result of `gather_shards`; use the lowest rank's replicas."""
+    """Return the full parameters by name from `gather_shards`; of replicas, those of the lowest rank are used."""
     full = {
         shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in list_full_parameters(model)
     }

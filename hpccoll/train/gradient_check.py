@@ -1,7 +1,7 @@
-"""Compare the gradients of every rank, element by element, with those that one process computes.
+"""Compare the gradients of every rank, element by element, with the gradients that a single process computes.
 
 Loss curves and adaptive optimizers hide gradients that are wrong by a factor, so the raw gradients are compared before
-they are applied. Parameters that several ranks share must be equal bit for bit.
+they are applied. Copies of a parameter on several ranks must be equal bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.model import list_shards, run_single_process
 from hpccoll.train.options import MlpConfig
 
-# Tolerances relative to a parameter's largest gradient: above rounding errors, far below the effect of a mistake.
+# These tolerances, relative to a parameter's largest gradient, exceed rounding errors but not the effect of a mistake.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 

@@ -1,7 +1,8 @@
-"""The model on a mesh: each rank's shards of the parameters, and its layers.
+"""The trained model on a mesh of ranks: the parameter shards and the layers of each rank.
 
-Layers 0, 2, 4, ... are split by output and layers 1, 3, 5, ... by input, so the two layers of a pair need no
-communication between them. A last layer without a partner is replicated. Each pipeline stage holds consecutive layers.
+Layers with even index are split by output and layers with odd index by input, so an even layer and the next odd layer
+need no communication between them. A last layer with even index is replicated on all tensor-parallel ranks. Each
+pipeline stage holds consecutive layers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def list_stage_layers(model: MlpConfig, mesh: Mesh, rank: int) -> range:
 
 
 def list_shards(model: MlpConfig, mesh: Mesh, rank: int) -> list[ParameterShard]:
-    """Return a rank's shards: for each layer of its stage a weight (out, in) and a bias (out)."""
+    """Return a rank's parameter shards: for each layer of its pipeline stage, a weight (out, in) and a bias (out)."""
     shards = []
     for layer in list_stage_layers(model, mesh, rank):
         out_features, in_features = model.weight_shape(layer)
@@ -69,15 +70,15 @@ def list_shards(model: MlpConfig, mesh: Mesh, rank: int) -> list[ParameterShard]
 
 
 def list_full_parameters(model: MlpConfig) -> list[ParameterShard]:
-    """Return all parameters unsplit, as the shards of a mesh of one rank."""
+    """Return all parameters unsplit, that is, as the shards of a mesh of one rank."""
     return list_shards(model, Mesh(), 0)
 
 
 def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
     """Return the full initial parameters by name: uniform within 1/sqrt(in), as in torch.nn.Linear.
 
-    The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this and
-    keeps its shards. The values are drawn in float64, then converted to `dtype`.
+    The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this function
+    and keeps its own shards. The values are drawn in float64 and then converted to `dtype`.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = {}
@@ -90,14 +91,14 @@ def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
 
 
 def get_activation(model: MlpConfig) -> Any:
-    """Return the function applied between layers."""
+    """Return the activation function that is applied between two layers."""
     return torch.tanh if model.activation == "tanh" else torch.nn.functional.gelu
 
 
 class StageLayers:
     """The layers of a rank's pipeline stage; its parameter shards are copied from `full` to `device` as leaf tensors.
 
-    A call runs the forward pass. Forward and backward passes are collective over `tp`.
+    Calling the object runs the forward pass. Forward and backward passes are collective over `tp`.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class StageLayers:
         self._activation = get_activation(model)
 
     def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
-        """Return the layer of index `index`, split as `choose_split` states."""
+        """Return the layer with index `index`, split over tensor-parallel ranks as `choose_split` returns."""
         split = choose_split(self.model, index)
         if split == REPLICATED:
             return ReplicatedLinear(weight, bias)
@@ -135,7 +136,7 @@ class StageLayers:
 
 
 def run_single_process(model: MlpConfig, full: Mapping[str, Any], x: Any) -> Any:
-    """Return the unsplit model's output as a reference, without communication: x (b, 64) -> (b, 10)."""
+    """Return the output of the unsplit model, the reference for the check: x (b, 64) -> (b, 10); no communication."""
     for layer in range(model.layers):
         x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])
         if layer < model.layers - 1:

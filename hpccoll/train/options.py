@@ -24,7 +24,7 @@ class MlpConfig:
     activation: str = "tanh"  # function after each layer but the last; a name in ACTIVATIONS
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
-        """Return (out, in) of a layer's weight."""
+        """Return the shape (out, in) of a layer's weight."""
         return (CLASSES if layer == self.layers - 1 else self.width, self.width if layer else INPUTS)
 
     @property
@@ -79,7 +79,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """When and where a run writes checkpoints, and the file that stops it early."""
+    """When and where a run writes checkpoints, and the file that ends the run early."""
 
     directory: str | None = None  # None: write no checkpoints
     every: int = 100  # steps between two checkpoints; one is also written after the last step
@@ -87,7 +87,7 @@ class CheckpointOptions:
 
 
 def slice_microbatches(batch: int, mesh: Mesh, dp_index: int, microbatches: int) -> list[slice]:
-    """Return one slice of the batch per micro-batch of the rank at `dp_index`; lengths differ by at most one."""
+    """Return a slice of the batch per micro-batch of the ranks at index `dp_index`; lengths differ by at most 1."""
     own = split_evenly(batch, mesh.dp)[dp_index]
     return [
         slice(own.start + part.start, own.start + part.stop)

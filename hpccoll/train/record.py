@@ -19,7 +19,7 @@ def describe_mesh(mesh: Mesh) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One rank's measurements of a step; numbers only, so that one all_gather collects them."""
+    """One rank's measurements of a step; all fields are numbers, so that one all_gather collects them."""
 
     loss: float  # the rank's addend of the batch's mean loss; zero except on the last stage
     square_norm: float  # sum of squares of the rank's gradients, without replicas of a lower rank's gradients
@@ -40,9 +40,9 @@ def combine_rank_steps(
     """Return the record of a step, and whether to stop after it.
 
     Args:
-        step: steps done, this one included.
-        batch: samples per step, over all ranks.
-        rows: `RankStep.to_numbers` of every rank.
+        step: number of steps done, including the step of the record.
+        batch: number of samples per step, over all ranks.
+        rows: for each rank, the result of `RankStep.to_numbers`.
     """
     loss, square_norm, step_s, comm_s, pipeline_s, peak_bytes, stop = np.asarray(rows, np.float64).T
     record = TrainStepRecord(

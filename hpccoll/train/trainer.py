@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStart:
-    """The state from which a run starts: the numbers of steps and samples done, and the full parameters by name."""
+    """The state from which a run starts: the number of steps and samples done, and the full parameters by name."""
 
     step: int
     samples: int
@@ -42,14 +42,14 @@ class TrainingStart:
 
 
 class Trainer:
-    """One rank's part of a run. The constructor and the methods not marked as local are collective over `comm`.
+    """One rank's part of a training run. The constructor and methods not marked as local are collective over `comm`.
 
     Args:
-        comm: all ranks of the mesh.
+        comm: a communicator of all ranks of the mesh.
         mesh: the arrangement of the ranks; call `options.require_mesh_fits(mesh)` first.
         options: the options of the run.
         device: device of the tensors, such as `cpu` or `cuda:1`.
-        start: the state to start from; default: step 0 with initial parameters.
+        start: the state to start from; the default is step 0 with initial parameters.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Trainer:
         """Set each parameter's `grad` to the gradient of the next batch's mean loss; collective.
 
         Returns:
-            This rank's addend of the loss: zero except on the last stage.
+            This rank's addend of the mean loss, which is zero except on the last pipeline stage.
         """
         images, labels = self.get_next_batch()
         microbatches = [
@@ -109,7 +109,7 @@ class Trainer:
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
-        """Return images and labels of the next global batch, the same on all ranks; local; does not count samples."""
+        """Return images and labels of the next global batch, the same on all ranks; local; do not count its samples."""
         return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
 
     def apply_gradients(self) -> None:
@@ -121,10 +121,10 @@ class Trainer:
         self.samples += self.options.batch
 
     def check_gradients(self) -> GradientCheck:
-        """Compare all ranks' gradients of the next batch with those that rank 0 computes alone; collective.
+        """Compare all ranks' gradients of the next batch with the gradients that rank 0 computes alone; collective.
 
         Returns:
-            The result on all ranks, with `first` None except on rank 0. The parameters' `grad` is overwritten.
+            The result on all ranks; `first` is None except on rank 0. The parameters' `grad` is overwritten.
         """
         self.compute_gradients()
         model = self.options.model
@@ -138,7 +138,7 @@ class Trainer:
         return GradientCheck(int(wrong), float(error), check.first)
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
-        """Compare all ranks' gradients with the reference, and their replicated parameters; local, on rank 0 only."""
+        """Compare all ranks' gradients with the reference, and replicated parameters with each other; rank 0 only."""
         model = self.options.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         images, labels = self.get_next_batch()
@@ -176,10 +176,10 @@ class Trainer:
         self.groups.close()
 
     def _make_stage(self, labels: list[Any]) -> PipelineStage:
-        """Return this rank's pipeline stage; its loss uses `labels`, one tensor per micro-batch; local."""
+        """Return this rank's pipeline stage, whose loss uses `labels`, one tensor per micro-batch; local."""
 
         def loss(y: Any, microbatch: int) -> Any:
-            """Return the micro-batch's summed loss divided by the batch size, its addend of the batch's mean loss."""
+            """Return a micro-batch's addend of the batch's mean loss: its summed loss divided by the batch size."""
             return torch.nn.functional.cross_entropy(y, labels[microbatch], reduction="sum") / self.options.batch
 
         like = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -214,7 +214,7 @@ class Trainer:
         return record
 
     def _compute_square_norm(self) -> float:
-        """Return the sum of squares of this rank's gradients, except replicas that a lower rank counts; local."""
+        """Return the sum of squares of this rank's gradients, without those that a lower rank has as well; local."""
         if self.coordinates["dp"]:
             return 0.0
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
@@ -233,8 +233,8 @@ def load_start(
 ) -> tuple[TrainingStart, list[str]]:
     """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
 
-    Rank 0 reads the newest intact checkpoint in `directory` and broadcasts it; without one, the state is step 0 with
-    initial parameters. On other ranks `directory` is None and there are no warnings.
+    Rank 0 reads the newest intact checkpoint in `directory` and broadcasts it; without a checkpoint, the state is step
+    0 with initial parameters. On other ranks `directory` is None and there are no warnings.
     """
     dtype = getattr(torch, options.dtype)
     found, damaged = directory.load_newest(options.get_checkpoint_identity()) if directory is not None else (None, [])
@@ -249,10 +249,10 @@ def load_start(
 
 
 def select_device(options: TrainOptions, local_rank: int) -> str:
-    """Return the device of a rank and make it torch's current device; ranks take the node's GPUs in turn.
+    """Return a rank's device and make it torch's current device; a node's ranks are assigned to its GPUs in turn.
 
     Raises:
-        UnavailableError: the options ask for cuda and torch finds no GPU.
+        UnavailableError: the options ask for cuda, but torch finds no GPU.
     """
     if options.device == "cpu":
         return "cpu"
@@ -266,6 +266,6 @@ def select_device(options: TrainOptions, local_rank: int) -> str:
 
 
 def limit_threads(environ: Mapping[str, str]) -> None:
-    """Set torch's thread count to 1 unless OMP_NUM_THREADS is set; by default every rank would use all cores."""
+    """Set torch's thread count to 1 unless OMP_NUM_THREADS is set, because by default every rank uses all cores."""
     if not environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)

@@ -26,8 +26,8 @@ def run_training(
 ) -> TrainSummaryRecord:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
 
-    First checks the gradients if the options say so, and calls `warn` with a message if they are wrong. Calls `on_step`
-    with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks.
+    If the option `check` is set, gradients are checked first, and wrong gradients are reported by `warn`. `on_step` is
+    called with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check else None

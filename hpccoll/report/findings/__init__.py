@@ -1,7 +1,7 @@
 """Finds problems in results, each with a severity, evidence and a remedy; start reading in collect.py.
 
-Findings have the doctor's format (doctor/finding.py), so scripts read a single kind of record. Findings
-compare medians by their confidence intervals, so a difference that may be due to chance is not reported.
+The report's findings have the format of the doctor's (doctor/finding.py), so scripts read a single kind of record.
+Medians are compared by their confidence intervals, so a difference that may be due to chance is not reported.
 """
 
 from hpccoll.report.findings.collect import collect_findings

@@ -1,4 +1,4 @@
-"""Collects the findings on result files from all other modules of the package."""
+"""Collects the findings on result files from all other modules of hpccoll.report.findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collect_findings(
 ) -> list[Finding]:
     """Return all findings on the results, most severe first.
 
-    `read_request` returns the cases that a run's command asked for, or None (as by default) if they are unknown.
+    `read_request` returns the cases that a run's command asked for, or None if they are unknown, as by default.
     """
     findings = [
         *find_wrong_results(results.rows),

@@ -17,7 +17,7 @@ from hpccoll.report.number_format import format_bytes_per_s, format_factor, form
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
 from hpccoll.units import format_size
 
-# A finding is reported if the low end of an implementation's slowdown against the fastest exceeds this factor.
+# A slowdown is reported if the low end of its confidence interval exceeds AUTO_LIMIT, MPI_LIMIT or ALGORITHM_LIMIT.
 AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
 BOUND_LIMIT = 3.0
 MIN_BUSBW_KEPT = 0.5  # a larger job that keeps less than this fraction of the bus bandwidth is reported
@@ -30,7 +30,7 @@ _SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), 
 
 
 class Lag(NamedTuple):
-    """An implementation's slowdown at a size: the ratio of its median to the fastest one's, with an interval."""
+    """The ratio, with an interval, of an implementation's median time to that of the fastest at a message size."""
 
     ratio: Interval
     nbytes: int
@@ -70,7 +70,7 @@ def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
 
 
 def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]:
-    """Yield findings on `auto`, the MPI library's own collectives and algorithms that are far behind the fastest."""
+    """Yield findings if `auto`, the MPI library's own collective or an algorithm is far slower than the fastest."""
     for group in groups:
         if group.setting.ranks < 2:
             continue
@@ -84,7 +84,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
 
 
 def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
-    """Yield (implementation, lag) for each one significantly slower than the fastest with the same MPI library."""
+    """Yield (implementation, lag) per implementation significantly slower than the fastest of its MPI library."""
     fastest = group.find_fastest(nbytes)
     if fastest is None or fastest[1].time_us.min <= 0:
         return
@@ -98,17 +98,17 @@ def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implem
 
 
 def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
-    """Return the lags beyond a limit, the largest first."""
+    """Return the lags (slowdowns against the fastest) that exceed a limit, the largest first."""
     return sorted((lag for lag in lags if lag.ratio.low > limit), key=lambda lag: -lag.ratio.low)
 
 
 def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
-    """Return the group's title and its largest lags, as evidence."""
+    """Return the evidence of a finding: the group's title and its largest lags."""
     return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
 
 
 def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a warning if `auto` is far behind the fastest at some size."""
+    """Yield a warning if the algorithm `auto` is far slower than the fastest at some message size."""
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, AUTO_LIMIT)
@@ -119,7 +119,7 @@ def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) ->
 
 
 def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a note for each MPI library whose own collective is far behind at some size."""
+    """Yield a note for each MPI library whose own collective is far slower than the fastest at some message size."""
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, MPI_LIMIT)
@@ -134,7 +134,7 @@ def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> 
 
 
 def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield one finding on all implementations, other than `auto` and mpi, that are far behind at some size."""
+    """Yield one finding on all implementations, except `auto` and MPI's, that are far slower than the fastest."""
     worst = {
         implementation: max(own, key=lambda lag: lag.ratio.low)
         for implementation, own in lags.items()
@@ -152,7 +152,7 @@ def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag
 
 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
-    """Yield a note per operation across nodes whose fastest time for the largest message far exceeds the bound."""
+    """Yield a note per operation on several nodes whose fastest time for the largest message far exceeds the bound."""
     for group in groups:
         fastest = group.find_fastest(group.sizes[-1]) if group.setting.nodes > 1 else None
         bound = None if fastest is None else models.compute_bound_s(fastest[1])
@@ -171,14 +171,14 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
 
 
 def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield a warning per operation if its largest message has half the bandwidth on the next larger job size."""
+    """Yield a warning per operation whose bus bandwidth for the largest message falls to half on a larger job."""
     for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    """Yield a warning for the first job size with less than half of the bus bandwidth of the next smaller job size."""
+    """Yield a warning for the first job that has less than half of the bus bandwidth of the next smaller job."""
     fastest: dict[int, tuple[float, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
         for x, record in scaling.find_records(implementation, nbytes):

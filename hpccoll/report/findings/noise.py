@@ -1,4 +1,4 @@
-"""Findings on noise: wide intervals, repetitions that disagree, times that drift, too few iterations."""
+"""Findings on noisy times: wide intervals, repetitions that disagree, times that drift, too few iterations."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def find_noise(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def describe_row(measured: RunMeasurement) -> str:
-    """Return `all_reduce ring, 64 B on 2 ranks`."""
+    """Return a description of a measurement, such as `all_reduce ring, 64 B on 2 ranks`."""
     row = measured.record
     return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
 
 
 def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if many rows have a wide confidence interval."""
+    """Yield a warning if many measurements have a wide confidence interval."""
     times = [(row.record.time_us, row) for row in rows if row.record.time_us.p50 > 0]
     uncertainties = [((time.p50_high - time.p50_low) / 2 / time.p50, row) for time, row in times]
     wide = sorted((pair for pair in uncertainties if pair[0] > MAX_UNCERTAINTY), key=lambda pair: -pair[0])
@@ -49,7 +49,7 @@ def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _format_median(measured: RunMeasurement) -> str:
-    """Return a row's median time and its interval: `191 µs [151, 210] µs`."""
+    """Return a row's median time and its confidence interval, such as `191 µs [151, 210] µs`."""
     time = measured.record.time_us
     interval = format_bounds(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
     return f"{format_seconds(time.p50 * 1e-6)} {interval}"
@@ -89,7 +89,7 @@ def _compare_medians(first: RunMeasurement, second: RunMeasurement) -> Interval 
 
 
 def _is_beyond(ratio: Interval, limit: float) -> bool:
-    """Whether a ratio's whole interval is above `limit` or below 1 / `limit`."""
+    """Whether the whole confidence interval of a ratio is above `limit` or below 1 / `limit`."""
     return ratio.low > limit or ratio.high < 1 / limit
 
 

@@ -13,7 +13,7 @@ _PROBLEMS = ("lost_node", "broken_link")
 
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
-    """Yield a finding per preflight fault, OK for a preflight without faults, a warning if it did not finish."""
+    """Yield a finding per preflight fault, OK for a preflight without faults, a warning for an unfinished one."""
     summaries = results.list_preflight_records("preflight_summary")
     for run, summary in summaries:
         yield from _relay_summary(run, summary)
@@ -26,7 +26,7 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 
 
 def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding per fault in a preflight's summary, or an OK finding if it has none."""
+    """Yield a finding per fault in a preflight's summary, or one OK finding if there is no fault."""
     nodes = [str(node) for node in get_list(summary, "nodes")]
     threshold = summary.get("threshold")
     evidence = (
@@ -50,7 +50,7 @@ def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Fin
 
 
 def relay_doctor_findings(results: Results) -> Iterator[Finding]:
-    """Yield the doctor's warnings and problems."""
+    """Yield the warnings and problems that `hpccoll doctor` recorded."""
     for run, record in results.doctor_findings:
         severity = str(record.get("severity", "")).upper()
         if severity in (Severity.WARNING.name, Severity.PROBLEM.name):

@@ -1,4 +1,4 @@
-"""Findings on runs: incomplete results, more ranks than cores, device memory copied through the host or not used."""
+"""Findings on runs: incomplete results, more ranks than cores, GPU memory copied through the host, unused GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The operations, sizes and places that an `hpccoll bench` command asked for."""
+    """The operations, message sizes and places (in place, out of place) that an `hpccoll bench` command asked for."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # message sizes in bytes, before rounding to whole elements
@@ -28,7 +28,7 @@ class BenchRequest:
     itemsize: int
 
     def list_expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
-        """Return (operation, in place, bytes) of every row that a complete run has."""
+        """Return (operation, in place, bytes) of every measurement that a complete run contains."""
         expected = set()
         for name in self.operations:
             op = find_timed_operation(name)
@@ -82,7 +82,7 @@ def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[
 
 
 def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
-    """Yield a finding for each distinct binding problem, naming all runs that have it."""
+    """Yield a finding for each distinct problem of binding ranks to cores, which names all affected runs."""
     runs_by_problem: dict[tuple[Severity, str, str, str], list[RecordedRun]] = {}
     for run in runs:
         for problem in _check_binding(run):
@@ -93,7 +93,7 @@ def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
 
 
 def _check_binding(run: RecordedRun) -> Iterator[tuple[Severity, str, str, str]]:
-    """Yield severity, problem, evidence and remedy of each binding problem of a run."""
+    """Yield severity, problem, evidence and remedy of each problem of binding a run's ranks to cores."""
     cores = run.cores
     if not cores or len(cores) != len(run.hosts):
         return
