@@ -52,7 +52,7 @@ def scatter(comm: Any, x: Any) -> Any:
 
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
-    """On rank r, return the sum over all ranks of row r of their matrices x."""
+    """On rank r, return the sum of row r of every rank's matrix x."""
     row = comm.reduce_scatter(x, op="sum")
     return row
 
@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both groups' sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")

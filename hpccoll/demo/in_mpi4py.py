@@ -55,7 +55,7 @@ def scatter(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def reduce_scatter(MPI: Any, comm: Any, x: Any) -> Any:
-    """On rank r, return the sum over all ranks of row r of their matrices x."""
+    """On rank r, return the sum of row r of every rank's matrix x."""
     row = np.empty(x.shape[1:], x.dtype)
     comm.Reduce_scatter_block(x, row, op=MPI.SUM)
     return row
@@ -90,7 +90,7 @@ def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both groups' sums."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)

@@ -50,7 +50,7 @@ def scatter(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def reduce_scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """On rank r, return the sum over all ranks of row r of their matrices x."""
+    """On rank r, return the sum of row r of every rank's matrix x."""
     row = torch.empty_like(x[0])
     dist.reduce_scatter(row, list(x), op=dist.ReduceOp.SUM)
     return row
@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x over the ranks {0, 1} and over {2, 3}; return the own sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both groups' sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])

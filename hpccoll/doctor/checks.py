@@ -53,9 +53,10 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
-    """Run all checks of this host and block until they end. Each process they start may run for `limit_s` seconds.
+    """Run all checks of this host and block until they end.
 
-    `ranks` lists the ranks of the job on this host, starting with this rank.
+    `ranks` lists the ranks of the job on this host, starting with this rank. Each process that a check starts may run
+    for `limit_s` seconds.
     """
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})

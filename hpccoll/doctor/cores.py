@@ -52,7 +52,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
     """Return the CPU quota of this process in cores (None: unlimited), and the file and value that set it.
 
     The file is `cpu.max` in cgroup v2 (`max 100000`, or quota and period such as `50000 100000`), and
-    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). The smallest quota of the own cgroup and its ancestors applies.
+    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). Of the quotas of a cgroup and its ancestors, the smallest applies.
     """
     quotas: list[tuple[float, str]] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():

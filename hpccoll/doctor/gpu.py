@@ -183,7 +183,7 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 
 
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
-    """Return a finding per MPI operation on device memory, and one more if all of them passed.
+    """Return a finding per MPI operation on device memory, and one more finding if all operations passed.
 
     `results` has one pair per operation: its name and the result of `probe_operation`.
     """

@@ -1,7 +1,8 @@
 """Try cross-memory attach in a process of its own, and print the outcomes as a JSON object.
 
 Ranks of a host are sibling processes. Linux's security module Yama may allow a parent process to read a child's memory
-but not a child to read its parent's, so both are tried. If a child may not, siblings may not read each other's memory.
+but not a child to read its parent's, so both are tried. If a child may not read its parent's memory, siblings may not
+read each other's memory.
 """
 
 from __future__ import annotations

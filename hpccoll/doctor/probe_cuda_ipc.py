@@ -2,7 +2,7 @@
 
 The first process allocates memory, writes a pattern and exports the memory. The second process opens the memory, reads
 the pattern and writes another one, which the first process reads. The first process also tries to export memory of
-CUDA's stream-ordered allocator. CUDA does not export such memory, so torch's cudaMallocAsync backend cannot share it.
+CUDA's stream-ordered allocator. CUDA refuses stream-ordered memory, so torch's cudaMallocAsync backend cannot share.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ REQUIRABLE = tuple(_EXPLAINED_BY)
 def require_capabilities(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
     """Raise UnavailableError unless the findings prove each capability in `names` (of REQUIRABLE) on all `hosts`.
 
-    The message names every missing capability, with the findings that explain it.
+    The error message names every missing capability, with the findings that explain why it is missing.
     """
     missing = []
     for name in names:

@@ -142,7 +142,7 @@ class Lab:
         """Return this process's environment variables, changed for commands in the lab and overridden by `extra`.
 
         SLURM_CONF is set to the lab's slurm.conf. Variables that allow Open MPI to run as root and with more ranks than
-        cores are added unless they are set already. Variables of a SLURM or MPI job around this process are removed.
+        cores are added unless they are set already. Variables of a SLURM or MPI job with this process are removed.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER_JOB)}
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
@@ -240,7 +240,7 @@ class Lab:
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return a dictionary: `isolation`, `why` (the reason for it), `shape` (the configuration) and `nodes`."""
+        """Return the lab's status: `isolation`, `why` it is not better, `shape` (the configuration) and `nodes`."""
         return self.client.request("status")
 
 

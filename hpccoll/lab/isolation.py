@@ -30,7 +30,7 @@ class Isolation(Enum):
 
     @property
     def unshare_command(self) -> list[str]:
-        """The `unshare` command that starts the supervisor appended to it in new namespaces; empty in flat mode."""
+        """The `unshare` prefix of the command that starts the supervisor in new namespaces; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
         # `ip` and `mount` need the capabilities kept by `--keep-caps`, which apply only inside the new namespace.
@@ -38,7 +38,7 @@ class Isolation(Enum):
         return ["unshare", *user, *_NEW_NAMESPACES]
 
     def build_nsenter_command(self, pid: int) -> list[str]:
-        """Return the `nsenter` command that runs a command in the namespaces of process `pid`; empty in flat mode."""
+        """Return the `nsenter` prefix of commands that run in the namespaces of process `pid`; empty in flat mode."""
         if self is Isolation.FLAT:
             return []
         user = ["--user", "--preserve-credentials"] if self is Isolation.USER else []
@@ -48,7 +48,7 @@ class Isolation(Enum):
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
     """Return the best kind of isolation that works on this machine, and the errors of the better kinds, which failed.
 
-    Each kind is tested by starting a process in new namespaces; `flat` selects flat mode without a test.
+    Each kind of isolation is tested by starting a process in new namespaces; `flat` selects flat mode without a test.
     """
     if flat:
         return Isolation.FLAT, "asked for"
@@ -73,7 +73,7 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Raise UnavailableError if the lab is flat, with the `reason` for that and the `feature` that needs networks."""
+    """Raise UnavailableError if the lab is flat; the message gives the `reason` and the `feature` it lacks."""
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

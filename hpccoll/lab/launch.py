@@ -24,14 +24,14 @@ _ALLOWED_DIR = re.compile(rf"[\w./+-]{{1,{MAX_DIR}}}", re.ASCII)
 def launch_lab(
     spec: ClusterSpec, state_dir: Path, isolation: Isolation, reason: str, lifeline: int | None, *, keep: bool
 ) -> LabClient:
-    """Start a lab, wait until all its nodes are idle, and return a client of it.
+    """Start a lab, wait until all its nodes are idle, and return a client of the lab.
 
     Args:
         spec: the configuration of the lab.
         state_dir: directory that this function creates and the supervisor removes when the lab ends.
         isolation: how the nodes are isolated.
         reason: the reason, shown in the lab's status, why no better isolation was chosen.
-        lifeline: read end of a pipe; the lab ends when the pipe closes. With `lifeline=None` it outlives this process.
+        lifeline: read end of a pipe, whose closing ends the lab. If None, the lab outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
 
     Raises:

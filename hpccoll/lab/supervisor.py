@@ -150,7 +150,7 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return a listening Unix socket in the state directory, by an address in /proc within the limit of 107 bytes."""
+    """Return a listening Unix socket in the state directory, whose path through /proc stays below 107 bytes."""
     descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)

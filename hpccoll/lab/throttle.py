@@ -32,7 +32,7 @@ class BusyThreads:
     """The threads that use CPU time among the descendants of the processes `roots`, and their CPU times.
 
     Sleeping threads, such as those of SLURM's daemons, are left out, because stopping them has no effect and continuing
-    them makes them look busy. Processes that handle SIGCONT are left out: srun would forward it to its tasks.
+    them makes them look busy. Processes that handle SIGCONT are left out, as srun forwards it to its tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
@@ -61,7 +61,7 @@ class BusyThreads:
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
     def read_new_cpu_s(self) -> float:
-        """Return the CPU seconds used by all busy threads since the last call; update `mean_running`, their number."""
+        """Return the CPU seconds of busy threads since the last call; update `mean_running`, the mean running count."""
         total = 0.0
         for thread, before in self.counted_s.items():
             run_s = processes.read_run_s(thread)

@@ -148,7 +148,7 @@ class Coordinator:
     def remeasure_suspects(self, threshold: float) -> None:
         """Measure slow nodes and slow links between two nodes again, at most MAX_REMEASUREMENTS times; add samples.
 
-        New samples distinguish faults from temporary disturbances. `threshold` is as in `faults.find_faults`.
+        New samples distinguish faults from temporary disturbances. `threshold` is passed to `find_faults`.
         """
         index = self.results.nodes.index
         for _ in range(MAX_REMEASUREMENTS):

@@ -157,7 +157,7 @@ def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], t
 
 
 def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
-    """Return a clause such as `sends 5 GB/s, 0.2 times the median of the other nodes`; `answers` takes 1/latency."""
+    """Return text such as `sends 5 GB/s, 0.2 times the median of the other nodes`; `value` is a rate or 1/latency."""
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
@@ -185,7 +185,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Choose one node of each pair, repeatedly the node in most of the remaining pairs, so that they are few nodes."""
+    """Choose one node of each pair, repeatedly the node in most of the remaining pairs, to choose few nodes in all."""
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

@@ -54,7 +54,7 @@ class PreflightResults:
 
     Args:
         nodes: names of the nodes.
-        nbytes: size of the long message.
+        nbytes: size in bytes of the long message that measures a link's rate.
         links: list of samples for each (source, destination).
         speeds: list of samples for each node.
         lost: for each node that did not answer, the reason why it counts as lost.

@@ -1,7 +1,7 @@
 """Check over TCP that every node can reach every other node, without MPI, which hangs at startup if a link is broken.
 
 Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
-A node that no other node reached is lost. MPI starts over the TCP network, even if it sends data over another network.
+A node that no node reached is lost. MPI starts over the TCP network, even if it sends data over another network.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class ReachabilityServer:
 def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
     """Connect to a node and send it a message; return the reason if that failed, else None.
 
-    Tries again for `limit_s` seconds, because the node may not listen yet. A message with the key `failed` is a report,
-    whose acknowledgement this function also waits for.
+    Retries the connection for `limit_s` seconds, because the node may not listen yet. A message with the key `failed`
+    is a report, whose acknowledgement this function also waits for.
     """
     deadline = time.monotonic() + limit_s
     while True:

@@ -1,7 +1,7 @@
 """The record of kind `run`: the command, the software and the ranks of one run.
 
-A result file contains only the fields that this module declares. This module does not read the environment, so no
-other environment variable can leak into a result file.
+A `run` record contains only the fields that this module declares. This module does not read the environment, so no
+undeclared environment variable can leak into a result file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the versions, with None for packages not in `versions`; UsageError: a package has no field."""
+        """Return the versions, None for packages not in `versions`; raise UsageError for a package without a field."""
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:

@@ -1,4 +1,4 @@
-"""Groups measurements into curves (times of one engine and algorithm over message sizes), and comparable curves.
+"""Groups measurements into curves (one engine and algorithm over message sizes) and curves into comparable groups.
 
 If the runs used several MPI libraries, each library has its own curves. If a case was measured several times, the last
 measurement is drawn, and findings/noise.py compares the repetitions.
@@ -83,7 +83,7 @@ class CurveGroup:
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return one group per `TableKey` (in order of appearance) and place (in place before out of place)."""
+    """Return one group per `TableKey`, in order of appearance, and in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}

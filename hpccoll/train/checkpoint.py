@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The directory given as --checkpoint. The constructor creates the directory; UsageError: it is not writable."""
+    """The directory given as --checkpoint. The constructor creates it, or raises UsageError if it is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

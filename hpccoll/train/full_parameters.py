@@ -58,7 +58,7 @@ def assemble_parameters(mesh: Mesh, model: MlpConfig, by_rank: Sequence[Sequence
 def broadcast_parameters(
     comm: Communicator, model: MlpConfig, full: dict[str, Any] | None, dtype: Any
 ) -> dict[str, Any]:
-    """Return rank 0's full parameters on every rank, by name; collective. `full` is None on the other ranks."""
+    """Return rank 0's full parameters on every rank, by name; collective. `full` is None except on rank 0."""
     shards = list_full_parameters(model)
     flat = (
         torch.empty(model.parameter_count, dtype=dtype)

@@ -75,7 +75,7 @@ def list_full_parameters(model: MlpConfig) -> list[ParameterShard]:
 
 
 def init_parameters(model: MlpConfig, seed: int, dtype: Any) -> dict[str, Any]:
-    """Return the full initial parameters by name: uniform within 1/sqrt(in), as in torch.nn.Linear.
+    """Return the full initial parameters by name, uniform in [-1/sqrt(in), 1/sqrt(in)] as in torch.nn.Linear.
 
     The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this function
     and keeps its own shards. The values are drawn in float64 and then converted to `dtype`.

@@ -171,7 +171,7 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
 
 
 def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield a warning per operation whose bus bandwidth for the largest message falls to half on a larger job."""
+    """Yield a warning per operation whose bus bandwidth for the largest message falls below half on a larger job."""
     for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])

@@ -94,7 +94,7 @@ def _is_beyond(ratio: Interval, limit: float) -> bool:
 
 
 def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if many rows are significantly faster or slower in the second half of their iterations."""
+    """Yield a warning if many measurements are significantly faster or slower in the second half of iterations."""
     compared, drifting = 0, []
     for row in rows:
         samples = row.record.samples_us
@@ -114,7 +114,7 @@ def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _find_short_rows(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a note if rows have too few iterations for a 95 % interval."""
+    """Yield a note if measurements have too few iterations for a 95 % confidence interval."""
     short = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
     if not short:
         return
