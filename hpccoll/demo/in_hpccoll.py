@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both groups' sums."""
+    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")

@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both groups' sums."""
+    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])

@@ -61,7 +61,7 @@ class BusyThreads:
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
     def read_new_cpu_s(self) -> float:
-        """Return the CPU seconds of busy threads since the last call; update `mean_running`, the mean running count."""
+        """Return the CPU seconds of busy threads since the last call; update the mean number of running threads."""
         total = 0.0
         for thread, before in self.counted_s.items():
             run_s = processes.read_run_s(thread)
