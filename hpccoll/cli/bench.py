@@ -248,7 +248,7 @@ class _BenchOutput:
         self.progress(f"{record.op} {format_size(record.nbytes)}")
 
     def finish(self) -> None:
-        """Print the table and the reasons for refused contenders; write the CSV file and the plot."""
+        """Print the table and why some contenders could not run; write the CSV file and the plot."""
         from hpccoll.measure import csv_file, plot, table
 
         if self.options.json_file != "-":

@@ -155,7 +155,7 @@ def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence
 
 
 def _print_values(example: Example, values: Sequence[RankValues]) -> None:
-    """Print the table of all ranks' values, and the calls that do the same in each library."""
+    """Print the table of all ranks' values, and the equivalent calls of each library."""
     from hpccoll.demo.library_calls import format_library_calls
     from hpccoll.demo.run_example import format_value
 

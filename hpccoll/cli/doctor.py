@@ -149,7 +149,7 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 
 
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
-    """Return the table of findings as lines of `width` characters: evidence of warnings and problems, and remedies.
+    """Return findings, with remedies, and with evidence of warnings and problems, as lines of `width` characters.
 
     With `verbose`, all findings have evidence and remedies. Remedies are not wrapped, however long they are.
     """

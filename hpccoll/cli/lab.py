@@ -220,7 +220,7 @@ def _attach(state_dir: Path | None) -> Lab:
 
 
 def _build_spec(options: dict[str, Any]) -> ClusterSpec:
-    """Return the lab's configuration from the options; nodes also see the working and the Python directory."""
+    """Return the lab's configuration from the options; nodes also see the working directory and Python's."""
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}

@@ -25,7 +25,7 @@ from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 GRACE_S = 0.25
-# An environment variable that names a file for the exit status; srun's own status is 137 after it killed ranks.
+# Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.

@@ -12,7 +12,7 @@ from rich.table import Table
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
 
 __all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
-# Environment variables in which launchers pass a rank. SLURM's is last, because mpirun in a SLURM job sets its own too.
+# Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -25,7 +25,7 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_printing_rank() -> bool:
-    """Whether this process may print: it is rank 0, or no launcher started it. This check does not import MPI."""
+    """Whether this process may print: it is rank 0 or was not launched. `is_printing_rank` does not import MPI."""
     return not get_launched_rank()
 
 
@@ -33,7 +33,7 @@ def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWrit
     """Open a file for a command's records on the printing rank, and return the writer, a context manager.
 
     `json_file` is a path, `-` for standard output, or None to write nothing. Ranks that do not print write nothing
-    either. Raises a UsageError that names `option` if the file cannot be written.
+    in any case. Raises a UsageError that names `option` if the file cannot be written.
     """
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
 

@@ -1,8 +1,8 @@
 """`hpccoll preflight`: measure every pair of nodes and every node, and name slow or broken nodes and links.
 
 The output has two `preflight_pair` records per pair of nodes (one per direction), then one `preflight_node` record per
-node, then one `preflight_summary` record. Their fields are in hpccoll/records/nodes.py. hpccoll/preflight/faults.py
-defines from which value on a node or link is slow.
+node, then one `preflight_summary` record. hpccoll/records/nodes.py documents the fields of preflight records, and
+hpccoll/preflight/faults.py defines when a node or link counts as slow.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import IO
 def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
     """Show a progress bar of `total` steps on the terminal, if there is one, until the `with` block ends.
 
-    Yields a function that advances the bar by one step and shows its argument beside the bar. `unit` is the word after
-    the count of steps.
+    Yields a function that advances the bar by one step and shows its argument beside the bar. `unit` names the steps,
+    such as `rows`.
     """
     terminal: IO[str] | None = None
     with suppress(OSError):

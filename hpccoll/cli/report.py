@@ -132,7 +132,7 @@ def _write_page(output: str, text: str) -> None:
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
-    """Print the findings and the skipped files, then the page's name, size, and numbers of findings and data."""
+    """Print the findings and the skipped files, then the page's name, size and numbers of findings and data."""
     indent = " " * 9
     fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:

@@ -131,7 +131,7 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the tuning table in the file `path`, and write it as JSON to --json; `--json -` prints only the JSON."""
+    """Print the tuning table in the file `path`, and write it as JSON for --json; `--json -` prints only JSON."""
     from hpccoll.selection.tuning_files import read_table
 
     if not path.exists():
@@ -149,7 +149,7 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
 class _TuneOutputs:
     """Writes each record when its row finishes and the table after each message size, with a progress bar; rank 0 only.
 
-    Raises UsageError if the table or the record cannot be written. Closing `stack` prints the table's new part.
+    Raises UsageError if the table or the record cannot be written. Closing `stack` prints the new series.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
-    """Yield the variants (root, chunks, nodes) to prove; parameters that the algorithm lacks are 0, 1 and None."""
+    """Yield the variants (root, chunks, nodes) to prove; parameters that `algorithm` lacks are 0, 1 and None."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
@@ -40,7 +40,11 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def list_node_layouts(ranks: int) -> list[Nodes]:
-    """Return node layouts to prove: one node, equal nodes, nodes of 6 and a rest, of 1 and n-1, three interleaved."""
+    """Return the node layouts to prove.
+
+    The layouts are one node, nodes of equal size, nodes of 6 ranks and one with the rest, nodes of 1 and n-1 ranks, and
+    three nodes with interleaved ranks.
+    """
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: list[Nodes] = [None, (size,) * (ranks // size)]

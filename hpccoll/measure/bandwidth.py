@@ -55,7 +55,7 @@ def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int
 
 
 def compute_algbw(nbytes: int, seconds: float) -> float:
-    """Return `nbytes / seconds` in GB/s; `seconds` may be 0."""
+    """Return `nbytes / seconds` in GB/s; a time below 1 ns counts as 1 ns."""
     return nbytes / max(seconds, _SHORTEST) / GB
 
 

@@ -40,7 +40,7 @@ class SharedCupyModule(PreallocatedModule, CupyModule):
 
 
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
-    """Return the allocator of a benchmark's buffers; collective over `comm`, because shared memory is allocated here.
+    """Return the allocator of a benchmark's buffers; allocates shared memory, if needed. Collective over `comm`.
 
     Args:
         buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).

@@ -24,11 +24,11 @@ def make_collective_record(
 
     Args:
         case: the operation, size, engine and algorithm that were measured.
-        samples_us: each iteration's time on its slowest rank, in microseconds, in the order measured.
+        samples_us: the time of each iteration on the slowest rank, in microseconds, in the order measured.
         stop: the reason why timing ended.
         wrong: the number of wrong elements; None if the results were not checked.
         staging: whether MPI accessed device memory directly or through pinned host memory; None for host memory.
-        stream_us: times of the same iterations in microseconds, measured by CUDA events; empty for host memory.
+        stream_us: times of all iterations in microseconds, measured by CUDA events; empty for host memory.
 
     Raises:
         UsageError: there are no samples, a sample is negative or infinite, or the operation is unknown.

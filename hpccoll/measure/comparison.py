@@ -1,8 +1,8 @@
 """Compares the times of engines (libraries) and algorithms for the same operation and message size.
 
-A record's place tells whether the collective ran in place or out of place. A record's ratio is the median time of
-engine `mpi`, in or out of place as the record, divided by the record's median; above 1 means faster than `mpi`. The
-best record has the smallest median time among the records without wrong results.
+The place of a record is in place or out of place. A record's ratio is the median time of engine `mpi` (in place if the
+record is in place) divided by the record's median time; above 1 means faster than `mpi`. The best record has the
+smallest median time among the records without wrong results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineRecords:
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
-        """Return the in-place or the out-of-place record; None if this place was not measured."""
+        """Return the in-place or the out-of-place record; None if there is none."""
         return self.in_place if in_place else self.out_of_place
 
 
@@ -58,7 +58,7 @@ class EngineComparison:
     entries: tuple[EngineRecords, ...]
 
     def ratio_to_mpi(self, record: CollectiveRecord) -> Interval | None:
-        """Return median(mpi) / median(record) with its 95 % interval; None for engine `mpi` itself or without it."""
+        """Return median(mpi) / median(record) with its 95 % interval; None for `mpi` itself, or without any."""
         if record.engine == REFERENCE:
             return None
         for entry in self.entries:
@@ -85,7 +85,7 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
     """Return one comparison per `TableKey` and message size; keys in order of first appearance, sizes ascending.
 
-    Of several records of one benchmark case, the last is used.
+    If several records belong to one benchmark case, the last of them is used.
     """
     by_setting: dict[TableKey, dict[int, list[CollectiveRecord]]] = {}
     for record in records:

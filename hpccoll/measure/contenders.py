@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Results with more bytes over all ranks are not checked by replaying the plan, which runs all ranks' steps serially.
+# Results of more than REPLAYED_BYTES over all ranks are not checked by replaying the plan, which is a serial loop.
 REPLAYED_BYTES = 64 * 1024
 
 
@@ -74,7 +74,7 @@ def prepare_contenders(
     """Prepare all contenders on the workload's buffers: `algorithms` of hpccoll, and the started engines `peers`.
 
     Collective over `comm`. Returns the contenders that can run, and a sentence with the reason for each contender that
-    cannot run. All ranks return the same contenders and reasons.
+    cannot run. All ranks get the same contenders and reasons.
     """
     ready: list[Contender] = []
     refused: list[str] = []

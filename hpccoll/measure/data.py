@@ -28,7 +28,7 @@ class ExpectedResult:
     bound: Array | None = None
 
     def count_wrong(self, output: Array) -> int:
-        """Return how many elements differ from `values` by more than `bound`; two NaNs are equal if `bound` is None."""
+        """Return how many elements of `output` differ from `values` beyond `bound`; NaNs match if `bound` is None."""
         if self.bound is None:
             same = output == self.values
             if output.dtype.kind in "fcV":

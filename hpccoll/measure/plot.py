@@ -31,7 +31,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
 _PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# An algorithm's position in _FAMILIAR selects its colour and marker; other algorithms get the positions after its end.
+# An algorithm's position in _FAMILIAR selects its colour and marker; unlisted algorithms get later positions.
 _FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
@@ -189,7 +189,7 @@ def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
 
 
 def _format_y_axis(axes: Axes, setting: TableKey) -> None:
-    """Set the ticks of a panel's vertical axis after curves are drawn; one without curves shows the reason."""
+    """Set the ticks of a panel's vertical axis after its curves are drawn, or show why the panel has no curves."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:

@@ -1,8 +1,8 @@
 """Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
-Each record is one line, flushed before the next case is measured. A run killed in the middle of a line leaves an
-incomplete last line. Readers skip and report an incomplete last line, and writers that resume the file remove it. Any
-other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
+Each record is one line, flushed before the next case is measured. A run killed inside a line leaves an incomplete last
+line. Readers skip and report an incomplete last line, and writers that resume a file remove such a line.
+Any other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
-    """Decode a line of a result file; raise UsageError if it is no object with hpccoll's `schema` and a `kind`."""
+    """Decode a line of a result file; raise UsageError unless it has hpccoll's `schema` and a `kind`."""
     try:
         record = msgspec.json.decode(line)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Times as a function of the number of nodes, from the result files of benchmark runs on different numbers of nodes."""
+"""Times as a function of the number of nodes, from result files of benchmark runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
     """Return one record per case (operation, size, engine, ...) that was measured on at least two numbers of ranks.
 
-    A record's points are sorted by nodes, then ranks. Of several measurements of a point, the last is used.
+    A record's points are sorted by nodes, then ranks. If a point was measured repeatedly, the last time is used.
     """
     series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
     for record in records:

@@ -121,7 +121,7 @@ class BenchmarkSession:
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
-        """Allocate a workload's buffers, reusing shared memory of earlier ones, and prepare contenders; collective."""
+        """Allocate a workload's buffers, reusing memory of earlier workloads; prepare its contenders. Collective."""
         if isinstance(self.module, PreallocatedModule):
             self.module.rewind()
         workload = Workload(task, self.module)

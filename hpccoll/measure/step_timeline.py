@@ -3,7 +3,7 @@
 Reading the clock takes about 0.2 us per step, as long as a short step, so the timed call is slower than the calls that
 `hpccoll bench` measures as a whole. Ranks on one host share a clock. On several hosts, a rank's times start when the
 rank leaves a barrier, so two ranks' timelines may be shifted by the skew with which they leave the barrier. The
-timeline contains a note on the clocks.
+timeline states which clocks it uses.
 """
 
 from __future__ import annotations

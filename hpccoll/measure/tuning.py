@@ -104,13 +104,13 @@ class TuningSession(BenchmarkSession):
             self.found += (self._make_series(task, records),)
 
     def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of all algorithms that can run in the benchmark's kind of buffer on its nodes."""
+        """Return the names of all algorithms that support the benchmark's kind of buffer and number of nodes."""
         known = [get_algorithm(task.operation, name) for name in super()._list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
     def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
-        """Return the times at one message size as a series of the tuning table, without wrong candidates."""
+        """Return times of one message size as a series of the tuning table, without candidates with wrong results."""
         timings = tuple(
             CandidateTiming(record.algorithm or MPI_LIBRARY, time.p50, time.p50_low, time.p50_high)
             for record, time in ((record, record.time_us) for record in records)
@@ -122,7 +122,7 @@ class TuningSession(BenchmarkSession):
 
 
 class OtherProcessLoad:
-    """Measures how many cores other programs keep busy, for jobs on one node; its constructor is collective."""
+    """Measures how many cores other programs keep busy, for jobs on one node; the constructor is collective."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._begin, self._busy = comm, time.perf_counter(), self._sum_busy_s(comm)

@@ -101,7 +101,7 @@ class Workload:
     def count_wrong(self, contender: str) -> int:
         """Return how many elements of this rank's output are wrong after a call of the contender called `contender`.
 
-        A contender's first correct result is kept, and later results with the same bits are correct without a check.
+        A contender's first correct result is kept; later results with the same bits need no numerical check.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:

@@ -60,7 +60,9 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Return this rank's flat buffers; if one array of blocks is source and result, one becomes the rank's own block.
+    """Return this rank's checked buffers as flat arrays.
+
+    If source and result are the same array of n blocks, one buffer becomes the rank's own block in this array.
 
     Raises:
         BufferError: a buffer is missing or not contiguous, or the two buffers differ in dtype, module or number of

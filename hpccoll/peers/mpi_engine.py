@@ -1,4 +1,4 @@
-"""The MPI library's own collectives as an engine to compare with, called through mpi4py."""
+"""The MPI library's own collectives as an engine to compare hpccoll with, called through mpi4py."""
 
 from __future__ import annotations
 

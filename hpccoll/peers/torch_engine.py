@@ -175,7 +175,7 @@ class TorchEngine:
         return call
 
     def close(self) -> None:
-        """End the process group; collective. Rank 0's store is closed last."""
+        """End the process group, then close rank 0's store; collective."""
         self.comm.Barrier()  # a rank that leaves early breaks connections that others still read from
         self._collectives.shutdown()
         self.comm.Barrier()
@@ -183,7 +183,7 @@ class TorchEngine:
 
 
 def _require_backend(backend: str, ranks_per_node: int) -> None:
-    """Raise UnavailableError if `backend` cannot run on this rank. torch is imported last, because that is slow."""
+    """Raise UnavailableError if `backend` cannot run on this rank. The import of torch, a slow check, is last."""
     if find_spec("torch") is None:
         raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
     gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node

@@ -63,10 +63,10 @@ def forecast(
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) in the segments of a real run.
+    """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) split into segments as in a real run.
 
     Work inside nodes overlaps with messages between nodes; a single node has one segment. The first segment takes the
-    simulated time of the plan; every later one adds the time for which its messages occupy the busiest node's link.
+    simulated time of the plan; each later segment adds the time for which it occupies the busiest node's link.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.

@@ -57,7 +57,7 @@ def forecast_grid(
 
 
 def list_rank_counts(max_ranks: int, machine: Machine) -> list[int]:
-    """Return rank counts from 2 to `max_ranks`: powers of two within a node, then full nodes, doubled from one node."""
+    """Return rank counts from 2 to `max_ranks`: powers of two within a node, then powers of two of full nodes."""
     q = machine.ranks_per_node
     inside = [1 << k for k in range(1, max_ranks.bit_length()) if 1 << k < min(q, max_ranks + 1)]
     nodes = [q << k for k in range(max_ranks.bit_length()) if 2 <= q << k <= max_ranks]

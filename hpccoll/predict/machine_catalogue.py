@@ -1,4 +1,4 @@
-"""Reads machines to simulate: built-in ones from machines/*.toml, which names their sources, or a user's TOML file."""
+"""Reads machines to simulate: built-in ones from machines/*.toml (with sources), or a user's from a TOML file."""
 
 from __future__ import annotations
 
