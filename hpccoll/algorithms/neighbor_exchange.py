@@ -2,12 +2,12 @@
 
 First the two ranks of a pair exchange their own blocks. Every later message carries the two blocks that arrived last,
 alternately to the next pair and within the pair. Each rank communicates only with its two neighbours, in n/2 rounds.
-For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other blocks from it at the end. This takes
-two more rounds, and rank n - 2 sends about S bytes more.
+For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other blocks from rank n - 2 at the end. An
+odd n therefore takes two more rounds, and rank n - 2 sends about S bytes (the message size) more than the others.
 
-The all-gather backwards, with sums, is a reduce-scatter in which all ranks send equally many bytes, also for odd n.
-Order of reduction: each partial sum starts with the receiver's own part. One rank computes each chunk. Source: Chen et
-al., "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+The reduce-scatter runs the all-gather backwards, with sums, and all ranks send equally many bytes, also for odd n. The
+receiver's own part is the first operand of each reduction. Each chunk is reduced by one rank. Source: Chen et al.,
+"Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rou
 
 
 def _count_steps(n: int) -> int:
-    """Return n/2 for even n, (n-1)/2 + 2 for odd n, 0 for a single rank."""
+    """Return the number of steps: n/2 for even n, (n-1)/2 + 2 for odd n, 0 for a single rank."""
     return n // 2 + 2 * (n % 2) if n > 1 else 0
 
 
 def all_gather_cost(n: int) -> Cost:
-    """n/2 steps (+2 for odd n); every rank sends (n-1)/n S, for odd n up to (2n-1)/n S at rank n-2."""
+    """S bytes take n/2 steps (+2 for odd n); each rank sends (n-1)/n S, but rank n-2 up to (2n-1)/n S for odd n."""
     most = n - 1 if n % 2 == 0 or n == 1 else min(2 * n - 1, 4 * (n - 2))
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(most, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """n/2 steps (+2 for odd n); every rank sends (n-1)/n S."""
+    """A message of S bytes takes n/2 steps (+2 for odd n); every rank sends (n-1)/n S."""
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def _period(n: int) -> int:
-    """Return the p for which rank r + p does what rank r does: 2 for even n, else n."""
+    """Return the period p (rank r + p acts like rank r): 2 for even n, else n."""
     return n if n % 2 else 2
 
 
 @algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: exchange the blocks that arrived last with the left and the right neighbour in turn."""
+    """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn."""
     if n == 1:
         return empty_rounds(1)
     odd, even = n % 2, n - n % 2
@@ -56,14 +56,14 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(ranks, 1 + (ranks == n - 2) if odd else 1, n)
 
     def received_blocks(t: int) -> Span:
-        """Return the blocks received in round t: blocks of the pair 1, 1, 2, 2, ... away, on alternating sides."""
+        """Return the blocks received in round t: those of the pair (t + 1) // 2 pairs away, on alternating sides."""
         origin: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
         if not odd:
             return Span(origin, 1, pairs, unit=2)
         return Span(2 * (origin % pairs), 2 + (origin % pairs == pairs - 1), n)
 
     def exchange_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         if t == 0:
             return [Move(partner, partner, own_blocks(rank), own_blocks(partner))]
         peer = neighbour if t % 2 else partner
@@ -78,5 +78,5 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: the all-gather backwards; partial sums move between neighbours, two at a time."""
+    """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

@@ -2,15 +2,16 @@
 
 The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank.
 The distances are Bruck's in reverse order (the largest power of two below n, ..., 2, 1), so that long links carry small
-messages. If bounded buffers limit a message to A blocks, the rounds with large distances stay the same. The remaining
-subtrees are traversed depth first, one edge per round, A trees at a time. For any n, the tree is the tree of the next
-power of two without the ranks n and above. The reduce-scatter is the all-gather backwards.
+messages. If bounded buffers limit a message to A blocks, the first rounds (the largest distances) stay the same. After
+these rounds, the remaining subtrees are traversed depth first, one edge per round, with at most A trees per message.
+The tree of n ranks is the binomial tree of the next power of two, without the ranks n and above. The reduce-scatter is
+the all-gather backwards.
 
-The registered algorithms do not limit the blocks per message: chunks are received at their final addresses, without
-buffers.
-Order of reduction: each partial sum starts with the receiver's own part, then its children from the nearest to the
-farthest. One rank computes each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
-operations at scale", arXiv 2506.20252.
+The registered algorithms do not limit the blocks per message, because chunks are received at their final addresses,
+without buffers.
+A rank reduces its own part first, then those of its children, from the nearest to the farthest. Each chunk is reduced
+by one rank. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv
+2506.20252.
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds
 
 
 def cost(n: int) -> Cost:
-    """ceil(log2 n) steps; every rank sends (n-1)/n S."""
+    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many of the ranks parent, parent + spacing, ... have a child at `distance` that is < n."""
+    """Return how many parents (the ranks `parent` + i `spacing`) have a child below n at `distance` above them."""
     return -(-(n - distance - parent) // spacing)
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return the number of far rounds after which messages in the subtrees hold at most `most` blocks."""
+    """Return the number of first rounds after which messages of the remaining subtrees hold at most `most` blocks."""
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
 
 @algorithm(Operation.ALL_GATHER, "pat", cost, period=1)
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Plan an all-gather: each block moves down its own binomial tree, far ranks first; blocks share messages.
+    """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
-    A message holds at most `most` blocks; None is no limit. A lower limit costs more rounds, not more bytes.
+    A message holds at most `most` blocks (None: no limit). A lower limit costs more rounds, not more bytes.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
     below = 1 << (q - far)  # ranks of each subtree below the far rounds: two without a limit
 
     def find_parents(t: int) -> tuple[int, int, int]:
-        """Return the distance from parents to children in round t, the first parent, and the spacing of parents."""
+        """Return, for round t, the distance from parents to children, the first parent, and the spacing of parents."""
         if t < far:
             return 1 << (q - 1 - t), 0, 1 << (q - t)
         child = t - far + 1
@@ -59,12 +60,12 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         return distance, child - distance, below
 
     def all_gather_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         distance, parent, spacing = find_parents(t)
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks in whose trees `sender` is one of the round's parents."""
+            """Return the blocks that each `sender` sends in this round, because it is a parent in their trees."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n
@@ -75,5 +76,5 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "pat", cost, period=1)
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Plan a reduce-scatter: the all-gather backwards; each block's partial sums move up the block's tree."""
+    """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree."""
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

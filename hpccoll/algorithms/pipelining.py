@@ -1,8 +1,9 @@
-"""The number of segments in which a hybrid two-level collective runs, so that work within nodes overlaps with messages.
+"""The number of segments in which a two-level collective runs, so that work within nodes overlaps with messages.
 
 Segments are pipelined: while the messages of one segment are in flight between nodes, the next segment is reduced and
 the previous one is stored. A segment holds a share of every chunk, so each chunk keeps its owner and its order of
-reduction. Shorter messages overlap more of the first and last segment's work, but cost more per-message overhead.
+reduction. Shorter segments leave less work (of the first and the last segment) without overlap, but cost more overhead
+per byte.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MOST_SEGMENTS: Final = 256
 
 
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
-    """Return the number of segments for which messages between nodes have about `message_bytes`; equal on all ranks.
+    """Return the number of segments for which messages between nodes have about `message_bytes`; all ranks agree.
 
     `plan` is a plan of a hybrid algorithm; `sizes` are the element counts of its C chunks, shape (C,).
     """
@@ -24,7 +25,7 @@ def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_byt
 
 
 def _count_longest_message(plan: Plan, sizes: IntArray) -> int:
-    """Return the number of elements of the longest message that rank 0 sends or receives, on whichever rank it runs."""
+    """Return the number of elements of the longest message that rank 0 sends or receives, the same on all ranks."""
     longest = 0
     for steps in plan.column(0):
         for step in steps:

@@ -2,19 +2,20 @@
 
 All-reduce by recursive doubling exchanges the whole message in every round, in the fewest rounds and with the most
 bytes. Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a reduce-scatter), then
-doubles it again (an all-gather). It sends as many bytes as a ring, in logarithmically many rounds. The all-gather by
-recursive doubling exchanges all blocks held so far. The same rounds backwards, with sums, are the recursive-halving
-reduce-scatter. With empty messages the all-gather is a barrier.
+doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes as a ring, in logarithmically many
+rounds. The all-gather by recursive doubling exchanges all blocks held so far. The recursive-halving reduce-scatter runs
+the rounds of the all-gather backwards, with sums. With empty messages the all-gather is a barrier.
 
 If n is not a power of two, let c be the largest power of two below n. The n - c extra ranks take no part in the
-butterfly: each first sends its data to another rank, its proxy, and gets the result from it at the end, in two more
-rounds. In the all-reduces the proxy of rank r >= c is rank r - c, which sends S more. In the all-gather the extra ranks
-are the odd ranks below 2 (n - c), and the proxy of rank r is rank r - 1. The blocks of a rank and its proxy are then
-adjacent and every exchanged region is one interval, but proxies send up to twice as much. The reduce-scatter sends no
-more bytes than for a power of two.
+butterfly: each first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two
+more rounds. In the all-reduces the proxy of rank r >= c is rank r - c, which sends the message once more. In the
+all-gather the extra ranks are the odd ranks below 2 (n - c), and the proxy of rank r is rank r - 1. The blocks of a
+rank and its proxy are adjacent in the all-gather, so every exchanged region is one interval, but proxies send up to
+twice the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for all n.
 
-Order: in the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute
-the same bits; elsewhere each partial sum takes the receiver's own part first, and one rank computes each chunk.
+In the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute the same
+bits. In the other algorithms the receiver's own part is the first operand of each reduction, and each chunk is reduced
+by one rank.
 Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
@@ -30,7 +31,7 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
-    """Return the cost of an all-reduce on n ranks whose c core ranks take `core_steps` and each send `core_sent`."""
+    """Return the cost of an all-reduce in which c = 2**i core ranks take `core_steps` and each send `core_sent`."""
     core = floor_power_of_two(n)
     extras = n - core
     mean = (core * core_sent + 2 * extras) / n
@@ -38,29 +39,35 @@ def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
 
 
 def doubling_cost(n: int) -> Cost:
-    """log2 c steps (+2 if c < n); log2 c S sent by each of the first c ranks (+S by proxies)."""
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); a core rank sends log2 c S.
+
+    The first c ranks are the core; if c < n, the n - c core ranks that are proxies send S more.
+    """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """2 log2 c steps (+2 if c < n); 2 (c-1)/c S sent by each of the first c ranks (+S by proxies)."""
+    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); core ranks send 2 (c-1)/c S.
+
+    The first c ranks are the core; if c < n, the n - c core ranks that are proxies send S more.
+    """
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 
 
 @algorithm(Operation.ALL_REDUCE, "recursive_doubling", doubling_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: exchange the whole message with the rank at distance 1, 2, 4, ..."""
+    """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t."""
     return fold_ranks(_doubling, rank, n, floor_power_of_two(n), Span(0, 1, 1))
 
 
 def _doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the all-reduce by recursive doubling for n ranks, n a power of two."""
+    """Return the rounds of the all-reduce by recursive doubling for n ranks, n a power of two."""
     whole = Span(0, 1, 1)
 
     def exchange_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         peer = rank ^ (1 << t)
         return [Move(peer, peer, whole, whole, np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST))]
 
@@ -75,16 +82,16 @@ def rabenseifner(rank: IntArray, n: int) -> Rounds:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return Rabenseifner's all-reduce for n ranks, n a power of two."""
+    """Return the rounds of Rabenseifner's all-reduce for n ranks, n a power of two."""
     halving = recursive_halving(rank, n)
     return halving + halving.reversed()
 
 
 def recursive_halving(rank: IntArray, n: int) -> Rounds:
-    """Return the reduce-scatter by recursive halving for n ranks, n a power of two."""
+    """Return the rounds of the reduce-scatter by recursive halving for n ranks, n a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         half = n >> (t + 1)
         peer = rank ^ half
         return [Move(peer, peer, Span(peer & -half, half, n), Span(rank & -half, half, n), Op.OWN_FIRST)]
@@ -93,44 +100,47 @@ def recursive_halving(rank: IntArray, n: int) -> Rounds:
 
 
 def _count_block_steps(n: int) -> int:
-    """Return the steps of the all-gather, reduce-scatter and barrier: log2 c, and two more if c < n."""
+    """Return the number of steps: log2 c, and two more if c < n (c: the largest power of two <= n)."""
     return n.bit_length() - 1 + 2 * (n > floor_power_of_two(n))
 
 
 def all_gather_cost(n: int) -> Cost:
-    """log2 c steps (+2 if c < n); (n-1)/n S on average. Rank 0 sends most: (n-1)/n S, or more if c < n."""
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); ranks send (n-1)/n S on average.
+
+    Rank 0 sends most: (n-1)/n S, or more if c < n.
+    """
     core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
     doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))
     return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(doubled + n - 1 if extras else core - 1, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """log2 c steps (+2 if c < n); every rank sends (n-1)/n S."""
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); every rank sends (n-1)/n S."""
     return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def barrier_cost(n: int) -> Cost:
-    """log2 c steps (+2 if c < n), no data."""
+    """With c the largest power of two <= n, a barrier takes log2 c steps (+2 if c < n) and sends no data."""
     return Cost(_count_block_steps(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.ALL_GATHER, "recursive_doubling", all_gather_cost)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: exchange all blocks held so far with the rank at distance 1, 2, 4, ..."""
+    """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t."""
     extras = n - floor_power_of_two(n)
     place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # 0 to c-1 in the butterfly; extra ranks: the proxy's
     is_extra = (rank < 2 * extras) & (rank % 2 == 1)
 
     def find_rank(places: IntArray) -> IntArray:
-        """Return the rank at each place of the butterfly, which is also the first chunk of that place."""
+        """Return the rank at each place (position in the butterfly), which is also the first chunk of the place."""
         return places + np.minimum(places, extras)
 
     def list_blocks(places: IntArray, size: int) -> Span:
-        """Return the chunks of `size` consecutive places, starting at each of `places`."""
+        """Return the chunks of `size` consecutive places (positions in the butterfly), starting at each of `places`."""
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         size = 1 << t
         peer, peer_rank = place ^ size, find_rank(place ^ size)
         return [Move(peer_rank, peer_rank, list_blocks(place & -size, size), list_blocks(peer & -size, size))]
@@ -145,11 +155,11 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: the all-gather backwards; in each round a rank sends half of its partial sums."""
+    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
 @algorithm(Operation.BARRIER, "recursive_doubling", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: exchange empty messages with the rank at distance 1, 2, 4, ..., as in the all-gather."""
+    """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t."""
     return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

@@ -24,11 +24,11 @@ class Algorithm:
         operation: the operation that the plans implement.
         name: the algorithm's name, unique within the operation.
         make_rounds: (rank, n, ...) -> Rounds; returns the lazy steps of the ranks in the array `rank`.
-        cost: (n, ...) -> Cost, the stated cost; None where nothing is stated.
+        cost: (n, ...) -> Cost, the stated cost; None if the algorithm states no cost.
         parameters: the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
             plan depends on which ranks share a node.
-        period: rank r + period does what rank r does, so that a few ranks can be simulated for all (a number, or a
-            function of the arguments of `cost`); None without such a symmetry.
+        period: a number (or a function of the arguments of `cost`) such that rank r + period acts like rank r, so that
+            a few ranks can be simulated for all; None if there is no such number.
         uses_shared_memory: whether the rounds contain loads, stores or fences.
     """
 
@@ -42,7 +42,7 @@ class Algorithm:
 
     @property
     def full_name(self) -> str:
-        """`operation/algorithm`, as on the command line."""
+        """The name `operation/algorithm`, as on the command line."""
         return f"{self.operation.value}/{self.name}"
 
     @property
@@ -60,7 +60,7 @@ class Algorithm:
             nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 
         Raises:
-            UsageError: a rank count or chunk count below 1, a root that is not a rank, or nodes with other ranks.
+            UsageError: a rank count or chunk count below 1, a root that is not a rank, or wrong ranks in `nodes`.
         """
         if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
             raise UsageError(
@@ -101,8 +101,8 @@ def algorithm(
     Args:
         operation: the operation that the rounds implement; `check` proves that they do.
         name: the algorithm's name within the operation; a name from the literature where there is one.
-        cost: (n, ...) -> Cost, which `check` verifies; None to state nothing.
-        period: rank r + period does what rank r does; `simulate` verifies it on a sample of ranks.
+        cost: (n, ...) -> Cost, which `check` verifies; None to state no cost.
+        period: a number such that rank r + period acts like rank r; `simulate` verifies it on a sample of ranks.
         uses_shared_memory: whether the rounds contain loads, stores or fences.
     """
 

@@ -2,9 +2,10 @@
 
 The message is cut into n chunks. In the reduce-scatter chunk c starts at rank c + 1 and travels once around the ring,
 each rank adding its own part, until rank c holds the sum. The all-gather is the reduce-scatter backwards. No algorithm
-sends fewer bytes, but the number of steps grows with n.
+sends fewer bytes than the ring, but its number of steps grows with n.
 
-Order: chunk c is c (+) (c-1 (+) (... (+) (c+2 (+) c+1))), each rank's own part first; one rank computes each chunk.
+A rank's own part is the first operand of its reduction, the partial sum that it receives the second. Only rank c
+computes the sum of chunk c, so all ranks get the same bits.
 Source: Patarasuk and Yuan, JPDC 2009.
 """
 
@@ -17,12 +18,12 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """n - 1 steps; every rank sends (n-1)/n S."""
+    """A message of S bytes takes n - 1 steps; every rank sends (n-1)/n S."""
     return Cost(n - 1, Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def all_reduce_cost(n: int) -> Cost:
-    """2 (n - 1) steps; every rank sends 2 (n-1)/n S."""
+    """A message of S bytes takes 2 (n - 1) steps; every rank sends 2 (n-1)/n S."""
     return Cost(2 * (n - 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
@@ -37,7 +38,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: the reduce-scatter backwards; each chunk travels once around the ring."""
+    """Plan an all-gather: each chunk travels once around the ring and is copied at every rank."""
     return reduce_scatter(rank, n).reversed()
 
 

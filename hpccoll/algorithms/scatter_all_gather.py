@@ -1,13 +1,14 @@
 """Van de Geijn's broadcast (a scatter, then an all-gather), and a reduce that is the broadcast backwards.
 
 A binomial scatter cuts the message into n chunks, one per rank, and Bruck's all-gather collects them on every rank. No
-rank sends more than about 2 S, whereas the root of a binomial tree sends S log2 n. After the scatter, an inner rank of
-the tree holds the chunks of its whole subtree; the all-gather does not send these to it again, so every rank but the
-root receives each chunk once. For any n, each of the two phases takes ceil(log2 n) rounds.
+rank sends the message more than twice, whereas the root of a binomial broadcast sends it log2 n times. After the
+scatter, an inner rank of the tree holds the chunks of its whole subtree; the all-gather does not send these chunks to
+it again, so every rank but the root receives each chunk once. For any n, the scatter and the all-gather take ceil(log2
+n) rounds each. The paper by Barnett, van de Geijn and others uses a ring all-gather, which takes n - 1 rounds.
 
-Barnett et al. use a ring all-gather, which takes n - 1 rounds. Order of reduction: each partial sum starts with the
-receiver's own part. The root computes the result. Sources: Barnett et al., "Interprocessor collective communication
-library (InterCom)", SHPCC 1994; for the reduce Rabenseifner, ICCS 2004.
+The receiver's own part is the first operand of each reduction. The root of the reduce computes the final result.
+Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; for the reduce
+Rabenseifner, ICCS 2004.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def broadcast_cost(n: int) -> Cost:
-    """2 ceil(log2 n) steps; (n-1)/n S on average, 2 (n-1)/n S at the root."""
+    """S bytes take 2 ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root 2 (n-1)/n S."""
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(2 * (n - 1), n))
 
 
 def reduce_cost(n: int) -> Cost:
-    """2 ceil(log2 n) steps; every rank but the root sends S."""
+    """A message of S bytes takes 2 ceil(log2 n) steps; every rank but the root sends S."""
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
@@ -36,14 +37,14 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
     """Return Bruck's all-gather without the chunks that their receivers already hold after a scatter from `root`."""
 
     def count_held(place: IntArray) -> IntArray:
-        """Return how many consecutive chunks, starting at its own, each rank (relative to the root) holds already."""
+        """Return how many consecutive chunks each rank (relative to the root) holds after the scatter."""
         return np.where(place == 0, n, np.minimum(place & -place, n - place))
 
     place = (rank - root) % n
     own = count_held(place)
 
     def all_gather_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         distance, reach = 1 << t, min(2 << t, n)
         held, held_below = np.maximum(own, distance), np.maximum(count_held((place - distance) % n), distance)
         missing, missing_below = np.maximum(reach - held, 0), np.maximum(reach - held_below, 0)
@@ -63,5 +64,5 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: the broadcast backwards, a reduce-scatter and then a gather that sums up the tree."""
+    """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums."""
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

@@ -1,14 +1,14 @@
 """Collectives within a node: ranks load from and store to each other's memory between two fences, without messages.
 
-After the first fence every rank's input may be read; after the last fence no rank accesses another's memory any more.
-Between the fences all ranks move data at once, without buffers and without waiting for a partner. The cost is the time
-to move the bytes, plus the latency of two fences. These plans suit the ranks of one node, or GPUs that can access each
-other's memory.
+After the first fence (a barrier of the ranks) every rank's input may be read; after the last fence no rank accesses
+another's memory any more. Between the fences all ranks move data at once, without buffers and without waiting for a
+partner. A shared-memory plan costs the time to move the bytes, plus the latency of two fences. Shared-memory plans suit
+the ranks of one node, or GPUs that can access each other's memory.
 
-Order: `shared_one_shot` reduces 0, 1, ..., n - 1 on every rank, ((x0 (+) x1) (+) x2) ..., so all compute the same bits;
-in the other algorithms owner r of a chunk reduces its own part first, then those of ranks r+1, r+2, ... (mod n), and
-other ranks copy its result. Every rank r accesses the others in the order r+1, r+2, ... (mod n), so that at any time
-the ranks load from different ranks.
+In `shared_one_shot` every rank reduces the messages in rank order, 0 to n - 1, so all ranks compute the same bits. In
+the other algorithms owner r of a chunk reduces its own part first, then those of ranks r+1, r+2 and so on (mod n), and
+other ranks copy the owner's result. Every rank r accesses the others in the order r+1, r+2, ..., r-1 (mod n), so that
+at any time the ranks load from different ranks.
 
 Sources: the one-shot and two-shot all-reduce of TensorRT-LLM and vLLM; Graham and Shipman, "MPI support for multi-core
 architectures", EuroPVM/MPI 2008, and Jain et al., SC 2018, for collectives in the shared memory of a node.
@@ -35,7 +35,7 @@ def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeSteps) -> Rou
 
 
 def _peers(rank: IntArray, n: int) -> list[IntArray]:
-    """Return the ranks r+1, r+2, ... (mod n) for each rank r: the order in which r accesses other ranks."""
+    """Return, for each rank r, the other ranks r+1, r+2, ..., r-1 (mod n) in the order in which r accesses them."""
     return [(rank + distance) % n for distance in range(1, n)]
 
 
@@ -46,12 +46,12 @@ def _reduce_own_chunk(rank: IntArray, n: int) -> list[Step]:
 
 
 def _steps_unless_alone(n: int, steps: int) -> int:
-    """Return `steps`, or 0 for a single rank."""
+    """Return `steps`, or 0 if n is 1, because a single rank moves no data."""
     return steps if n > 1 else 0
 
 
 def one_shot_cost(n: int) -> Cost:
-    """1 step between two fences; every rank loads S from each of the n - 1 others."""
+    """S bytes take 1 step between two fences; every rank loads S from each of the n - 1 others."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1), Fraction(n - 1))
 
 
@@ -61,14 +61,14 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def reduce_in_rank_order() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the loads of all ranks' vectors, in rank order."""
         return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
 
     return between_fences(rank, n, 1, reduce_in_rank_order)
 
 
 def two_shot_cost(n: int) -> Cost:
-    """2 steps between two fences; every rank loads (n-1)/n S and stores as much."""
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S and stores as much."""
     return Cost(_steps_unless_alone(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
@@ -76,13 +76,13 @@ def two_shot_cost(n: int) -> Cost:
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
-    # No fence is needed before the stores: rank r overwrites only chunk r of other ranks, which r alone has read.
+    # The stores need no fence before them: rank r overwrites only chunk r of other ranks, which only rank r reads.
     work: list[MakeSteps] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
     return between_fences(rank, n, n, *work)
 
 
 def block_cost(n: int) -> Cost:
-    """1 step between two fences; every rank moves (n-1)/n S."""
+    """S bytes take 1 step between two fences; every rank loads or stores (n-1)/n S."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
@@ -101,7 +101,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 
 def rooted_cost(n: int) -> Cost:
-    """1 step between two fences; every rank but the root moves S/n."""
+    """S bytes take 1 step between two fences; every rank but the root loads or stores S/n."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n * n), Fraction(_steps_unless_alone(n, 1), n))
 
 
@@ -120,7 +120,7 @@ def scatter(rank: IntArray, n: int, root: int) -> Rounds:
 
 
 def reduce_cost(n: int) -> Cost:
-    """2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n."""
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n."""
     loaded = Fraction(n - 1, n)
     return Cost(_steps_unless_alone(n, 2), loaded + loaded / n, Fraction(_steps_unless_alone(n, 1)))
 
@@ -138,7 +138,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def store_and_load() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the stores by the root and the loads by all other ranks."""
         stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), own, own) for peer in _peers(rank, n)]
         return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
 
@@ -151,14 +151,14 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     own = Span(rank, 1, n)
 
     def load_own_blocks() -> list[Step]:
-        """Return the steps of one round."""
+        """Return the loads of each rank's own block from every rank."""
         return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
 
     return between_fences(rank, n, 2 * n, load_own_blocks) if n > 1 else Rounds(1, 2, lambda _: load_own_blocks())
 
 
 def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
-    """Return the cost of one fence, without steps or data."""
+    """A barrier is one fence, which takes no steps and moves no data."""
     return Cost(0, Fraction(0), Fraction(0))
 
 

@@ -1,14 +1,14 @@
 """Swing all-reduce: a butterfly with partners at distances 1, -1, 3, -5, 11, ..., mirrored for odd ranks.
 
-Swing is like recursive halving and doubling, but its distances grow only to n/3 instead of n/2. This shortens the paths
-on rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks of all ranks that
-the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is the reduce-scatter
-backwards.
+Swing is like recursive halving and doubling, but its distances grow only to about n/3 instead of n/2. Shorter distances
+shorten the paths on rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks
+of all ranks that the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is
+the reduce-scatter backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank
-(r-c), which sends back the result at the end. This takes two more rounds, and each rank r - c sends S bytes more. The
-paper's method covers only even n.
-Order of reduction: the receiver's own part, then the partner's partial sum. One rank computes each chunk.
+If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
+c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
+message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
+second. Each chunk is reduced by one rank, and all others copy the result.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
 
@@ -23,13 +23,13 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds, Span, fol
 
 
 def find_partner(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank's partner in round `step`: 1 - 2 + 4 - ... (step + 1 terms) ranks above, or below if odd."""
+    """Return each rank's partner in round `step`: (1 - (-2)**(step+1)) / 3 ranks above it, or below if it is odd."""
     distance = (1 - (-2) ** (step + 1)) // 3
     return np.asarray(np.where(rank % 2 == 0, rank + distance, rank - distance) % n, np.int64)
 
 
 def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return the ranks that each rank reaches in the rounds from `step` on, and itself, sorted, shape (P, n >> step).
+    """Return each of P ranks and the ranks that it reaches from round `step` on, sorted, shape (P, n >> step).
 
     Sorting makes adjacent chunks contiguous in a message.
     """
@@ -40,10 +40,10 @@ def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the all-reduce for n ranks, n a power of two."""
+    """Return the rounds of the Swing all-reduce for n ranks, n a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the steps of round t."""
+        """Return the messages that each rank sends and receives in round t."""
         peer, count = find_partner(rank, t, n), n >> (t + 1)
         sent = Picks(count, lambda: find_reachable(peer, t + 1, n))
         kept = Picks(count, lambda: find_reachable(rank, t + 1, n))
@@ -54,7 +54,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 
 def period(n: int) -> int:
-    """Return the p for which rank r + p does what rank r does: 2 if n is a power of two, else n."""
+    """Return the period p (rank r + p acts like rank r): 2 if n is a power of two, else n."""
     return min(n, 2) if n == floor_power_of_two(n) else n
 
 

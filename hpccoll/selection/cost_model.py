@@ -1,9 +1,9 @@
 """The cost model: predicts times, and the fastest chunk counts, from the steps and bytes that algorithms state.
 
-An algorithm of `steps` steps in which the busiest rank sends m times the message size S takes about steps * alpha +
-max(m S, steps * S / C) * beta seconds. Every step costs a latency alpha, a rank sends no faster than its link (beta
-seconds per byte), and no step ends before one of the plan's C chunks has crossed the link. In a pipelined algorithm
-with k chunks, each step carries m S / k bytes.
+An algorithm of `steps` steps and C chunks, in which the busiest rank sends m times the message size S, takes about
+steps * alpha + max(m S, steps * S / C) * beta seconds. Every step costs a latency alpha, a rank sends no faster than
+its link (beta seconds per byte), and no step ends before a chunk has crossed the link. In a pipelined algorithm with k
+chunks, each step carries m S / k bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.units import KiB
 MAX_CHUNKS = 16  # measured with one rank per core: more chunks cost more waiting than their overlap saves
 MIN_CHUNK_BYTES = 128 * KiB
 
-# The algorithms that the model chooses between. Each sends contiguous messages and was measured on one host.
+# The algorithms that the cost model chooses from: each sends contiguous messages and was measured on one host.
 MODELLED_ALGORITHMS = {
     Operation.ALL_REDUCE: ("rabenseifner", "recursive_doubling", "ring", "tree"),
     Operation.REDUCE_SCATTER: ("bruck", "ring"),
@@ -36,14 +36,14 @@ MODELLED_ALGORITHMS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """The cost of a step (alpha) and of a byte (beta); the defaults were measured between ranks of one host."""
+    """The seconds per step (alpha) and per byte (beta); the defaults were measured between ranks of one host."""
 
     alpha_s: float = 8e-6
     beta_s_per_byte: float = 1 / 4e9
 
 
 def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, link: LinkCost) -> float:
-    """Return the predicted seconds for a message of `nbytes` (nccl-tests' S); infinity if no cost is stated."""
+    """Return the predicted seconds for a message of `nbytes`; infinity if the algorithm states no cost."""
     cost = algorithm.plan(ranks, 0, chunks).cost
     if cost is None:
         return float("inf")
@@ -56,15 +56,16 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
 
 
 def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
-    """Return into how many chunks the algorithm's plan, without pipelining, cuts a message."""
+    """Return the number of chunks that the algorithm's plan cuts a message into, without pipelining."""
     return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
 
 
 def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int | None = None) -> int:
-    """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, both in runs and in forecasts.
+    """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, in runs and in simulations.
 
-    The result is 1 unless the algorithm is pipelined. Otherwise it is the power of two up to `MAX_CHUNKS` that the
-    model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. `count`, the elements, is an upper limit.
+    The result is 1 unless the algorithm is pipelined. For a pipelined algorithm the result is the power of two up to
+    `MAX_CHUNKS` that the model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. The result is at most
+    `count`, the number of elements.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))

@@ -36,8 +36,8 @@ class Selector:
     """Selects algorithms for `ranks` ranks on `nodes` nodes: by measured times, else by rules, else by the cost model.
 
     `table` holds the measured times, or is None; all ranks must pass the same table, so that they select the same
-    algorithms. Sizes whose leading three bits agree share one selection, made for the smallest of them. A repeated
-    selection takes 0.5 us.
+    algorithms. Message sizes whose leading three bits agree share one selection, made for the smallest of them. A
+    repeated selection takes 0.5 us.
     """
 
     def __init__(self, ranks: int, nodes: int, table: TuningTable | None = None) -> None:
@@ -51,7 +51,7 @@ class Selector:
 
         Args:
             operation: the collective.
-            nbytes: message size, nccl-tests' S.
+            nbytes: message size in bytes, as nccl-tests counts it.
             itemsize: bytes per element.
             buffer: kind of memory that the buffers are in.
             library: whether the MPI library's own collective gives the same result for this dtype and reduction.
@@ -69,7 +69,7 @@ class Selector:
     def _select_new(
         self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, library: bool, shared: bool
     ) -> Selection:
-        """Return a selection from the table, the rules or the cost model, without the cache."""
+        """Return a selection from the table, the rules or the cost model; the cache is not used."""
         allowed = self._list_allowed(operation, library=library, shared=shared)
         if self._table is not None:
             winner = self._table.find_winner(operation, itemsize, buffer, nbytes, allowed)
@@ -83,7 +83,7 @@ class Selector:
         return self._make_selection(operation, name, nbytes, "cost model")
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of the candidates that can run: `mpi` only if `library`, shared memory only if `shared`."""
+        """Return the names of candidates that can run: `mpi` only if `library`, shared-memory plans only if `shared`."""
         allowed = {MPI_LIBRARY} if library else set()
         for name in list_algorithm_names(operation):
             candidate = get_algorithm(operation, name)
@@ -100,7 +100,7 @@ class Selector:
 
 
 def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
-    """Return a reason such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
+    """Return the reason for a selection, such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
     fastest, runner_up, point = winner.fastest, winner.runner_up, winner.point
     measured_size = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
     second = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
@@ -112,7 +112,7 @@ def _format_us(microseconds: float) -> str:
 
 
 class SelectionLog:
-    """Prints selections on `ranks` ranks to standard error, each distinct line once."""
+    """Prints the selections for jobs of `ranks` ranks to standard error, each distinct line once."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -133,6 +133,6 @@ class SelectionLog:
 
 
 def make_selection_log(rank: int, ranks: int, environ: Mapping[str, str] = os.environ) -> SelectionLog | None:
-    """Return a log to standard error on rank 0 if `HPCCOLL_LOG` is set to anything but 0, else None."""
+    """Return a log that prints selections, on rank 0 if `HPCCOLL_LOG` is set to anything but 0, else None."""
     wanted = environ.get(LOG_VARIABLE, "0") not in ("", "0")
     return SelectionLog(ranks) if wanted and rank == 0 else None

@@ -31,7 +31,7 @@ _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}=
 
 
 def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
-    """Return the site of a job; the host part describes the host that this process runs on, from /proc and /sys.
+    """Return the site of a job (MPI library, host, layout of ranks); the host is the one that runs this process.
 
     Args:
         mpi_library: name and version of the MPI library.
@@ -47,7 +47,7 @@ def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscr
 
 @cache
 def describe_host() -> str:
-    """Return processor, cores and NUMA nodes of this host in words, the same for equal hosts; reads /proc and /sys."""
+    """Return this host's processor, cores and NUMA nodes in words, equal on equal hosts, from /proc and /sys."""
     cores, numa = os.cpu_count() or 1, sum(1 for _ in _NUMA_NODES.glob("node[0-9]*")) or 1
     return f"{_read_processor_name()}, {cores} cores, {numa} NUMA node{'s' * (numa > 1)}"
 
@@ -72,7 +72,7 @@ def default_table_path(site: TuningSite) -> Path:
 
 
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path that `auto` reads its table from, None if `HPCCOLL_TUNING` is `off`; the file may be missing."""
+    """Return the path of the table that `auto` reads, or None if `HPCCOLL_TUNING` is `off`; the file may be missing."""
     named = environ.get(TUNING_VARIABLE, "")
     if named.lower() == OFF:
         return None
@@ -94,10 +94,10 @@ def read_table(path: Path) -> TuningTable:
 
 
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
-    """Read the table in the file `path`; return an empty table if the file is missing or of another version.
+    """Read the table in the file `path`; return an empty table if the file is missing or has another schema version.
 
     Raises:
-        UsageError: the file is not a tuning table, or is for another site: it must not be overwritten.
+        UsageError: the file must not be overwritten, as it is not a tuning table or is for another site.
     """
     try:
         if not path.exists():
@@ -133,7 +133,7 @@ def write_table(path: Path, table: TuningTable) -> None:
 
 
 def _make_write_error(path: Path, error: OSError) -> UsageError:
-    """Return the error for a table that cannot be written to `path`, to be raised by the caller."""
+    """Return, for the caller to raise, the error that a table cannot be written to `path`."""
     reason = error.strerror or str(error)
     return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
 
@@ -141,10 +141,11 @@ def _make_write_error(path: Path, error: OSError) -> UsageError:
 def load_tuning_table(
     comm: MPI.Intracomm, mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool, whole_job: bool
 ) -> TuningTable | None:
-    """Read the stored table on rank 0 and broadcast it; None if there is none. Collective over `comm`; blocks.
+    """Read the stored table on rank 0 and broadcast it, or None if there is no usable table.
 
-    Rank 0 warns on standard error about a table that cannot be used; unless `whole_job` (`comm` has all ranks of the
-    job), a table for another layout causes no warning. The other arguments are those of `describe_site`.
+    The call is collective over `comm` and blocks. Rank 0 warns on standard error about a table that cannot be used, but
+    not about a table for another layout unless `whole_job` says that `comm` has all ranks of the job. The arguments
+    `mpi_library`, `ranks_per_node` and `oversubscribed` are those of `describe_site`.
     """
     table: TuningTable | None = None
     if comm.rank == 0:
@@ -155,7 +156,7 @@ def load_tuning_table(
 
 
 def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
-    """Read the table of `site`; None without a file, or, after a warning, if the file cannot be used."""
+    """Return the stored table of `site`, or None if there is none; a file that cannot be used causes a warning."""
     path = find_table_path(site)
     if path is None:
         return None
@@ -169,7 +170,7 @@ def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
     for name in ("mpi", "host", "layout"):
         stored, current = getattr(table.site, name), getattr(site, name)
         if stored != current:
-            # A communicator of some ranks has another layout than the job, whose table HPCCOLL_TUNING names.
+            # A communicator of some of the job's ranks has another layout, so the table of the job causes no warning.
             if name != "layout" or whole_job:
                 _warn(f"{path}: the tuning table is for {stored}, this is {current}; it is not used: {_REMEDY}")
             return None

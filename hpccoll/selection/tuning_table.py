@@ -1,8 +1,8 @@
 """The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
 
 For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
-candidates tie if their intervals overlap and their medians differ by less than 5 %. The winner of a tie is the winner
-of the next smaller size if that candidate is tied, else the candidate with the lowest lower bound.
+candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by less than 5 %. The winner of a
+tie is the winner of the next smaller size if that candidate is tied, else the candidate with the lowest lower bound.
 
 Tables convert to and from JSON, schema `hpccoll-tuning/1`.
 """
@@ -36,7 +36,7 @@ class BufferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TuningSite:
-    """What a table's times depend on: MPI library and version, kind of host, and layout of ranks on nodes."""
+    """The site that measured times belong to: MPI library and version, kind of host, and layout of ranks on nodes."""
 
     mpi: str
     host: str
@@ -44,7 +44,7 @@ class TuningSite:
 
     @property
     def description(self) -> str:
-        """The site in words."""
+        """The MPI library, the layout and the host in words, for error messages."""
         return f"{self.mpi} with {self.layout} of {self.host}"
 
 
@@ -60,7 +60,7 @@ class CandidateTiming:
 
 @dataclass(frozen=True, slots=True)
 class TuningPoint:
-    """The timings of all candidates for messages of `nbytes` (nccl-tests' S); `measured` is the date."""
+    """The timings of all candidates for messages of `nbytes`; `measured` is the date of the measurement."""
 
     nbytes: int
     measured: str
@@ -69,7 +69,7 @@ class TuningPoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWinner:
-    """The fastest candidate, the next fastest (None if it was the only one), and the point that has their timings."""
+    """The fastest candidate, the next fastest (None if there is only one), and the point that holds their timings."""
 
     fastest: CandidateTiming
     runner_up: CandidateTiming | None
@@ -78,7 +78,7 @@ class MeasuredWinner:
 
 @dataclass(frozen=True, slots=True)
 class TuningSeries:
-    """The measured points, by ascending size, of one operation, element size and kind of buffer."""
+    """The measured points of one operation, element size and kind of buffer, by ascending message size."""
 
     operation: Operation
     itemsize: int
@@ -87,11 +87,11 @@ class TuningSeries:
 
     @property
     def key(self) -> tuple[Operation, int, BufferKind]:
-        """Operation, element size and kind of buffer, which identify the series in a table."""
+        """The operation, element size and kind of buffer, which identify this series in a table."""
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the point whose size is nearest by ratio, None if that ratio exceeds `MAX_SIZE_RATIO`."""
+        """Return the point with the nearest message size by ratio, None if the ratio exceeds `MAX_SIZE_RATIO`."""
         if not self.points:
             return None
         size = max(nbytes, MIN_BYTES)
@@ -124,7 +124,7 @@ class TuningSeries:
 
 
 def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
-    """Return the winner of a list sorted by median; `previous` won the next smaller size."""
+    """Return the winner of candidates sorted by median time; `previous` is the winner of the next smaller size."""
     best = by_time[0]
     tied = [each for each in by_time if each.us <= TIE_RATIO * best.us and each.low <= best.high]
     return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
@@ -132,7 +132,7 @@ def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming
 
 @dataclass(frozen=True, slots=True)
 class TuningTable:
-    """All series that were measured at one site."""
+    """All timings that were measured at one site (MPI library, kind of host and layout of ranks)."""
 
     site: TuningSite
     series: tuple[TuningSeries, ...]
@@ -142,15 +142,15 @@ class TuningTable:
     ) -> MeasuredWinner | None:
         """Return the fastest of the candidates in `allowed` for a message, or None without measurements.
 
-        Measurements must be for `operation` on `buffer` and for a size near `nbytes`. A tie goes to the winner at the
-        next smaller size. The measured element size nearest to `itemsize` is used.
+        Only measurements of `operation` on `buffer` at a size near `nbytes` count. A tie goes to the winner at the next
+        smaller size. The measured element size nearest to `itemsize` is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
         return matching[0].find_winner(nbytes, allowed) if matching else None
 
     def merge(self, newer: Iterable[TuningSeries]) -> TuningTable:
-        """Return a new table in which the points of `newer` replace all points in their range of sizes."""
+        """Return a new table in which the points of `newer` replace this table's points in the same range of sizes."""
         by_key = {each.key: each for each in self.series}
         for each in newer:
             by_key[each.key] = by_key[each.key].merge(each) if each.key in by_key else each
@@ -175,7 +175,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table of the values that `as_json` returned.
+        """Return the table that `as_json` converted to `data`.
 
         Raises:
             UsageError: `data` is not a table, has another schema, or is damaged.
@@ -197,7 +197,7 @@ def _point_as_json(point: TuningPoint) -> dict[str, Any]:
 
 
 def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
-    """Return the series of a table's JSON values; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Convert JSON values to a series; raise KeyError, TypeError or ValueError if they are damaged."""
     points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
     itemsize = int(data["itemsize"])
     if itemsize < 1:
@@ -206,7 +206,7 @@ def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
 
 
 def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
-    """Return the point of a series' JSON values; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Convert JSON values to a point of a series; raise KeyError, TypeError or ValueError if they are damaged."""
     timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
     for each in timings:
         if not 0 <= each.low <= each.us <= each.high < math.inf:
