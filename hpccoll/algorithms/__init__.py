@@ -5,7 +5,7 @@ function sends and changes no data; it returns lazy `Rounds`, whose steps are co
 call the message size in bytes S (as nccl-tests does), the chunk count k, the number of nodes N and the ranks per node
 L.
 
-Start with `ring`, then `registry`. The package does not import `loader` (a user's own algorithm) and `pipelining`.
+Read `ring` first, then `registry`. The package does not import `loader` (a user's own algorithm) or `pipelining`.
 """
 
 from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms

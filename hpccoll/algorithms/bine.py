@@ -10,7 +10,7 @@ the same rounds backwards.
 If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
 c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
 message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
-second. Each chunk is reduced by one rank, and all others copy the result.
+second. One rank computes the final sum of each chunk, and all others copy it.
 Source: De Sensi et al., Bine Trees, SC 2025 (arXiv 2508.17311).
 """
 
@@ -29,7 +29,7 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
     """Return the first of the 2**digits consecutive ranks that each rank reaches in its last `digits` rounds.
 
     An even rank r reaches the ranks r + v, an odd rank r the ranks r - v, for every v of `digits` digits in base -2.
-    The smallest v has ones at exactly the digits with negative weight. A returned rank may be negative (modulo n).
+    The smallest v has ones at exactly the digits with negative weight. A result may be negative (ranks count modulo n).
     """
     least = -2 * (4 ** (digits // 2) - 1) // 3
     most = least + (1 << digits) - 1

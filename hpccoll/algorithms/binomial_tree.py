@@ -4,8 +4,8 @@ In a reduce each rank but the root sends its partial result to its parent once. 
 reduce backwards. In a gather each rank sends the blocks of its whole subtree. The barrier is a reduce and a broadcast
 of empty messages. The cost of a binomial tree does not depend on the root.
 
-A parent reduces its own operand first, then those of its children, from the nearest to the farthest. The root computes
-the final result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+A parent reduces its own operand first, then those of its children, from the nearest to the farthest. In a reduce the
+root computes the final result. Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
 from __future__ import annotations

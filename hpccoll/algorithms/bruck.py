@@ -3,7 +3,7 @@
 All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above
 it. The reduce-scatter runs the rounds of the all-gather backwards, with sums instead of copies. The all-gather and the
 reduce-scatter send the fewest bytes possible. Chunks are received at their final addresses, so no buffer is rotated.
-The receiver's own part is the first operand of each reduction. Each chunk is reduced by one rank.
+The receiver's own part is the first operand of each reduction. One rank computes the final sum of each chunk.
 
 All-to-all: the block from rank r for rank r + j moves j ranks up. In round t, all blocks for which bit t of j is 1 move
 2**t ranks up in one message, so a block is sent once per 1-bit of j, log2(n)/2 times on average. Bruck's all-to-all

@@ -1,12 +1,12 @@
 """Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link per round.
 
-With k chunks the last chunk arrives after k + n - 2 rounds. For large messages every link is therefore busy almost all
-the time, and the broadcast takes little longer than sending the message once. The reduce runs the broadcast backwards,
-with sums instead of copies. The all-reduce overlaps reduce and broadcast: rank 0 broadcasts each chunk as soon as it is
-reduced.
+With k chunks the last chunk reaches the last rank after k + n - 2 rounds. For large messages every link is therefore
+busy almost all the time, and the broadcast takes little longer than sending the message once. The reduce runs the
+broadcast backwards, with sums instead of copies. The all-reduce overlaps reduce and broadcast: rank 0 broadcasts each
+chunk as soon as it is reduced.
 
-Each rank's own part is the first operand of its reduction, the next rank's partial sum the second. The root computes
-the final result.
+Each rank's own part is the first operand of its reduction, the next rank's partial sum the second. In a reduce the root
+computes the final result.
 Source: the pipelined linear broadcast of Sanders, Speck and Traeff, Parallel Computing 2009, section 2.
 """
 

@@ -7,16 +7,17 @@ is one cyclic interval of chunks, of the same length on all ranks, so no rank co
 
 The broadcast sends k chunks to n ranks in k - 1 + q rounds, q = ceil(log2 n), for any k and n. In round t every rank
 sends one chunk to the rank skip[t mod q] above it, where skip lists the skips below n in ascending order. A schedule of
-q chunk numbers per rank determines the chunks of the first q rounds. In each later cycle of q rounds all chunk numbers
-are higher by q than in the cycle before. The first chunk that a rank receives is its *base* chunk: the index of the
-smallest skip on its greedy path from the root. In each cycle of q rounds a rank receives one chunk of every residue
-modulo q, always a chunk that its sender already has. The reduce is the broadcast backwards. Traeff's papers compute the
-schedule by a depth-first search; `compute_receive_schedule` walks greedily over the skips instead, for all ranks at
-once, and a test verifies the papers' conditions.
+q chunk numbers per rank determines the chunks that the rank receives in the first cycle of q rounds. In each later
+cycle of q = ceil(log2 n) rounds all chunk numbers of the schedule are higher by q. The first chunk that a rank receives
+is its *base* chunk, whose number is the index of the smallest skip on its greedy path from the root. In each cycle of q
+= ceil(log2 n) rounds a rank receives one chunk of every residue modulo q, always a chunk that its sender already has.
+The reduce is the broadcast backwards. Traeff's papers compute the schedule by a depth-first search;
+`compute_receive_schedule` walks greedily over the skips instead, for all ranks at once, and a test verifies the papers'
+conditions.
 
-Each partial sum starts with the receiver's own part and adds arriving partial sums round by round. Each chunk is
-reduced by one rank (in the reduce, by the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236 and
-2407.18004 (broadcast); Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the lower bound on rounds.
+Each partial sum starts with the receiver's own part and adds arriving partial sums round by round. One rank computes
+the final sum of each chunk (in the reduce, the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236
+and 2407.18004 (broadcast); Bar-Noy and Kipnis, Discrete Applied Mathematics 1994, for the bound on rounds.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free = np.ones((len(place), q + 1), np.bool_)
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
-        """Add unused skips, largest first, up to `limit`, until above `enough`; return the sum and the last index."""
+        """Sum unused skips, largest first, up to `limit`, until above `enough`; return the sum and the last index."""
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skips[e] <= limit) & (height <= enough)

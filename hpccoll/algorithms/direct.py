@@ -7,9 +7,9 @@ than a ring. Direct algorithms suit small and medium messages of few ranks with 
 node.
 
 In one shot every rank reduces all messages in rank order, so all ranks compute the same bits. In two shots owner r of a
-chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks copy its result. Source:
-the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005, for the
-direct exchange.
+chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks copy the owner's result.
+Source: the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005,
+for the direct exchange.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
-        """Return a step in which each rank r with r + t >= n (or < n, unless `wraps`) sends to rank (r + t) mod n."""
+        """Return a step in which each rank r with r + t >= n (< n if not `wraps`) sends to rank (r + t) mod n."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)

@@ -9,8 +9,8 @@ times.
 
 The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
 order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not
-commute. Both roots compute the same expression. Source: Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all
-Algorithm", arXiv 2109.12626.
+commute. Both roots evaluate the same expression, so their results agree bit for bit. Source: Traeff, "A
+Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of P ranks in their trees, shape (P,): -1 is no child, a root's parent the other root."""
+    """Neighbours and depth of P ranks in their trees, shape (P,): -1 means no child, a root's parent the other root."""
 
     parent: IntArray
     left: IntArray
@@ -73,7 +73,7 @@ def cost(n: int, chunks: int) -> Cost:
         return Cost(0, Fraction(0), Fraction(0))
     half = -(-n // 2)
     # No rank has a partner in the rounds for missing children in trees of one or two ranks.
-    # In larger trees the round before the last has no partners if one leaf is deeper than all others.
+    # In larger trees no rank has a partner in the round before the last if one leaf is deeper than all others.
     idle = {1: 2 * (chunks - 1), 2: chunks}.get(half, int(half & (half - 1) == 0))
     return Cost(count_rounds(n, chunks) - idle, Fraction(2 * (n - 1), n), Fraction(min(3, half)))
 

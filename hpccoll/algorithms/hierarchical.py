@@ -50,7 +50,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
-        """Return the rounds of one node that leave each owner with its slice of the node's sum."""
+        """Return the rounds within one node after which each owner holds its slice of the node's sum."""
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
         further = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
         return further + keep_ranks(scatter, slot < owners)
@@ -163,7 +163,7 @@ def _default_levels() -> tuple[Algorithm, Algorithm]:
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks take 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L (mean)."""
+    """N nodes of L ranks: 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L on average."""
     return _cost(n, nodes or Groups((n,)), *_default_levels(), chunks)
 
 

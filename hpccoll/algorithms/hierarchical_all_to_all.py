@@ -3,7 +3,7 @@
 The slot of a rank is its number within its node (its local rank). First, the rank of slot p collects its node's blocks
 for all ranks of slot p, on any node. The rank of slot p then sends the blocks for each other node, as one message, to
 the rank of slot p on that node, their receiver. With n ranks on N nodes of L, each rank sends N - 1 messages between
-nodes instead of n - L. Each message is L times as large as in a pairwise all-to-all; a rank sends at most twice the
+nodes instead of n - L. Each message is L times as large as in a pairwise all-to-all; a rank sends at most twice as many
 bytes in all. The hierarchical all-to-all suits small blocks on many ranks per node.
 
 Chunks 0 to n-1 are a rank's input, chunks n to 2n-1 its output. Chunk 2n + j N + h buffers the block that slot j of the

@@ -2,8 +2,8 @@
 
 The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. All
 blocks from or for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and
-stores to the other ranks' memory, between two fences (barriers of the node's ranks). So all ranks of a node use the
-node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
+stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node use the node's
+link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node's size, and
 each group is treated as a node. If every group has one rank, the plans consist of messages only. The ranks of a node
@@ -68,7 +68,7 @@ class _Columns:
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return the rounds of `operation/inter` within each column; block h is of the column's rank in group h."""
+        """Return the rounds of `operation/inter` in each column; block h belongs to the column's rank in group h."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
@@ -178,7 +178,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         return moves
 
     def store_to_root() -> list[Step]:
-        """Return the stores of the blocks on the root's node to the root."""
+        """Return the stores with which the ranks of the root's node copy their blocks to the root."""
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
@@ -216,7 +216,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
 
     def find_load_target(peer: IntArray, peer_slot: IntArray) -> Region:
-        """Return the chunks into which a peer's blocks are loaded: output for the own node, buffers for other nodes."""
+        """Return the chunks that a peer's blocks are loaded into: output for this node, buffers for other nodes."""
         chunks = transit + every_group * size + peer_slot[:, None]
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 

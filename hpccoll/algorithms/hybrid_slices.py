@@ -3,7 +3,7 @@
 The slot of a rank is its number within its node (its local rank). The message is cut into as many slices as the
 smallest node has ranks. In every node the rank of slot s owns slice s: it reduces that slice from the memory of all
 ranks of its node, exchanges it with the owners of the same slice on the other nodes, and stores the result to all ranks
-of its node. So each byte crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node
+of its node. Each byte crosses a node's link only as often as the algorithm across nodes needs, all ranks of a node
 share the work, and the ranks of a node wait for each other at two fences only.
 
 In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. The ranks
@@ -109,7 +109,7 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
     """Return the steps of `operation/inter` across nodes and, in multiples of the slice size, two numbers of bytes.
 
-    The first is the bytes that all nodes send for one slice, the second the most bytes that an owner loads and sends.
+    The numbers are the bytes that all nodes send for one slice and the most bytes that an owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
@@ -197,7 +197,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes take N + 1 steps; an owner sends at most one slice and stores it to each rank of its node."""
+    """N nodes broadcast in N + 1 steps; an owner sends at most one slice and stores it to each rank of its node."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -245,7 +245,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks take N + 1 steps; an owner loads L - 1 slices and sends or stores one."""
+    """N nodes of L ranks reduce in N + 1 steps; an owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -256,7 +256,7 @@ def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None)
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks take 2 + ceil(log2 N) steps; an owner loads L - 1 slices and sends or stores one."""
+    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; an owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 

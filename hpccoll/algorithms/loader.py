@@ -84,7 +84,7 @@ def _is_function_of(module: ModuleType, value: object) -> bool:
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return the names of all algorithms.
+    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return the algorithms' names.
 
     Args:
         names: names of registered algorithms, which are returned unchanged, and references `FILE.py:FUNCTION`.
@@ -137,7 +137,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _infer_operation(path: str, name: str) -> Operation:
-    """Return the operation whose name the function's `name` contains; the longest match wins ("all_reduce")."""
+    """Return the operation whose name the function's `name` contains; "all_reduce" wins over "reduce"."""
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
         valid = ", ".join(operation.value for operation in Operation)
@@ -188,7 +188,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if a rank's steps differ between a call for that rank alone and a call for all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number, not an array. The whole plan is computed once per rank.
+    The steps differ if the algorithm treats `rank` as a number, not an array. The plan is computed `ranks` times.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):

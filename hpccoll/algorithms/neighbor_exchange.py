@@ -6,8 +6,8 @@ For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other
 odd n therefore takes two more rounds, and rank n - 2 sends about S bytes (the message size) more than the others.
 
 The reduce-scatter runs the all-gather backwards, with sums, and all ranks send equally many bytes, also for odd n. The
-receiver's own part is the first operand of each reduction. Each chunk is reduced by one rank. Source: Chen et al.,
-"Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+receiver's own part is the first operand of each reduction. One rank computes the final sum of each chunk. Source: Chen
+et al., "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 The n trees are one tree rotated to n roots, so in each round every rank sends the blocks of several trees to one rank.
 The distances are Bruck's in reverse order (the largest power of two below n, ..., 2, 1), so that long links carry small
-messages. If bounded buffers limit a message to A blocks, the first rounds (the largest distances) stay the same. After
-these rounds, the remaining subtrees are traversed depth first, one edge per round, with at most A trees per message.
-The tree of n ranks is the binomial tree of the next power of two, without the ranks n and above. The reduce-scatter is
-the all-gather backwards.
+messages. If bounded buffers limit a message to A blocks, the first rounds (those with the largest distances) are the
+same as without a limit. After the first rounds, the remaining subtrees are traversed depth first, one edge per round,
+with at most A trees per message. The tree of n ranks is the binomial tree of the next power of two, without the ranks n
+and above. The reduce-scatter is the all-gather backwards.
 
 The registered algorithms do not limit the blocks per message, because chunks are received at their final addresses,
 without buffers.
-A rank reduces its own part first, then those of its children, from the nearest to the farthest. Each chunk is reduced
-by one rank. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv
-2506.20252.
+A rank reduces its own part first, then those of its children, from the nearest to the farthest. One rank computes the
+final sum of each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
+arXiv 2506.20252.
 """
 
 from __future__ import annotations

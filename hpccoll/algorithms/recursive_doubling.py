@@ -4,7 +4,7 @@ All-reduce by recursive doubling exchanges the whole message in every round, in 
 bytes. Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a reduce-scatter), then
 doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes as a ring, in logarithmically many
 rounds. The all-gather by recursive doubling exchanges all blocks held so far. The recursive-halving reduce-scatter runs
-the rounds of the all-gather backwards, with sums. With empty messages the all-gather is a barrier.
+the rounds of the all-gather backwards, with sums. The barrier is the all-gather with empty messages.
 
 If n is not a power of two, let c be the largest power of two below n. The n - c extra ranks take no part in the
 butterfly: each first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two
@@ -14,8 +14,8 @@ rank and its proxy are adjacent in the all-gather, so every exchanged region is 
 twice the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for all n.
 
 In the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute the same
-bits. In the other algorithms the receiver's own part is the first operand of each reduction, and each chunk is reduced
-by one rank.
+bits. In the other algorithms the receiver's own part is the first operand of each reduction, and only one rank computes
+the final sum of each chunk.
 Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
@@ -41,7 +41,7 @@ def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
 def doubling_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); a core rank sends log2 c S.
 
-    The first c ranks are the core; if c < n, the n - c core ranks that are proxies send S more.
+    If n is not a power of two, core ranks that also act for another rank (proxies) send S more.
     """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
@@ -50,7 +50,7 @@ def doubling_cost(n: int) -> Cost:
 def rabenseifner_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); core ranks send 2 (c-1)/c S.
 
-    The first c ranks are the core; if c < n, the n - c core ranks that are proxies send S more.
+    If n is not a power of two, core ranks that also act for another rank (proxies) send S more.
     """
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
@@ -107,7 +107,7 @@ def _count_block_steps(n: int) -> int:
 def all_gather_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); ranks send (n-1)/n S on average.
 
-    Rank 0 sends most: (n-1)/n S, or more if c < n.
+    Rank 0 sends most: (n-1)/n S, or more if n is not a power of two.
     """
     core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
     doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))

@@ -7,8 +7,8 @@ it again, so every rank but the root receives each chunk once. For any n, the sc
 n) rounds each. The paper by Barnett, van de Geijn and others uses a ring all-gather, which takes n - 1 rounds.
 
 The receiver's own part is the first operand of each reduction. The root of the reduce computes the final result.
-Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; for the reduce
-Rabenseifner, ICCS 2004.
+Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; Rabenseifner, ICCS
+2004, for the reduce.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the reduce-scatter backwards.
 If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
 c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
 message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
-second. Each chunk is reduced by one rank, and all others copy the result.
+second. One rank computes the final sum of each chunk, and all others copy it.
 Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
 

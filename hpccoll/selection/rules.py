@@ -19,10 +19,10 @@ class SizeRule:
 
 ANY_SIZE = float("inf")
 # The rules rest on these times of all_reduce, measured with two ranks on two cores, MPICH 5.0.2, fresh data per call.
-# The MPI library takes 13 us for 4 KiB, 31 us for 32 KiB, 57 us for 256 KiB and 508 us for 2 MiB.
-# The fastest plan of messages takes 12 us for 4 KiB, 18 us for 32 KiB, 47 us for 256 KiB and 349 us for 2 MiB.
-# `shared_two_shot` on host memory takes 16 us for 4 KiB, 10 us for 32 KiB, 49 us for 256 KiB and 423 us for 2 MiB.
-# `shared_two_shot` on symmetric memory takes 9 us for 4 KiB, 10 us for 32 KiB, 20 us for 256 KiB and 138 us for 2 MiB.
+# all_reduce by the MPI library: 13 us for 4 KiB, 31 us for 32 KiB, 57 us for 256 KiB, 508 us for 2 MiB.
+# all_reduce by the fastest message plan: 12 us for 4 KiB, 18 us for 32 KiB, 47 us for 256 KiB, 349 us for 2 MiB.
+# all_reduce/shared_two_shot on host memory: 16 us for 4 KiB, 10 us for 32 KiB, 49 us for 256 KiB, 423 us for 2 MiB.
+# all_reduce/shared_two_shot on shared memory: 9 us for 4 KiB, 10 us for 32 KiB, 20 us for 256 KiB, 138 us for 2 MiB.
 # The rules for messages above 2 MiB and for more than two ranks are guesses.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (

@@ -1,9 +1,9 @@
 """Tuning tables on disk: their paths, reading and writing them, and distributing one table to all ranks.
 
 There is one file per MPI library and version, kind of host (processor, cores, NUMA nodes) and layout of the ranks, in
-`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another file, `HPCCOLL_TUNING=off` none. Only rank
-0 reads the environment and the file; it broadcasts the table, so all ranks select the same algorithms. An unusable file
-causes a warning, not an error.
+`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another table file, `HPCCOLL_TUNING=off` selects
+none. Only rank 0 reads the environment and the file; it broadcasts the table, so all ranks select the same algorithms.
+An unusable table file causes a warning, not an error.
 """
 
 from __future__ import annotations
