@@ -2,8 +2,7 @@
 
 An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. The
 function sends and changes no data; it returns lazy `Rounds`, whose steps are computed when they are read. Docstrings
-call the message size in bytes S (as nccl-tests does), the chunk count k, the number of nodes N and the ranks per node
-L.
+call the message size in bytes S (as nccl-tests does), the chunk count k, the node count N and the ranks per node L.
 
 Read `ring` first, then `registry`. The package does not import `loader` (a user's own algorithm) or `pipelining`.
 """

@@ -12,7 +12,7 @@ cycle of q = ceil(log2 n) rounds all chunk numbers of the schedule are higher by
 is its *base* chunk, whose number is the index of the smallest skip on its greedy path from the root. In each cycle of q
 = ceil(log2 n) rounds a rank receives one chunk of every residue modulo q, always a chunk that its sender already has.
 The reduce is the broadcast backwards. Traeff's papers compute the schedule by a depth-first search;
-`compute_receive_schedule` walks greedily over the skips instead, for all ranks at once, and a test verifies the papers'
+`compute_receive_schedule` walks greedily over the skips instead, for all ranks at once; a test verifies the papers'
 conditions.
 
 Each partial sum starts with the receiver's own part and adds arriving partial sums round by round. One rank computes

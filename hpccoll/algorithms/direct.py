@@ -3,8 +3,7 @@
 One shot: every rank sends its whole message to every other rank and reduces all messages. The one-shot all-reduce takes
 one latency, and each rank sends n - 1 times the message. Two shots: every rank sends each chunk to the chunk's owner,
 which reduces it and sends the result to all ranks. The two-shot all-reduce takes two latencies and sends no more bytes
-than a ring. Direct algorithms suit small and medium messages of few ranks with a link between each pair, as within a
-node.
+than a ring. Direct algorithms suit small and medium messages of few ranks with a link between each pair.
 
 In one shot every rank reduces all messages in rank order, so all ranks compute the same bits. In two shots owner r of a
 chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks copy the owner's result.

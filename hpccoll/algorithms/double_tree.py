@@ -4,8 +4,7 @@ The first tree is an in-order binary tree over the ranks: a rank's height is its
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
 odd), in which inner ranks of the first tree, except rank 0 for odd n, are leaves. The message is cut into 2k chunks, k
 per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon as the root
-has reduced it. Both directions of both trees are busy at the same time, and the all-reduce takes 2 ceil(log2 n) + k - 1
-rounds.
+has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k - 1 rounds.
 
 In the broadcast the root sends to two binary trees of the n - 1 other ranks (mirrored for odd n, shifted for even n),
 so every rank receives the message once and sends at most as many bytes. The reduce moves partial sums up the two trees

@@ -4,8 +4,7 @@ A rank exchanges with one partner per round, in a cycle of three rounds: right c
 within a tree sends a chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange
 partial sums. After the first chunk, one more chunk is finished every three rounds. The dual root all-reduce suits
 networks on which a rank communicates with one other rank at a time. The double tree exchanges with several ranks per
-round, so for many chunks it takes a third of the rounds, and its busiest rank sends the message twice instead of three
-times.
+round, so for many chunks it takes a third of the rounds, and its busiest rank sends the message twice, not three times.
 
 The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
 order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not

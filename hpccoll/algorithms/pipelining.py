@@ -2,8 +2,8 @@
 
 Segments are pipelined: while the messages of one segment are in flight between nodes, the next segment is reduced and
 the previous one is stored. A segment holds a share of every chunk, so each chunk keeps its owner and its order of
-reduction. Shorter segments leave less work (of the first and the last segment) without overlap, but cost more overhead
-per byte.
+reduction. Shorter segments leave less work (of the first and the last segment) without overlap, but add overhead per
+byte.
 """
 
 from __future__ import annotations

@@ -48,10 +48,7 @@ def doubling_cost(n: int) -> Cost:
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); core ranks send 2 (c-1)/c S.
-
-    If n is not a power of two, core ranks that also act for another rank (proxies) send S more.
-    """
+    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); core ranks send 2 (c-1)/c S."""
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 

@@ -8,7 +8,7 @@ n) rounds each. The paper by Barnett, van de Geijn and others uses a ring all-ga
 
 The receiver's own part is the first operand of each reduction. The root of the reduce computes the final result.
 Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; Rabenseifner, ICCS
-2004, for the reduce.
+2004 (reduce).
 """
 
 from __future__ import annotations
