@@ -58,7 +58,7 @@ class EngineComparison:
     entries: tuple[EngineRecords, ...]
 
     def ratio_to_mpi(self, record: CollectiveRecord) -> Interval | None:
-        """Return median(mpi) / median(record) with its 95 % interval; None for `mpi` itself, or without any."""
+        """Return median(mpi) / median(record) with its interval; None for `mpi` itself or if `mpi` was not measured."""
         if record.engine == REFERENCE:
             return None
         for entry in self.entries:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Results of more than REPLAYED_BYTES over all ranks are not checked by replaying the plan, which is a serial loop.
+# Results of more than REPLAYED_BYTES over all ranks are not checked by replaying the plan, which runs serially.
 REPLAYED_BYTES = 64 * 1024
 
 
