@@ -11,8 +11,8 @@ Random weights prove that a sum has the right contributions; one-hot weights cou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,8 @@ class Operation(Enum):
         edges = np.arange(per_block + 1, dtype=np.int64) * count // per_block
         return np.tile(np.diff(edges), n if self.has_blocks else 1)
 
-    def layout_classes(self, counts: Sequence[int], n: int, chunks: int) -> IntArray:
+    @lru_cache(maxsize=32)
+    def layout_classes(self, counts: tuple[int, ...], n: int, chunks: int) -> IntArray:
         """Return a class number per chunk, shape (C,); chunks of one class have equal sizes for all `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)

@@ -1,8 +1,9 @@
 """Proofs that plans and free programs are correct, without running them.
 
-Start with `check` in checker.py, which proves a plan. `symbolic_state` tracks the contributions in each chunk and
-checks the final state; `races` proves that loads and stores are free of data races. `check_program` proves free
-programs, which are lists of sends and receives per rank, without rounds.
+Start with `check` in checker.py, which proves a plan. `transfers` reads rounds as flat arrays and checks each transfer;
+`symbolic_state` tracks the contributions in each chunk and checks the final state; `races` proves that loads and stores
+are free of data races. `check_program` proves free programs, which are lists of sends and receives per rank, without
+rounds.
 """
 
 from hpccoll.plan.proof.checker import Proof, check

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.proof.symbolic_state import SymbolicState, SymbolicValues, check_postcondition, random_weights
+from hpccoll.plan.proof.symbolic_state import Contents, SymbolicState, check_postcondition, random_weights
 from hpccoll.plan.step import NO_PEER, Op
 
 NO_DATA = -1  # chunk number of a message without data
@@ -146,7 +146,7 @@ class _SentMessage:
 
     step: int
     send: SendAction
-    values: SymbolicValues | None
+    values: Contents | None
     heard: NDArray[np.bool_] | None
 
 
@@ -164,7 +164,7 @@ class _ProgramRunner:
         start = np.ones((n, chunks), np.bool_) if held is None else held.copy()
         self.valid = start if state is None else state.valid
         self.layout_class = (
-            np.zeros(chunks, np.int64) if state is None else state.operation.layout_classes(counts, n, chunks)
+            np.zeros(chunks, np.int64) if state is None else state.operation.layout_classes(tuple(counts), n, chunks)
         )
 
     def run(self) -> int:
@@ -206,7 +206,7 @@ class _ProgramRunner:
         if action.chunk != NO_DATA:
             if not self.valid[rank, action.chunk]:
                 raise self.error(rank, "the chunk is read before it was written")
-            values = None if self.state is None else self.state.read(*_index_arrays(rank, action.chunk))
+            values = None if self.state is None else self.state.contents[self.place(rank, action.chunk)]
         heard = None if self.state is None or self.state.heard is None else self.state.heard[rank].copy()
         channel = self.channels.setdefault((rank, action.dest), deque())
         channel.append(_SentMessage(self.at[rank], action, values, heard))
@@ -225,7 +225,7 @@ class _ProgramRunner:
         self.check_message(rank, action, message)
         self.messages += 1
         if message.values is not None and self.state is not None:
-            self.state.receive(action.op, *_index_arrays(rank, action.chunk), message.values)
+            self.state.receive(action.op, self.place(rank, action.chunk), message.values)
         if message.heard is not None and self.state is not None and self.state.heard is not None:
             self.state.heard[rank] |= message.heard
         if action.chunk != NO_DATA:
@@ -235,6 +235,10 @@ class _ProgramRunner:
             self.posted[action.source] = False
             self.at[action.source] += 1
         return action.source
+
+    def place(self, rank: int, chunk: int) -> NDArray[np.int64]:
+        """Return the number of a place as a one-element array, as the symbolic state expects."""
+        return np.array([rank * self.valid.shape[1] + chunk])
 
     def check_message(self, rank: int, action: RecvAction, message: _SentMessage) -> None:
         """Raise PlanError if a message and the receive that takes it do not match."""
@@ -269,11 +273,6 @@ class _ProgramRunner:
         )
         waiting = "; ".join(f"rank {rank} waits at {what}" for rank, what in stuck.items())
         raise DeadlockError(f"deadlock: {waiting}{circle}. {remedy}.", stuck)
-
-
-def _index_arrays(rank: int, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rank and chunk as one-element index arrays, as the symbolic state expects."""
-    return np.array([rank]), np.array([chunk])
 
 
 def _find_cycle(peers: dict[int, int]) -> list[int]:

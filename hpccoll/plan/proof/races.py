@@ -21,7 +21,7 @@ same places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
+from hpccoll.plan.proof.transfers import LOAD, MESSAGE, STORE, TransferBlock
+from hpccoll.plan.step import NO_PEER, IntArray
 
 _READ, _LOAD_WRITE, _WRITE = range(3)  # _LOAD_WRITE: a load's write into the loading rank's own place
 _VERBS = ("reads", "loads into", "writes")
@@ -49,13 +50,14 @@ class _Accesses:
         return _Accesses(self.actor[at], self.place[at], self.kind[at], self.round[at])
 
 
-def check_races(plan: Plan) -> None:
+def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferBlock]) -> None:
     """Raise PlanError, with a remedy, unless fences order all conflicting accesses of `plan` to shared memory.
 
-    The caller must have checked that all peers and chunks exist, and that both ends of a message have equal sizes.
+    `blocks` are the blocks of all rounds, whose transfers the caller has checked; `chunks` and `rounds` are the numbers
+    of chunks per rank and of rounds of the plan.
     """
-    checker = _RaceChecker(plan)
-    accesses = checker.collect_accesses()
+    checker = _RaceChecker(plan, max(chunks, 1), rounds)
+    accesses = checker.collect_accesses(blocks)
     checker.check_lifetimes(accesses)
     checker.check_conflicts(_select_contended(accesses))
 
@@ -63,10 +65,8 @@ def check_races(plan: Plan) -> None:
 class _RaceChecker:
     """Checks one plan for data races by the rules in the module's docstring."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.n = plan, plan.ranks
-        self.rounds = plan.rounds()
-        self.chunks = max(self.rounds.chunks, 1)
+    def __init__(self, plan: Plan, chunks: int, rounds: int) -> None:
+        self.plan, self.n, self.chunks, self.rounds = plan, plan.ranks, chunks, rounds
         self.fences: list[tuple[int, IntArray]] = []
 
     def error(self, t: int, why: str) -> PlanError:
@@ -76,33 +76,30 @@ class _RaceChecker:
     def format_place(self, place: int) -> str:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
-    def collect_accesses(self) -> _Accesses:
-        """Return all accesses of the plan and fill `self.fences`; raise PlanError if a single round breaks a rule."""
-        found = [np.zeros((4, 0), np.int64)]
-        self.wrote = np.full(self.n * self.chunks, NO_PEER, np.int64)
-        for t in range(self.rounds.count):
-            steps = self.rounds.at(t)
-            self.check_kinds(t, steps)
-            self.wrote[:] = NO_PEER
-            for step in steps:
-                if isinstance(step, Fence):
-                    self.add_fence(t, step)
-                else:
-                    found += self.list_accesses(t, step)
-        return _Accesses(*np.unique(np.concatenate(found, axis=1), axis=1))
+    def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
+        """Return all accesses, each once, and fill `self.fences`; raise PlanError if a rule within a round is broken.
 
-    def check_kinds(self, t: int, steps: Sequence[Step]) -> None:
-        """Raise PlanError if a round mixes moves, fences, and loads or stores."""
-        kinds = {
-            "moves" if isinstance(step, Move) else "fences" if isinstance(step, Fence) else "loads or stores"
-            for step in steps
-        }
-        if len(kinds) > 1:
-            raise self.error(t, f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own")
+        Each access is sorted as one number, which is faster than sorting rows.
+        """
+        places = self.n * self.chunks
+        found = [np.zeros(0, np.int64)]
+        for block in blocks:
+            for at, leader in block.fences:
+                self.add_fence(at, leader)
+            kind, t = block.kind[block.transfer], block.round[block.transfer]
+            source, target = block.source[block.transfer], block.target[block.transfer]
+            reader, writer = np.where(kind == LOAD, target, source), np.where(kind == STORE, source, target)
+            self.check_reads(block, reader, writer)
+            writes = np.where(kind == LOAD, _LOAD_WRITE, _WRITE)
+            for actor, place, access in ((reader, block.out, _READ), (writer, block.into, writes)):
+                found.append(((actor * places + place) * len(_VERBS) + access) * self.rounds + t)
+        numbers = np.sort(np.concatenate(found))
+        rest, t = np.divmod(numbers[np.diff(numbers, prepend=-1) != 0], self.rounds)
+        rest, access = np.divmod(rest, len(_VERBS))
+        return _Accesses(*np.divmod(rest, places), access, t)
 
-    def add_fence(self, t: int, fence: Fence) -> None:
+    def add_fence(self, t: int, leader: IntArray) -> None:
         """Add a fence of round t; raise PlanError if its leaders are inconsistent or a rank waits at two fences."""
-        leader = fence.leader
         members = np.nonzero(leader != NO_PEER)[0]
         alone = members[leader[leader[members]] != leader[members]]
         if len(alone):
@@ -114,39 +111,24 @@ class _RaceChecker:
                 raise self.error(t, f"rank {both[0]} waits at two fences; give each a round of its own")
         self.fences.append((t, leader))
 
-    def list_accesses(self, t: int, step: Load | Store | Move) -> list[IntArray]:
-        """Return the reads and the writes of a step as two arrays, each with the rows actor, place, kind and round.
+    def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
+        """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
 
-        Raises PlanError if a rank reads data that its own earlier step of the round wrote; records writes in
-        `self.wrote`.
+        Only the first writer of a place is known; `check_conflicts` refuses a second writer in the same round.
         """
-        ranks = np.arange(self.n)
-        if isinstance(step, Load):
-            read, wrote = (step.source, step.remote, step.source), (step.source, step.local, ranks)
-        elif isinstance(step, Store):
-            read, wrote = (step.dest, step.local, ranks), (step.dest, step.remote, step.dest)
-        else:
-            read, wrote = (step.dest, step.send, ranks), (step.source, step.recv, ranks)
-        reads = self.list_region(t, *read, _READ)
-        writes = self.list_region(t, *wrote, _LOAD_WRITE if isinstance(step, Load) else _WRITE)
-        if not isinstance(step, Move):
-            own = isinstance(step, Load) & (reads[1] // self.chunks == reads[0])  # reads the contents before the round
-            late = np.nonzero((self.wrote[reads[1]] == reads[0]) & ~own)[0]
+        step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
+        first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
+        for number in np.unique(t[kind != MESSAGE]).tolist():
+            own = slice(*np.searchsorted(t, (number, number + 1)))
+            place = block.into[own][::-1]  # reversed, so that the first of several writes to a place stays
+            first_writer[place], first_step[place] = writer[own][::-1], step[own][::-1]
+            read, at = block.out[own], reader[own]
+            is_own_load = (kind[own] == LOAD) & (read // self.chunks == at)  # reads the contents before the round
+            late = np.nonzero((first_writer[read] == at) & (first_step[read] < step[own]) & ~is_own_load)[0]
             if len(late):
-                actor, place = reads[:2, late[0]].tolist()
-                reading = f"rank {actor} reads {self.format_place(place)}"
-                raise self.error(t, f"{reading}, which an earlier step of the round wrote; add a round")
-            self.wrote[writes[1]] = writes[0]
-        return [reads, writes]
-
-    def list_region(self, t: int, peers: IntArray, region: Region, owner: IntArray, kind: int) -> IntArray:
-        """Return the accesses of `kind` to the chunks `region` in memory of ranks `owner`, by all ranks with a peer."""
-        actors = np.nonzero(peers != NO_PEER)[0]
-        ids = region.ids(self.n)[actors]
-        row, column = np.nonzero(ids != NO_CHUNK)
-        actor = actors[row]
-        place = owner[actor] * self.chunks + ids[row, column]
-        return np.stack([actor, place, np.full_like(actor, kind), np.full_like(actor, t)])
+                reading = f"rank {at[late[0]]} reads {self.format_place(int(read[late[0]]))}"
+                raise self.error(number, f"{reading}, which an earlier step of the round wrote; add a round")
+            first_writer[place] = NO_PEER
 
     def have_fence(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
         """Return whether ranks a[i] and b[i] share a fence between the rounds after[i] and before[i], for all i."""
@@ -158,7 +140,7 @@ class _RaceChecker:
     def check_lifetimes(self, accesses: _Accesses) -> None:
         """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks."""
         remote = accesses.take(accesses.place // self.chunks != accesses.actor)
-        owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds.count
+        owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
         late = ~self.have_fence(remote.actor, owner, remote.round, np.full(len(remote.actor), stop))
         cases = (early, "before", "may not have started yet"), (late, "after", "may have finished")

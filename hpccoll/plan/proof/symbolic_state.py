@@ -1,7 +1,7 @@
-"""The symbolic contents of every rank's chunks while a plan is checked: weights, counts, reduction order, validity.
+"""The symbolic contents of every rank's chunks while a plan is checked: weights, counts, reduction order.
 
 In array shapes, n is the number of ranks, C of chunks per rank, K of weights per contribution, and M of the chunks that
-a call reads or writes.
+a call reads or writes. A place is one chunk of one rank, as the number rank * C + chunk.
 
 Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of the weights of its
 contributions. Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100,
@@ -14,7 +14,8 @@ same order, unless two 64-bit hashes collide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.step import IntArray, Ints, Op
 
-Hashes = NDArray[np.uint64]
+Hashes: TypeAlias = NDArray[np.uint64]
+Contents: TypeAlias = NDArray[np.uint64]  # rows of `SymbolicState.contents`
 _MOST_RECOUNTED = 2**22  # most weights of a recount (32 MiB); errors of larger plans name no contributions
 _LEFT, _RIGHT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT = np.uint64(29)
@@ -37,6 +39,7 @@ def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
     return spread
 
 
+@lru_cache(maxsize=4)
 def random_weights(n: int, chunks: int, seed: int = 1) -> Weights:
     """Return a random weight for each contribution, shape (n, C, 2)."""
     return np.random.default_rng(seed).integers(1, 2**64, (n, chunks, 2), dtype=np.uint64)
@@ -47,70 +50,71 @@ def one_hot_weights(n: int, chunks: int) -> Weights:
     return np.broadcast_to(np.eye(n, dtype=np.uint64)[:, None, :], (n, chunks, n))
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolicValues:
-    """The symbolic contents of M chunks: sums of weights (M, K), numbers of contributions, and hashes of the order."""
-
-    weights: Weights
-    counts: NDArray[np.float64]
-    order: Hashes
-
-
 class SymbolicState:
     """The symbolic contents of all chunks of all ranks between two rounds.
 
-    The arrays of a state have the shape (n, C) unless noted: `weights` (n, C, K), `input_weights` (n, C, K), `counts`
-    of contributions, `order` (hashes of the reduction order), `valid` (whether a chunk was written or is input).
-    `heard`, shape (n, n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
+    `contents`, shape (n * C, K + 2), has one row per place: the sums of weights, the number of contributions (the bits
+    of a float64), and the hash of the reduction order. A place that was never written has zero contributions.
+    `input_weights` has shape (n, C, K). `heard`, shape (n, n), marks the ranks that each rank has heard from in a
+    barrier; in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
-        ranks = np.arange(n)
         self.operation, self.n, self.chunks, self.root = operation, n, chunks, root
-        self.valid = operation.input_mask(ranks, n, chunks, root).copy()
-        self.input_weights = np.where(self.valid[..., None], weights, np.uint64(0))
-        self.weights = self.input_weights.copy()
-        self.counts = self.valid.astype(np.float64)
-        leaves = np.arange(1, n * chunks + 1, dtype=np.uint64).reshape(n, chunks) * _RIGHT
-        self.order = np.where(self.valid, leaves, np.uint64(0))
+        is_input = operation.input_mask(np.arange(n), n, chunks, root)
+        self.input_weights = np.where(is_input[..., None], weights, np.uint64(0))
+        self.contents = np.empty((n * chunks, weights.shape[2] + 2), np.uint64)
+        self.contents[:, :-2] = self.input_weights.reshape(n * chunks, weights.shape[2])
+        count_contributions(self.contents)[:] = is_input.reshape(-1)
+        self.contents[:, -1] = np.arange(1, n * chunks + 1, dtype=np.uint64) * _RIGHT * is_input.reshape(-1)
         self.heard = np.eye(n, dtype=np.bool_) if operation is Operation.BARRIER else None
-        self._last_index = np.zeros(n * chunks, np.int64)
 
-    def find_repeated(self, rank: IntArray, chunk: IntArray) -> IntArray:
-        """Return the indices i for which the pair (rank[i], chunk[i]) occurs again at a later index."""
-        flat, index = rank * self.chunks + chunk, np.arange(len(rank))
-        self._last_index[flat] = index
-        return np.nonzero(self._last_index[flat] != index)[0]
+    @property
+    def weights(self) -> Weights:
+        """The weights of all places, shape (n, C, K)."""
+        return self.contents[:, :-2].reshape(self.input_weights.shape)
 
-    def read(self, rank: IntArray, chunk: IntArray) -> SymbolicValues:
-        """Return the symbolic contents of the chunks chunk[i] of ranks rank[i]."""
-        return SymbolicValues(self.weights[rank, chunk], self.counts[rank, chunk], self.order[rank, chunk])
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """The numbers of contributions of all places, shape (n, C)."""
+        return count_contributions(self.contents).reshape(self.n, self.chunks)
 
-    def receive(self, op: Ints, rank: IntArray, chunk: IntArray, values: SymbolicValues) -> None:
-        """Copy or reduce `values` into the chunks chunk[i] of ranks rank[i], all of them distinct, by `op` or op[i]."""
-        place = rank, chunk
-        if isinstance(op, np.ndarray) and op.any():
-            reduced = self._reduce(op == _OWN_FIRST, place, values)
-            copied = op == _COPY
-            weights = np.where(copied[:, None], values.weights, reduced.weights)
-            counts = np.where(copied, values.counts, reduced.counts)
-            order = np.where(copied, values.order, reduced.order)
-            values = SymbolicValues(weights, counts, order)
-        elif not isinstance(op, np.ndarray) and op != _COPY:
-            values = self._reduce(op == _OWN_FIRST, place, values)
-        self.weights[place], self.counts[place], self.order[place] = values.weights, values.counts, values.order
-        self.valid[place] = True
+    @property
+    def order(self) -> Hashes:
+        """The hashes of the reduction order of all places, shape (n, C)."""
+        return self.contents[:, -1].reshape(self.n, self.chunks)
 
-    def _reduce(
-        self, own_first: bool | NDArray[np.bool_], place: tuple[IntArray, IntArray], incoming: SymbolicValues
-    ) -> SymbolicValues:
-        """Return the contents that the chunks at `place` would have after `incoming` is reduced into them."""
-        own = self.read(*place)
-        if isinstance(own_first, np.ndarray):
-            order = np.where(own_first, _hash_pair(own.order, incoming.order), _hash_pair(incoming.order, own.order))
+    @property
+    def valid(self) -> Mask:
+        """Which chunks were written or are input, shape (n, C)."""
+        return self.counts > 0
+
+    def receive(self, op: Ints, place: IntArray, incoming: Contents) -> NDArray[np.float64]:
+        """Copy or reduce `incoming`, shape (M, K + 2), into distinct places, by `op` or op[i].
+
+        Returns the numbers of contributions in the places before a reduction, with 1 for copies; empty if all are
+        copies.
+        """
+        if not isinstance(op, np.ndarray) and op == _COPY:
+            self.contents[place] = incoming
+            return np.ones(0)
+        own = self.contents[place]
+        reduced, before = own + incoming, count_contributions(own)
+        np.add(before, count_contributions(incoming), out=count_contributions(reduced))
+        left, right = own[:, -1], incoming[:, -1]
+        if isinstance(op, np.ndarray):
+            reduced[:, -1] = np.where(op == _OWN_FIRST, _hash_pair(left, right), _hash_pair(right, left))
+            reduced = np.where((op == _COPY)[:, None], incoming, reduced)
+            before = np.where(op == _COPY, 1, before)
         else:
-            order = _hash_pair(own.order, incoming.order) if own_first else _hash_pair(incoming.order, own.order)
-        return SymbolicValues(own.weights + incoming.weights, own.counts + incoming.counts, order)
+            reduced[:, -1] = _hash_pair(left, right) if op == _OWN_FIRST else _hash_pair(right, left)
+        self.contents[place] = reduced
+        return before
+
+
+def count_contributions(contents: Contents) -> NDArray[np.float64]:
+    """Return a view of the numbers of contributions in rows of `SymbolicState.contents`, shape (M,)."""
+    return contents.view(np.float64)[:, -2]
 
 
 def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[Weights], SymbolicState]) -> None:

@@ -1,0 +1,251 @@
+"""The transfers of a plan as flat arrays over all ranks and many rounds, which the proof reads.
+
+In array shapes, n is the number of ranks, C of chunks per rank, S of steps with transfers, T of transfers, and M of
+moved chunks. A transfer is one message, load or store between two ranks, or within one rank. A place is one chunk of
+one rank, as the number rank * C + chunk.
+
+The arrays span many rounds because a NumPy function takes as long for ten numbers as for a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Region, Span, Step, Store
+
+MESSAGE, LOAD, STORE = range(3)  # kinds of transfers
+_COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain integers: reading an enum member costs a microsecond
+_BLOCK_CHUNKS = 2**15  # a block ends after about this many moved chunks, so that its arrays stay in a core's cache
+_EMPTY = Span(0, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBlock:
+    """The transfers and fences of the rounds from `first` to before `stop`, in the order of the plan.
+
+    `fences` holds pairs of a round and the leaders of a fence. Arrays of shape (T,): `step` (number of the step in the
+    block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and `target` (ranks), `size` in chunks, `op`. Arrays of
+    shape (M,): `transfer` (number of the transfer in the block), `out` and `into` (places).
+    """
+
+    first: int
+    stop: int
+    fences: list[tuple[int, IntArray]]
+    step: IntArray
+    round: IntArray
+    kind: IntArray
+    source: IntArray
+    target: IntArray
+    size: IntArray
+    op: IntArray
+    transfer: IntArray
+    out: IntArray
+    into: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The sending or the receiving ends of T transfers.
+
+    `regions` has one region per step. `step` and `row`, both of shape (T,), select a region and an entry of it; `rank`
+    has the rank whose chunks these are.
+    """
+
+    regions: list[Region]
+    step: IntArray
+    row: IntArray
+    rank: IntArray
+
+
+class TransferReader:
+    """Reads the rounds of a plan as blocks of transfers, and checks every message, load and store by itself.
+
+    Errors name the first round of a block, so the caller reads blocks of one round to find the round of an error.
+    """
+
+    def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
+        self.plan, self.n, self.rounds, self.round = plan, plan.ranks, plan.rounds(), 0
+        self.chunks = self.rounds.chunks
+        plan.operation.validate_chunks(self.n, self.chunks)
+        self.layout_class = plan.operation.layout_classes(tuple(counts), self.n, self.chunks)
+
+    def error(self, ranks: IntArray, why: str) -> PlanError:
+        """Return (not raise) the error that names the plan, the current round and the first of `ranks`."""
+        others = len(set(ranks.tolist())) - 1
+        who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
+        return PlanError(f"{self.plan.name} on {self.n} ranks, round {self.round}: {who} {why}")
+
+    def read_blocks(self, most_rounds: int) -> Iterator[TransferBlock]:
+        """Yield the blocks of all rounds, of at most `most_rounds` each; raise PlanError for wrong transfers."""
+        t = 0
+        while t < self.rounds.count:
+            steps: list[Step] = []
+            rounds: list[int] = []
+            self.round, chunks = t, 0
+            while t < self.rounds.count and t - self.round < most_rounds and chunks < _BLOCK_CHUNKS:
+                found = self.rounds.at(t)
+                self._check_kinds(t, found)
+                steps += found
+                rounds += [t] * len(found)
+                chunks += self.n * sum(map(self._count_chunks, found))
+                t += 1
+            yield self._read_block(t, steps, rounds)
+
+    def _check_kinds(self, t: int, steps: Sequence[Step]) -> None:
+        """Raise PlanError if a round mixes moves, fences, and loads or stores."""
+        kinds = {_KIND_NAMES[type(step)] for step in steps}
+        if len(kinds) > 1:
+            holds = f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own"
+            raise PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {holds}")
+
+    def _count_chunks(self, step: Step) -> int:
+        """Return the most chunks that a rank moves in a step."""
+        if isinstance(step, Fence):
+            return 0
+        size = step.recv.size if isinstance(step, Move) else step.local.size
+        return size if isinstance(size, int) else self.chunks
+
+    def _read_block(self, stop: int, timed: list[Step], rounds: list[int]) -> TransferBlock:
+        """Return the block of the given steps and their rounds; raise PlanError if a step is wrong."""
+        fences = [(t, step.leader) for step, t in zip(timed, rounds, strict=True) if isinstance(step, Fence)]
+        self._tabulate_peers([leader for _, leader in fences])
+        steps = [step for step in timed if not isinstance(step, Fence)]
+        kinds = np.array([_KINDS[type(step)] for step in steps], np.int64)
+        peers = self._tabulate_peers([step.dest if isinstance(step, Store) else step.source for step in steps])
+        self._match_peers([step for step in steps if isinstance(step, Move)], peers[kinds == MESSAGE])
+        step, actor = np.nonzero(peers != NO_PEER)
+        peer, kind = peers[step, actor], kinds[step]
+        source, target = np.where(kind == STORE, actor, peer), np.where(kind == STORE, peer, actor)
+        regions = [_list_regions(each) for each in steps]
+        sent = _Ends([out for out, _ in regions], step, np.where(kind == MESSAGE, source, actor), source)
+        received = _Ends([into for _, into in regions], step, actor, target)
+        size = self._match_sizes(sent, received)
+        op = self._list_ops([_COPY if isinstance(each, Store) else each.op for each in steps], received)
+        transfer = np.repeat(np.arange(len(step)), size)
+        out, into = self._list_chunks(sent, size, transfer), self._list_chunks(received, size, transfer)
+        differ = np.nonzero(self.layout_class[out] != self.layout_class[into])[0]
+        if len(differ):
+            at = differ[0]
+            pair = f"chunk {out[at]} of rank {source[transfer[at]]} into its chunk {into[at]}"
+            why = f"receives {pair}, which differ in elements for some counts"
+            raise self.error(target[transfer[differ]], why)
+        times = np.array([t for each, t in zip(timed, rounds, strict=True) if not isinstance(each, Fence)], np.int64)
+        out, into = source[transfer] * self.chunks + out, target[transfer] * self.chunks + into
+        return TransferBlock(
+            self.round, stop, fences, step, times[step], kind, source, target, size, op, transfer, out, into
+        )  # fmt: skip
+
+    def _tabulate(self, values: Sequence[Ints], what: str) -> IntArray:
+        """Return the values of steps with one entry per rank, shape (S, n); PlanError if one has another shape."""
+        table = np.empty((len(values), self.n), np.int64)
+        for row, value in enumerate(values):
+            if np.shape(value) not in ((), (self.n,)):
+                why = f"has {what} of shape {np.shape(value)}; need one entry per rank"
+                raise self.error(np.arange(self.n), why)
+            table[row] = value
+        return table
+
+    def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
+        """Return the peers of steps, shape (S, n); raise PlanError unless each is a rank or -1."""
+        table = self._tabulate(peers, "peers")
+        wrong = (table < NO_PEER) | (table >= self.n)
+        if wrong.any():
+            why = f"names peer {table[wrong][0]}, but ranks are 0 to {self.n - 1}"
+            raise self.error(np.nonzero(wrong)[1], why)
+        return table
+
+    def _select(self, values: list[Ints], what: str, step: IntArray, row: IntArray) -> IntArray:
+        """Return for each transfer the value of its step for entry `row`; PlanError if a value has another shape."""
+        if all(isinstance(value, int) for value in values):
+            return np.array(values, np.int64)[step]
+        return self._tabulate(values, what)[step, row]
+
+    def _match_peers(self, moves: list[Move], sources: IntArray) -> None:
+        """Raise PlanError unless every send of a move has its receive in that move, and every receive its send."""
+        dests = self._tabulate_peers([move.dest for move in moves])
+        for peers, answers, verb, reply in (
+            (dests, sources, "sends to", "receives from"),
+            (sources, dests, "receives from", "sends to"),
+        ):
+            move, rank = np.nonzero(peers != NO_PEER)
+            peer = peers[move, rank]
+            alone = np.nonzero(answers[move, peer] != rank)[0]
+            if len(alone):
+                named = peer[alone[0]], answers[move[alone[0]], peer[alone[0]]]
+                raise self.error(rank[alone], f"{verb} {named[0]}, which {reply} {named[1]} (-1 = no peer)")
+
+    def _match_sizes(self, sent: _Ends, received: _Ends) -> IntArray:
+        """Return the number of chunks of each transfer; raise PlanError unless both ends have the same number."""
+        sends, takes = (
+            self._select([region.size for region in ends.regions], "sizes", ends.step, ends.row)
+            for ends in (sent, received)
+        )
+        uneven = np.nonzero((sends != takes) | (sends < 0))[0]
+        if len(uneven):
+            at = uneven[0]
+            why = f"expects {takes[at]} chunks from rank {sent.rank[at]}, which sends {sends[at]}"
+            raise self.error(received.rank[uneven], why)
+        return sends
+
+    def _list_ops(self, ops: list[Ints], received: _Ends) -> IntArray:
+        """Return the op of each transfer; raise PlanError for ops that do not exist or that the operation forbids."""
+        op = self._select(ops, "ops", received.step, received.rank)
+        low, high = op.min(initial=_COPY), op.max(initial=_COPY)
+        if low < _COPY or high > _LAST_OP:
+            known = ", ".join(f"{known.value} = {known.name}" for known in Op)
+            raise self.error(received.rank, f"receives by op {high if high > _LAST_OP else low}; there are {known}")
+        if high != _COPY and not self.plan.operation.reduces:
+            raise self.error(received.rank[op != _COPY], "reduces, but may only copy")
+        return op
+
+    def _list_chunks(self, ends: _Ends, size: IntArray, transfer: IntArray) -> IntArray:
+        """Return the chunk numbers of all transfers, shape (M,); raise PlanError for invalid chunks."""
+        begin = np.cumsum(size) - size
+        chunk = self._list_span_chunks(ends, transfer, np.arange(len(transfer)) - begin[transfer])
+        for number, region in enumerate(ends.regions):
+            low, high = (0, 0) if isinstance(region, Span) else np.searchsorted(ends.step, (number, number + 1))
+            if low < high:
+                ids = region.ids(self.n)[ends.row[low:high]]
+                listed = (ids != NO_PEER).sum(axis=1)
+                wrong = np.nonzero(listed != size[low:high])[0]
+                if len(wrong):
+                    why = f"names {listed[wrong[0]]} chunks in a region of {size[low + wrong[0]]}"
+                    raise self.error(ends.rank[low + wrong], why)
+                chunk[begin[low] : begin[high - 1] + size[high - 1]] = ids[ids != NO_PEER]
+        wrong = np.nonzero((chunk < 0) | (chunk >= self.chunks))[0]
+        if len(wrong):
+            why = f"names chunk {chunk[wrong[0]]}, but there are {self.chunks} chunks"
+            raise self.error(ends.rank[transfer[wrong]], why)
+        return chunk
+
+    def _list_span_chunks(self, ends: _Ends, transfer: IntArray, index: IntArray) -> IntArray:
+        """Return the chunks of the regions that are spans, as `Span.ids` does; other regions get arbitrary numbers.
+
+        `index` is the position of each moved chunk in its transfer, shape (M,).
+        """
+        spans = [region if isinstance(region, Span) else _EMPTY for region in ends.regions]
+        first, base = (
+            self._select(values, "chunks", ends.step, ends.row)[transfer]
+            for values in ([span.first for span in spans], [span.base for span in spans])
+        )
+        mod, unit = np.array([(max(span.mod, 1), span.unit) for span in spans], np.int64).reshape(-1, 2).T
+        step = ends.step[transfer]
+        if (unit == 1).all():
+            return np.asarray((first + index) % mod[step] + base)
+        return (first + index // unit[step]) % mod[step] * unit[step] + index % unit[step] + base
+
+
+_KINDS: dict[type[Step], int] = {Move: MESSAGE, Load: LOAD, Store: STORE}
+_KIND_NAMES = {Move: "moves", Fence: "fences", Load: "loads or stores", Store: "loads or stores"}
+
+
+def _list_regions(step: Move | Load | Store) -> tuple[Region, Region]:
+    """Return the regions that a step reads and writes."""
+    if isinstance(step, Move):
+        return step.send, step.recv
+    return (step.remote, step.local) if isinstance(step, Load) else (step.local, step.remote)
