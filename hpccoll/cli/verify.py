@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import product
-from multiprocessing import get_context
+from itertools import groupby, product
+from multiprocessing import get_context, parent_process
+from threading import Thread
 
 import click
 
@@ -21,7 +22,7 @@ from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
-from hpccoll.plan import Nodes, Operation, Proof
+from hpccoll.plan import Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.units import parse_range
 
@@ -36,22 +37,30 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
-    return product(roots, chunk_counts, list_node_layouts(ranks) if takes_nodes else [None])
+    return product(roots, chunk_counts, list_node_layouts(ranks).values() if takes_nodes else [None])
 
 
-def list_node_layouts(ranks: int) -> list[Nodes]:
-    """Return the node layouts to prove.
-
-    The layouts are one node, nodes of equal size, nodes of 6 ranks and one with the rest, nodes of 1 and n-1 ranks, and
-    three nodes with interleaved ranks.
-    """
+def list_node_layouts(ranks: int) -> dict[str, Nodes]:
+    """Return the node layouts to prove, by their kind; no two of them divide the ranks alike."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
-    layouts: list[Nodes] = [None, (size,) * (ranks // size)]
-    layouts += [(6,) * whole + (rest,)] if whole and rest else []
-    layouts += [(1, ranks - 1)] if ranks > 2 else []
-    layouts += [tuple(tuple(range(first, ranks, 3)) for first in range(3))] if ranks > 3 else []
-    return list(dict.fromkeys(layouts))
+    layouts: dict[str, Nodes] = {"one node": None}
+    if size < ranks:
+        layouts["nodes of equal size"] = (size,) * (ranks // size)
+    if whole and rest:
+        layouts["nodes of 6 ranks, one with the rest"] = (6,) * whole + (rest,)
+    if ranks > 2:
+        layouts["nodes of 1 and n-1 ranks"] = (1, ranks - 1)
+    if ranks > 3:
+        layouts["three nodes with interleaved ranks"] = tuple(tuple(range(first, ranks, 3)) for first in range(3))
+    return layouts
+
+
+def format_layout(ranks: int, nodes: Nodes) -> str:
+    """Return a node layout as text, such as `32x4` (32 nodes of 4 ranks each), or `1x2+2x1 interleaved`."""
+    groups = Groups.from_nodes(ranks, nodes)
+    runs = [f"{len(list(run))}x{size}" for size, run in groupby(groups.sizes)]
+    return "+".join(runs) + (" interleaved" if groups.members is not None else "")
 
 
 def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
@@ -122,6 +131,19 @@ def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
+def _exit_with_parent() -> None:
+    """Start a thread that ends this worker process as soon as its parent has ended, for example by SIGKILL."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait_and_exit() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait_and_exit, daemon=True).start()
+
+
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
     """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result.
 
@@ -138,7 +160,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
     batches = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
     # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_exit_with_parent) as pool:
         try:
             for future in as_completed([pool.submit(_prove_batch, batch) for batch in batches]):
                 for result in future.result():
@@ -165,6 +187,17 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
     ranks = max((each.ranks for each in results), default=0)
     title = f"Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on {ranks} ranks"
     print_table(title, columns, rows, numbers=columns[1:6])
+
+
+def _print_layouts(ranks: Sequence[int]) -> None:
+    """Print one row per kind of node layout on the given rank counts, with its smallest and its largest layout."""
+    covered: dict[str, list[str]] = {}
+    for n in ranks:
+        for kind, nodes in list_node_layouts(n).items():
+            covered.setdefault(kind, []).append(format_layout(n, nodes))
+    columns = ("node layouts", "rank counts", "smallest", "largest")
+    rows = [[kind, str(len(layouts)), layouts[0], layouts[-1]] for kind, layouts in covered.items()]
+    print_table("Node layouts of the proofs, as nodes x ranks per node", columns, rows, numbers=columns[1:2])
 
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
@@ -194,6 +227,8 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
         prove_all(algorithms, counts, add_result)
     if json_file != STDOUT:
         _print_results(algorithms, results)
+        if any("nodes" in each.parameters for each in algorithms):
+            _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
     if failures:
         raise HpccollError(f"{len(failures)} plans are wrong:\n" + "\n".join(failures))

@@ -80,7 +80,7 @@ class ProvenPlanRecord(Record, frozen=True):
     op: PlanOperationName
     algorithm: str
     ranks: Positive
-    plans: Annotated[Positive, about("Number of variants: roots times chunk counts.")]
+    plans: Annotated[Positive, about("Number of variants: roots times chunk counts times node layouts.")]
     proven: bool
     failures: Annotated[tuple[str, ...], about("One message per variant that is not proven.")]
     rounds: Count | None

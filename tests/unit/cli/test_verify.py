@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import jsonschema
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -22,7 +23,7 @@ from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
-from hpccoll.plan import Cost, Operation, empty_rounds
+from hpccoll.plan import Cost, Groups, Operation, empty_rounds
 from hpccoll.records import make_json_schema
 
 ROOT = Path(__file__).parents[3]
@@ -86,6 +87,27 @@ def test_roots_and_chunks_that_are_tried():
     dealt = ((0, 3, 6), (1, 4, 7), (2, 5, 8))
     on_nodes = {nodes for *_, nodes in command.list_variants(get_algorithm(Operation.BARRIER, "hierarchical"), 9)}
     assert on_nodes == {None, (3, 3, 3), (6, 3), (1, 8), dealt}
+
+
+def test_no_two_layouts_are_one_division_of_the_ranks():
+    for n in range(1, 129):
+        groups = [Groups.from_nodes(n, nodes) for nodes in command.list_node_layouts(n).values()]
+        assert len(set(groups)) == len(groups)
+    # A single node can be written in two ways, and every algorithm receives the same groups.
+    assert Groups.from_nodes(11, (11,)) == Groups.from_nodes(11, None)
+
+
+def test_the_layouts_that_were_proven_are_listed():
+    rows = verify("barrier", "--ranks", "1:9").stdout.splitlines()
+    listed = rows[next(at for at, row in enumerate(rows) if row.startswith("node layouts")) + 1 :]
+    assert {kind: layouts for kind, *layouts in (re.split("  +", row) for row in listed)} == {
+        "one node": ["9", "1x1", "1x9"],
+        "nodes of equal size": ["4", "2x2", "3x3"],
+        "nodes of 6 ranks, one with the rest": ["3", "1x6+1x1", "1x6+1x3"],
+        "nodes of 1 and n-1 ranks": ["7", "1x1+1x2", "1x1+1x8"],
+        "three nodes with interleaved ranks": ["6", "1x2+2x1 interleaved", "3x3 interleaved"],
+    }
+    assert "node layouts" not in verify("barrier/tree", "--ranks", "4").stdout
 
 
 @pytest.mark.slow
@@ -234,6 +256,25 @@ def test_an_interrupted_run_keeps_its_records_and_ends_in_130(tmp_path):
     assert process.returncode == cli.INTERRUPTED, errors
     assert "interrupted; finished records are kept" in errors
     assert all(json.loads(line)["proven"] for line in target.read_text().splitlines()[1:])
+
+
+@pytest.mark.full
+def test_workers_end_when_their_parent_is_killed():
+    command_line = [sys.executable, "-m", "hpccoll.cli.main", "verify", "--ranks", "1:512"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(command_line, env=environ, stdout=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    workers: list[psutil.Process] = []
+    while time.monotonic() < limit and not (workers and all(each.cpu_times().user > 1 for each in workers)):
+        time.sleep(0.05)
+        workers = [each for each in psutil.Process(parent.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+    parent.kill()
+    parent.wait()
+    assert workers
+    left = psutil.wait_procs(workers, timeout=10)[1]
+    for each in left:
+        each.kill()
+    assert not left
 
 
 def test_a_disk_that_is_full(capsys):
