@@ -22,8 +22,7 @@ from hpccoll.errors import HpccollError
 from hpccoll.peers import MpiEngine, TorchEngine
 from hpccoll.plan import Operation
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.arrays import Buffer, as_buffer
-from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
+from hpccoll.runtime.arrays import Buffer, as_buffer, get_array_module
 from hpccoll.units import MiB, format_size
 
 SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"
@@ -34,6 +33,7 @@ COPIES = 20
 
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield the case of each size, followed by a record that compares the symmetric all-reduce with the floor."""
+    get_array_module("cuda", bench.own.local_rank)  # selects this rank's device, before memory is allocated
     peers = list(_peers(bench))
     for nbytes in bench.sizes:
         case = bench.run(_case(bench, nbytes // 4, peers))
@@ -43,8 +43,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 def _peers(bench: Bench) -> Iterator[TorchEngine | MpiEngine]:
     """Start and yield the other libraries that can use device memory; report those that cannot on standard error."""
-    if is_mpi_cuda_aware():
-        yield MpiEngine(bench.comm, device_works=True)
+    yield MpiEngine(bench.comm)
     for backend in ("gloo", "nccl"):
         try:
             yield TorchEngine(bench.comm, backend)

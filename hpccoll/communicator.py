@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 class Communicator:
     """A group of MPI ranks whose messages are separate from those of other communicators.
 
+    `rank` is the number of this rank, `size` the number of ranks, and `local_rank` the number of this rank among the
+    communicator's ranks on its node.
+
     Args:
         comm: the MPI communicator to duplicate, which is collective; None means MPI.COMM_WORLD.
         adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
@@ -53,6 +56,7 @@ class Communicator:
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
         self._engine = Engine(comm, is_mpi_cuda_aware)
+        self.local_rank = self._engine.node.ranks.index(comm.rank)
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
         self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
         self._cache, self._process = self._engine.cache, os.getpid()
@@ -220,9 +224,16 @@ class Communicator:
         return device_empty(self._engine.node, shape, dtype)
 
     def torch_empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: Any = "cpu") -> Any:
-        """Return an uninitialised torch tensor, on cpu or cuda, that all ranks of the node can address; collective."""
-        make = self.cupy_empty if str(device).startswith("cuda") else self.empty
-        return as_torch_tensor(make(shape, str(dtype).removeprefix("torch.")))
+        """Return an uninitialised torch tensor that all ranks of the node can address; collective.
+
+        `device` is cpu, cuda (the current device) or a device by number, such as cuda:1.
+        """
+        kind, _, index = str(device).partition(":")
+        name = str(dtype).removeprefix("torch.")
+        if kind != "cuda":
+            return as_torch_tensor(self.empty(shape, name))
+        self._require_open()
+        return as_torch_tensor(device_empty(self._engine.node, shape, name, int(index) if index else None))
 
     def free(self, x: Any) -> None:
         """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError."""

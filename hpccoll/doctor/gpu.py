@@ -167,7 +167,7 @@ def check_cupy(limit_s: float) -> Finding:
 
 
 def check_cuda_ipc(result: CommandResult) -> Finding:
-    """Return a finding on whether processes can share device memory, from the result of probe_cuda_ipc.py."""
+    """Return a finding on whether processes can share device memory and events, from probe_cuda_ipc.py's result."""
     outcomes = result.parse_json()
     remedy = (
         "let ranks of one host see the same GPUs (no --gpus-per-task, no CUDA_VISIBLE_DEVICES per rank), start them in "
@@ -177,8 +177,8 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
         return Finding(IPC, Severity.PROBLEM, "CUDA IPC could not be tried", result.evidence, remedy)
     evidence = "; ".join(f"{step}: {outcome}" for step, outcome in outcomes.items())
     if outcomes.get("read back") != "worked":
-        return Finding(IPC, Severity.PROBLEM, "processes cannot share device memory", evidence, remedy)
-    found = "two processes share device memory: export, open, write and read back worked"
+        return Finding(IPC, Severity.PROBLEM, "processes cannot share device memory and events", evidence, remedy)
+    found = "two processes share device memory and events: export, open, write and read back worked"
     return Finding(IPC, Severity.OK, found, evidence, provides=("ipc",))
 
 

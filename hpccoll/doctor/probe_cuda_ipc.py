@@ -1,8 +1,9 @@
 """Try CUDA IPC between two processes, and print the outcome of each step as a JSON object.
 
-The first process allocates memory, writes a pattern and exports the memory. The second process opens the memory, reads
-the pattern and writes another one, which the first process reads. The first process also tries to export memory of
-CUDA's stream-ordered allocator. CUDA refuses stream-ordered memory, so torch's cudaMallocAsync backend cannot share.
+The first process allocates memory, writes a pattern and exports the memory and an event. The second process opens the
+memory, reads the pattern, writes another one and records the event, for which the first process waits before it reads.
+The first process also tries to export memory of CUDA's stream-ordered allocator. CUDA refuses stream-ordered memory,
+so torch's cudaMallocAsync backend cannot share.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ def share_memory() -> dict[str, str]:
         driver = CudaDriver()
         address = driver.allocate(1 << 20)
         driver.write(address, _FIRST)
-        handle = driver.export_memory(address).hex()
+        memory = driver.export_memory(address).hex()
         outcomes["export"] = "worked"
+        event = driver.create_event()
+        exported_event = driver.export_event(event).hex()
+        outcomes["export event"] = "worked"
     except RuntimeError as error:
-        return outcomes | {"export": str(error)}
-    second = run_python(["-m", "hpccoll.doctor.probe_cuda_ipc", handle], _LIMIT_S)
+        return outcomes | {"export event" if outcomes else "export": str(error)}
+    second = run_python(["-m", "hpccoll.doctor.probe_cuda_ipc", memory, exported_event], _LIMIT_S)
     outcome = (second.stdout.strip().splitlines() or [""])[-1]
-    outcomes["open, read and write"] = outcome or second.evidence
+    outcomes["open, read, write and record"] = outcome or second.evidence
     if outcome == "worked":
+        driver.synchronize_event(event)
         data = driver.read(address, _NBYTES)
         outcomes["read back"] = "worked" if data == _SECOND else f"read {data!r} instead of {_SECOND!r}"
     try:
@@ -43,15 +48,20 @@ def share_memory() -> dict[str, str]:
     return outcomes
 
 
-def open_shared_memory(handle: bytes) -> str:
-    """Open another process's memory, check its pattern and overwrite it; return `worked` or the reason for failure."""
+def open_shared_memory(memory: bytes, exported_event: bytes) -> str:
+    """Open another process's memory and event, check and overwrite the memory, and record the event.
+
+    Returns: `worked`, or the reason for failure.
+    """
     try:
         driver = CudaDriver()
-        address = driver.open_memory(handle)
+        address, event = driver.open_memory(memory), driver.open_event(exported_event)
         data = driver.read(address, _NBYTES)
         if data != _FIRST:
             return f"read {data!r} instead of {_FIRST!r}"
         driver.write(address, _SECOND)
+        driver.record_event(event)
+        driver.synchronize_event(event)
         driver.close_memory(address)
     except RuntimeError as error:
         return str(error)
@@ -60,6 +70,6 @@ def open_shared_memory(handle: bytes) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        sys.stdout.write(open_shared_memory(bytes.fromhex(sys.argv[1])) + "\n")
+        sys.stdout.write(open_shared_memory(*map(bytes.fromhex, sys.argv[1:3])) + "\n")
     else:
         sys.stdout.write(json.dumps(share_memory()) + "\n")

@@ -42,6 +42,8 @@ class SharedCupyModule(PreallocatedModule, CupyModule):
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
     """Return the allocator of a benchmark's buffers; allocates shared memory, if needed. Collective over `comm`.
 
+    For `cuda`, the ranks of a node take the node's devices in turn, and each rank's device becomes current.
+
     Args:
         buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
         comm: the communicator whose ranks share the memory.
@@ -54,7 +56,7 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
         return SharedMemoryModule(comm.empty(most_bytes + 4 * _ALIGNED, "uint8"))
     if buffer == "host":
         return NUMPY
-    cuda = get_array_module(buffer)
+    cuda = get_array_module(buffer, comm.local_rank)
     try:
         window = comm.cupy_empty(most_bytes + 4 * _ALIGNED, "uint8")
     except UnavailableError:  # raised on every rank if CUDA IPC is unavailable; messages still work

@@ -75,9 +75,10 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
         if only is None:
             raise BufferError(f"{operation.value}: rank {rank} has no buffer that it uses; pass source or result")
         return CheckedBuffers(sent and sent.flat, received and received.flat, only.dtype, only.module, False)
-    if (sent.dtype, sent.module.name) != (received.dtype, received.module.name):
-        pair = f"source is {sent.module.name} {sent.dtype.name}, result {received.module.name} {received.dtype.name}"
-        raise BufferError(f"{operation.value}: {pair}; pass buffers of one dtype and one array module")
+    kinds = [(buffer.module.name, buffer.module.device, buffer.dtype.name) for buffer in (sent, received)]
+    if kinds[0] != kinds[1]:
+        pair = "source is {0} {2}, result {3} {5} (devices {1} and {4})".format(*kinds[0], *kinds[1])
+        raise BufferError(f"{operation.value}: {pair}; pass buffers of one dtype, one array module and one device")
     return _match_buffers(operation, sent, received, rank, n)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.errors import UnavailableError
 from hpccoll.peers.library_engine import CheckedBuffers, check_buffers, unsupported_error
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
+from hpccoll.runtime.agreement import gather_or_raise
 from hpccoll.runtime.arrays import BoundCall, DType, FlatArray, Reduction, run_all
+from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -17,24 +21,28 @@ if TYPE_CHECKING:
 class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
-    `device_works` states whether this MPI accepts device memory, as found by `runtime.cuda.probe`.
+    `takes_device_memory` returns whether MPI accepts this rank's device memory; the first call of `prepare` with device
+    buffers calls it on every rank. Device buffers are refused unless it returned true on every rank.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm, device_works: bool = False) -> None:
-        self.comm, self._device_works = comm, device_works
+    def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool] = is_mpi_cuda_aware) -> None:
+        self.comm, self._takes_device_memory = comm, takes_device_memory
+        self._device_works: bool | None = None  # None until the ranks have agreed
         self._mpi = job.load_mpi()
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call that runs `operation` once; see `LibraryEngine.prepare`."""
+        """Return a call that runs `operation` once; see `LibraryEngine.prepare`. Collective for device buffers."""
         from hpccoll.runtime.messages.mpi_calls import METHODS, order_arguments
 
         if operation is Operation.BARRIER:
             return self.comm.Barrier
         buffers = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         module = buffers.module
+        if module.on_device and self._device_works is None:
+            self._device_works = all(gather_or_raise(self.comm, self._takes_device_memory, UnavailableError))
         if module.on_device and not self._device_works:
             raise unsupported_error(self.name, f"{module.name} device buffers here", "use --buffer host")
         sent, received = self._specify(operation, buffers)

@@ -119,7 +119,7 @@ class TorchEngine:
         all_reduce, reduce and broadcast out of place cost a copy, because torch offers them in place only.
         """
         if operation is Operation.BARRIER:
-            return self._completed(self._collectives.bind_barrier())
+            return self._completed(self._collectives.bind_barrier(), None if self.name == "nccl" else -1)
         buffers = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         if self.name == "nccl" and not buffers.module.on_device:
             raise unsupported_error(self.name, "host buffers", "use --buffer cuda")
@@ -131,7 +131,7 @@ class TorchEngine:
         op, kind = self._reduction(redop, buffers.dtype) if operation.reduces else (None, "uint8")
         source, result = (self._tensor(flat, buffers.module, kind) for flat in (buffers.source, buffers.result))
         launch = self._collectives.bind(operation, source, result, op, root, buffers.in_place)
-        return self._completed(launch, on_device=buffers.module.on_device)
+        return self._completed(launch, buffers.module.device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
         """Return torch's ReduceOp and the torch dtype in which to reduce; raise UsageError if there is none."""
@@ -155,13 +155,15 @@ class TorchEngine:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
                 tensor = self._torch.from_numpy(message)
         else:
-            tensor = self._torch.as_tensor(message, device="cuda")
+            tensor = self._torch.as_tensor(message, device=f"cuda:{module.device}")  # any other device means a copy
         return tensor.view(getattr(self._torch, kind))
 
-    def _completed(self, launch: Callable[[], Any], *, on_device: bool = False) -> BoundCall:
-        """Return a call that runs `launch` and waits for the started operation; errors name the engine and the rank."""
-        on_device = on_device or self.name == "nccl"
-        stream_done = self._torch.cuda.current_stream().synchronize if on_device else None
+    def _completed(self, launch: Callable[[], Any], device: int | None) -> BoundCall:
+        """Return a call that runs `launch` and waits for the started operation; errors name the engine and the rank.
+
+        `device` is the number of the buffers' device, -1 for host memory, or None for the current device.
+        """
+        stream_done = None if device == -1 else self._torch.cuda.current_stream(device).synchronize
 
         def call() -> None:
             try:

@@ -6,6 +6,7 @@ whole vector in other operations (such as all_reduce).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -147,10 +148,12 @@ def _with_result(
 
 def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
     """Return `result`; raise BufferError unless it has `total` elements, and the dtype and module of `source`."""
-    if result.dtype is not source.dtype or result.module.name != source.module.name:
+    memories = [(buffer.module.name, buffer.module.device) for buffer in (source, result)]
+    if result.dtype is not source.dtype or memories[0] != memories[1]:
+        x, out = (f"{name} on device {device}" if device >= 0 else name for name, device in memories)
         raise BufferError(
-            f"{operation.value}: x is {source.dtype.name} ({source.module.name}) and out is {result.dtype.name} "
-            f"({result.module.name}); both must be of one dtype and on one device"
+            f"{operation.value}: x is {source.dtype.name} ({x}) and out is {result.dtype.name} ({out}); both must be "
+            "of one dtype and on one device"
         )
     if result.count != total:
         raise BufferError(
@@ -164,4 +167,5 @@ def empty_like(x: Any, new: tuple[int, ...]) -> Any:
     """Return an uninitialised array of shape `new` with the library, dtype and device of `x`."""
     if is_torch_tensor(x):
         return x.new_empty(new)
-    return np.empty_like(x, shape=new, order="C", subok=False)
+    with nullcontext() if isinstance(x, np.ndarray) else x.device:
+        return np.empty_like(x, shape=new, order="C", subok=False)

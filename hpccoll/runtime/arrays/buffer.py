@@ -61,12 +61,17 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
     array = cupy.asarray(array)
     if writable:
         require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
-    flat = cupy.ascontiguousarray(array).reshape(-1)
-    return Buffer(flat, CupyModule(), dtype_from_numpy(np.dtype(array.dtype)), int(flat.data.ptr), tuple(array.shape))
+    with array.device:
+        flat = cupy.ascontiguousarray(array).reshape(-1)
+    dtype = dtype_from_numpy(np.dtype(array.dtype))
+    return Buffer(flat, CupyModule(int(flat.device.id)), dtype, int(flat.data.ptr), tuple(array.shape))
 
 
-def get_array_module(memory: str) -> ArrayModule:
+def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:
     """Return the array module for new memory: NumPy's if `memory` is `host`, CuPy's if it is `cuda`.
+
+    For `cuda`, a device becomes current, also for torch: rank number `local_rank` of the node gets device number
+    `local_rank` modulo the number of devices. To be called before device memory is allocated.
 
     Raises:
         UnavailableError: `memory` is `cuda`, but there is no CUDA device or CuPy is not installed.
@@ -76,7 +81,8 @@ def get_array_module(memory: str) -> ArrayModule:
     with suppress(ImportError, RuntimeError):  # no CuPy, or no CUDA driver
         import cupy
 
-        if cupy.cuda.runtime.getDeviceCount() > 0:
+        if (count := cupy.cuda.runtime.getDeviceCount()) > 0:
+            cupy.cuda.Device(local_rank % count).use()
             return CupyModule()
     raise UnavailableError(
         "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"

@@ -4,59 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from hpccoll.errors import ReductionError
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
 from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArray, StreamTimer
 
+_WITHOUT_TORCH_KERNELS: Final = ("uint16", "uint32", "uint64")  # torch can only create, copy and view such tensors
+
 
 class CupyModule:
-    """The array module for CUDA memory in CuPy arrays."""
+    """The array module for CUDA memory in CuPy arrays on device number `device`, or on the current device if None."""
 
     name, on_device = "cupy", True
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
         import cupy
 
         self._cupy = cupy
+        self.device = int(cupy.cuda.runtime.getDevice()) if device is None else device
+
+    def _bind(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> BoundCall:
+        """Return a function that calls `function` with this module's device current, as CuPy requires."""
+        return partial(_call_on_device, self._cupy.cuda.Device(self.device), partial(function, *arguments, **options))
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
-        return self._cupy.empty(count, dtype.numpy)
+        return self._bind(self._cupy.empty, count, dtype.numpy)()
 
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-        return partial(getattr(self._cupy, function), left, right, out)
+        return self._bind(getattr(self._cupy, function), left, right, out)
+
+    def require_reduction(self, function: str, dtype: DType) -> None:
+        """Do nothing, because CuPy has kernels for all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
-        return partial(self._cupy.copyto, out, source)
+        return self._bind(self._cupy.copyto, out, source)
 
     def get_address(self, flat: FlatArray) -> int:
         return int(flat.data.ptr)
 
     def as_unowned(self, flat: FlatArray) -> FlatArray:
-        memory = self._cupy.cuda.UnownedMemory(flat.data.ptr, flat.nbytes, None)
+        memory = self._cupy.cuda.UnownedMemory(flat.data.ptr, flat.nbytes, None, self.device)
         return self._cupy.ndarray(flat.shape, flat.dtype, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
-        factor = self._cupy.asarray(factor, out.dtype)
+        factor = self._bind(self._cupy.asarray, factor, out.dtype)()
         factor = self._cupy.broadcast_to(factor, shape).reshape(-1) if factor.ndim else factor
-        return partial(self._cupy.multiply, source, factor, out)
+        return self._bind(self._cupy.multiply, source, factor, out)
 
     def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
-        return partial(self._cupy.divide, out, out.dtype.type(divisor), out)
+        return self._bind(self._cupy.divide, out, out.dtype.type(divisor), out)
 
     def synchronize(self) -> None:
-        self._cupy.cuda.get_current_stream().synchronize()
+        self._cupy.cuda.get_current_stream(self.device).synchronize()
 
     def current_stream(self) -> tuple[int, object]:
-        current = self._cupy.cuda.get_current_stream()
+        current = self._cupy.cuda.get_current_stream(self.device)
         return int(current.ptr), current
+
+    def continue_stream(self, previous: Any) -> object:
+        current = self._cupy.cuda.get_current_stream(self.device)
+        if previous is not None and previous.ptr != current.ptr:
+            current.wait_event(self._bind(previous.record)())
+        return current
 
     def make_stream_timer(self) -> StreamTimer:
         cuda = self._cupy.cuda
-        begin, end = cuda.Event(), cuda.Event()
-        return begin.record, end.record, partial(_seconds_between, begin, end, cuda.get_elapsed_time)
+        begin, end = self._bind(cuda.Event)(), self._bind(cuda.Event)()
+        return self._bind(begin.record), self._bind(end.record), partial(_elapsed_s, begin, end, cuda.get_elapsed_time)
 
     def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(np.uint8)
@@ -66,10 +83,10 @@ class CupyModule:
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
-        return partial(flat.view(np.uint8).get, out=host, blocking=False)
+        return self._bind(flat.view(np.uint8).get, out=host, blocking=False)
 
     def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
-        return partial(flat.view(np.uint8).set, host)
+        return self._bind(flat.view(np.uint8).set, host)
 
 
 class TorchCudaModule:
@@ -78,13 +95,21 @@ class TorchCudaModule:
     name, on_device = "torch", True
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._torch, self._device = torch, device
+        self._torch, self._device, self.device = torch, device, int(device.index)
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._torch.empty(count, dtype=getattr(self._torch, dtype.name), device=self._device)
 
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         return partial(getattr(self._torch, function), left, right, out=out)
+
+    def require_reduction(self, function: str, dtype: DType) -> None:
+        """Raise ReductionError if torch has no CUDA kernel for a reduction of this element type."""
+        if dtype.name in _WITHOUT_TORCH_KERNELS:
+            raise ReductionError(
+                f"torch has no CUDA kernel for {function} of {dtype.name} tensors: cast to a signed dtype, or pass "
+                "CuPy arrays"
+            )
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         return partial(out.copy_, source)
@@ -113,10 +138,17 @@ class TorchCudaModule:
         current = self._torch.cuda.current_stream(self._device)
         return int(current.cuda_stream), current
 
+    def continue_stream(self, previous: Any) -> object:
+        current = self._torch.cuda.current_stream(self._device)
+        if previous is not None and previous != current:
+            current.wait_stream(previous)
+        return current
+
     def make_stream_timer(self) -> StreamTimer:
         event = self._torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
-        return begin.record, end.record, partial(_seconds_between, begin, end, event.elapsed_time)
+        record_begin, record_end = (lambda each=each: each.record(self.continue_stream(None)) for each in (begin, end))
+        return record_begin, record_end, partial(_elapsed_s, begin, end, event.elapsed_time)
 
     def as_bytes(self, flat: FlatArray) -> Any:
         return flat.view(self._torch.uint8)
@@ -131,7 +163,13 @@ class TorchCudaModule:
         return partial(flat.view(self._torch.uint8).copy_, self._torch.from_numpy(host), non_blocking=True)
 
 
-def _seconds_between(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
+def _call_on_device(device: Any, call: BoundCall) -> Any:
+    """Make `device` (a `cupy.cuda.Device`) current during a call, and return the call's result."""
+    with device:
+        return call()
+
+
+def _elapsed_s(begin: Any, end: Any, elapsed_ms: Callable[[Any, Any], float]) -> float:
     """Wait for the CUDA event `end` and return the seconds from event `begin` to event `end`."""
     end.synchronize()
     return float(elapsed_ms(begin, end)) * 1e-3

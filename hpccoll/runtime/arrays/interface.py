@@ -30,12 +30,16 @@ class ArrayModule(Protocol):
 
     name: str
     on_device: bool
+    device: int  # the number of the CUDA device that has the arrays; -1 for host memory
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         """Return a new uninitialised array of `count` elements."""
 
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         """Return a function that sets out = function(left, right); `function` is NumPy's name, such as `add`."""
+
+    def require_reduction(self, function: str, dtype: DType) -> None:
+        """Raise ReductionError if this library lacks `function` for arrays of this element type."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         """Return a function that copies `source` into `out`."""
@@ -69,6 +73,12 @@ class ArrayModule(Protocol):
 
     def current_stream(self) -> tuple[int, object]:
         """Return the handle of the current CUDA stream, and an object that keeps the stream alive."""
+
+    def continue_stream(self, previous: object) -> object:
+        """Return the current CUDA stream, after making it wait for the work queued so far on stream `previous`.
+
+        There is no such wait if `previous` is None or is the current stream. Host memory has no stream: returns None.
+        """
 
     def make_stream_timer(self) -> StreamTimer | None:
         """Return a timer of work on the current CUDA stream; None for host memory."""

@@ -18,7 +18,7 @@ from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor
 class NumPyModule:
     """The array module for host memory; `half` provides the arithmetic on float16 and bfloat16 arrays."""
 
-    name, on_device = "numpy", False
+    name, on_device, device = "numpy", False, -1
 
     def __init__(self, half: HalfPrecision | None = None) -> None:
         self._half = half or HalfPrecision()
@@ -34,6 +34,9 @@ class NumPyModule:
         if function == "multiply":
             return self._bind_multiply(out, left, right)
         return _quiet(partial(getattr(np, function), left, right, out))
+
+    def require_reduction(self, function: str, dtype: DType) -> None:
+        """Do nothing, because NumPy has all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         return partial(np.copyto, out, source)
@@ -71,6 +74,9 @@ class NumPyModule:
 
     def current_stream(self) -> tuple[int, object]:
         return 0, None
+
+    def continue_stream(self, previous: object) -> None:  # noqa: ARG002 - host memory has no stream
+        return None
 
     def make_stream_timer(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Scratch memory of a communicator: one growing array per array module and element type.
+"""Scratch memory of a communicator: one growing array per array module, device and element type.
 
 Blocking operations run one at a time, so they share one array. If an operation needs more, a larger array of at least
 double the size replaces the old one. Executables keep the old array alive, so their persistent requests stay valid. The
@@ -15,11 +15,11 @@ class ScratchPool:
     """Scratch memory for operations; its contents are needed only during one operation."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[str, str], FlatArray] = {}
+        self._arrays: dict[tuple[str, int, str], FlatArray] = {}
 
     def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:
         """Return `count` uninitialised elements; later calls return the same memory again."""
-        key = (module.name, dtype.name)
+        key = module.name, module.device, dtype.name
         array = self._arrays.get(key)
         if array is None or len(array) < count:
             array = self._arrays[key] = module.empty(max(count, 2 * (0 if array is None else len(array))), dtype)

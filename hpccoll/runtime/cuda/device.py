@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -246,11 +247,11 @@ def _cannot_share(reason: str) -> UnavailableError:
     return UnavailableError(f"device memory cannot be shared here ({reason}). {_REMEDY}")
 
 
-def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str) -> FlatArray:
-    """Return this rank's uninitialised CuPy array of a new symmetric device buffer; collective.
+def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str, device: int | None = None) -> FlatArray:
+    """Return this rank's uninitialised CuPy array of a new symmetric buffer on device number `device`; collective.
 
-    A rank's device buffers are all on the device that was current for the communicator's first device buffer; several
-    ranks may share a device.
+    `device` None means the current device. All device buffers of a rank on one communicator must be on one device;
+    several ranks may share a device.
 
     Raises:
         UsageError: a negative extent, an unknown dtype, or ranks on several nodes.
@@ -259,7 +260,16 @@ def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str) -> 
             shared.
     """
     node.require("a symmetric buffer of device memory")
-    if node.device is None:
-        node.device = SharedDeviceMemory(node.comm, node.ranks, node.barrier)
-    buffer: FlatArray = node.device.empty(node.symmetric, shape, dtype)
-    return buffer
+    with ExitStack() as stack:
+        run_or_raise(node.comm, partial(_make_current, device, stack), _cannot_share)
+        if node.device is None:
+            node.device = SharedDeviceMemory(node.comm, node.ranks, node.barrier)
+        return node.device.empty(node.symmetric, shape, dtype)
+
+
+def _make_current(device: int | None, stack: ExitStack) -> None:
+    """Make device number `device` current until `stack` is closed; None keeps the current device."""
+    if device is not None:
+        import cupy
+
+        stack.enter_context(cupy.cuda.Device(device))

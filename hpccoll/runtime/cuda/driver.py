@@ -11,11 +11,12 @@ LIBRARY = "libcuda.so.1"
 _COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 _MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_DISABLE_TIMING, _INTERPROCESS = 2, 4  # CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS
 HANDLE_NBYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
 class _IpcHandle(ctypes.Structure):
-    """The driver's type `CUipcMemHandle`, a structure because the driver takes it by value."""
+    """The driver's types `CUipcMemHandle` and `CUipcEventHandle`, structures because the driver takes them by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_NBYTES),)
 
@@ -103,6 +104,32 @@ class CudaDriver:
         handle, address = _IpcHandle.from_buffer_copy(exported), ctypes.c_uint64(0)
         self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value
+
+    def create_event(self) -> ctypes.c_void_p:
+        """Create an event that can be exported to other processes."""
+        event = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_DISABLE_TIMING | _INTERPROCESS))
+        return event
+
+    def record_event(self, event: ctypes.c_void_p) -> None:
+        """Record an event on the default stream, behind all work queued so far."""
+        self.call("cuEventRecord", event, None)
+
+    def synchronize_event(self, event: ctypes.c_void_p) -> None:
+        """Block until the work that the event's latest record follows is done."""
+        self.call("cuEventSynchronize", event)
+
+    def export_event(self, event: ctypes.c_void_p) -> bytes:
+        """Return the CUDA IPC handle of an event that `create_event` returned."""
+        handle = _IpcHandle()
+        self.call("cuIpcGetEventHandle", ctypes.byref(handle), event)
+        return ctypes.string_at(ctypes.addressof(handle), HANDLE_NBYTES)
+
+    def open_event(self, exported: bytes) -> ctypes.c_void_p:
+        """Return another process's event, given its IPC handle."""
+        event = ctypes.c_void_p()
+        self.call("cuIpcOpenEventHandle", ctypes.byref(event), _IpcHandle.from_buffer_copy(exported))
+        return event
 
     def close_memory(self, address: int) -> None:
         """Unmap memory that `open_memory` returned."""

@@ -10,6 +10,7 @@ Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenM
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -75,8 +76,19 @@ class CudaRuntime:
             self._runtime.setDevice(device)
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate memory that can be shared between processes and return its address."""
-        return int(self._runtime.malloc(max(-(-nbytes // BLOCK), 1) * BLOCK))
+        """Allocate memory that can be shared between processes and return its address.
+
+        If the device is full, the memory pools of CuPy and torch first give their unused blocks back to CUDA.
+        """
+        size = max(-(-nbytes // BLOCK), 1) * BLOCK
+        try:
+            return int(self._runtime.malloc(size))
+        except self._runtime.CUDARuntimeError:
+            self._cupy.get_default_memory_pool().free_all_blocks()
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            return int(self._runtime.malloc(size))
 
     def open_memory(self, handle: bytes) -> int:
         """Map another process's allocation, given its IPC handle, and return its address in this process."""
@@ -99,9 +111,16 @@ class CudaRuntime:
         self._runtime.streamWaitEvent(stream, event, 0)
 
     def compile_kernel(self, kernel: KernelSpec) -> Any:
-        """Return the kernel compiled for this device; each kernel is compiled once."""
+        """Return the kernel compiled for the current device; each kernel is compiled once per process.
+
+        `cupy.RawKernel` is not used, because it appends the compiler option -ftz=true, which turns subnormal numbers
+        into zeros.
+        """
         if kernel not in self._kernels:
-            self._kernels[kernel] = self._cupy.RawKernel(generate_source(kernel), "fused", OPTIONS).kernel
+            cubin, _ = self._cupy.cuda.compiler.compile_using_nvrtc(generate_source(kernel), OPTIONS)
+            module = self._cupy.cuda.function.Module()
+            module.load(cubin)
+            self._kernels[kernel] = module.get_function("fused")
         return self._kernels[kernel]
 
     def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:
