@@ -12,7 +12,7 @@ rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$rank}}
 
 slots=()
 if [ -n "$rank" ] && command -v nvidia-smi >/dev/null && command -v taskset >/dev/null; then
-    query=(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader)
+    query=(nvidia-smi --query-gpu=pci.bus_id "--format=csv,noheader")
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
         # CUDA names a GPU by its number or its UUID, and stops reading the list at the first name that is no GPU.
         IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"

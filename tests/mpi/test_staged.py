@@ -17,11 +17,15 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.errors import UsageError
 from hpccoll.measure.data import get_reduction_function, make_input
+from hpccoll.peers import library_engine, start_engine
 from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.command import CommandResult
+from hpccoll.runtime.cuda import probe
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import point_to_point as messaging
@@ -281,6 +285,34 @@ def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypa
         sent.wait()
         stream.synchronize()
         assert y.tobytes() == data(back, count).tobytes()
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """Lets the probe of this rank's MPI answer as told; the probe starts no process."""
+
+    def answer(passes):
+        result = CommandResult("probe", passes, True, "", "worked on 1 rank\n")
+        monkeypatch.setattr(probe, "list_device_names", lambda: ("GPU",))
+        monkeypatch.setattr(probe, "probe_operation", lambda _: result)
+        probe.is_mpi_cuda_aware.cache_clear()
+
+    yield answer
+    probe.is_mpi_cuda_aware.cache_clear()
+
+
+@pytest.mark.parametrize("all_pass", [True, False])
+def test_the_mpi_engine_takes_device_memory_if_it_can_on_every_rank(comm, stream, monkeypatch, probed, all_pass):
+    monkeypatch.setattr(library_engine, "as_buffer", lambda flat, role, writable: buffer(stream, flat))
+    probed(all_pass or comm.rank > 0)
+    engine, x = start_engine("mpi", comm), np.zeros(5, np.float32)
+    if not all_pass:
+        with pytest.raises(UsageError, match="device buffers"):
+            engine.prepare(Operation.ALL_REDUCE, x, x, "sum", 0)
+        return
+    stream.later("mine", partial(x.fill, 1))()
+    engine.prepare(Operation.ALL_REDUCE, x, x, "sum", 0)()
+    assert (x == comm.size).all()
 
 
 def test_host_memory_is_neither_staged_nor_synchronised(comm, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import signal
@@ -15,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from hpccoll.doctor import gpu, limits, mpi_job, mpi_library, probe_cma, stale_shared_memory, torch_backends
+from hpccoll.doctor import (
+    gpu,
+    limits,
+    mpi_job,
+    mpi_library,
+    probe_cma,
+    probe_cuda_ipc,
+    stale_shared_memory,
+    torch_backends,
+)
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.requirements import require_capabilities
 from hpccoll.errors import UnavailableError
@@ -150,6 +160,51 @@ def test_missing_device_is_a_problem_only_if_the_kernel_has_one():
     hidden = gpu.report_no_device(info | {"nodes": ["/dev/nvidia0"], "visible": ""})
     assert hidden.severity is Severity.PROBLEM
     assert "--gpus all" in hidden.remedy
+
+
+class SharedGpu:
+    """Device memory and events of two processes, for `CudaDriver`; `fails` names the call that fails."""
+
+    fails = ""
+
+    def __init__(self):
+        self.log: list[str] = []
+
+    def __getattr__(self, name):
+        def call(*_):
+            self.log.append(name)
+            if name == self.fails:
+                raise RuntimeError(f"{name} returned 801")
+            return b"handle"
+
+        return call
+
+    def write(self, _, data):
+        self.data = data
+
+    def read(self, *_):
+        return self.data
+
+
+@pytest.mark.parametrize("fails", ["", "export_memory", "export_event", "open_event", "record_event"])
+def test_events_must_be_shared_as_well_as_memory(monkeypatch, fails):
+    driver = SharedGpu()
+    driver.fails = fails
+
+    def run(arguments, _):
+        outcome = probe_cuda_ipc.open_shared_memory(*map(bytes.fromhex, arguments[2:]))
+        return CommandResult("probe", True, True, "", f"{outcome}\n")
+
+    monkeypatch.setattr(probe_cuda_ipc, "CudaDriver", lambda: driver)
+    monkeypatch.setattr(probe_cuda_ipc, "run_python", run)
+    text = json.dumps(probe_cuda_ipc.share_memory())
+    found = gpu.check_cuda_ipc(CommandResult("probe", True, True, "", text))
+    if fails:
+        assert (found.severity, found.provides) == (Severity.PROBLEM, ())
+        assert f"{fails} returned 801" in found.evidence
+    else:
+        assert (found.severity, found.provides) == (Severity.OK, ("ipc",))
+        assert driver.log.index("record_event") < driver.log.index("synchronize_event")
 
 
 def test_nvidia_smi_output():
