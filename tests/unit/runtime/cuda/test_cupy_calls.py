@@ -95,8 +95,8 @@ def test_a_buffer_knows_its_device():
 
 def test_work_goes_on_behind_the_stream_that_it_left(cupy):
     module, other = CupyModule(1), CUPY.streams[0]
-    stream: Any = module.continue_stream(None)
-    assert stream is cupy.streams[1]
+    stream = cupy.streams[1]
+    assert module.continue_stream(None) is stream
     assert module.continue_stream(stream) is stream
     assert cupy.calls == []
     assert module.continue_stream(other) is stream
