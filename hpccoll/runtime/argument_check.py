@@ -21,7 +21,7 @@ Announcement = tuple[str, str, dict[str, Any]]  # operation, error if this rank 
 
 
 def is_enabled() -> bool:
-    """Whether the environment variable HPCCOLL_DEBUG is set to a value other than 0."""
+    """Whether the environment variable HPCCOLL_DEBUG is set and neither 0 nor empty."""
     return os.environ.get("HPCCOLL_DEBUG", "0") not in ("", "0")
 
 

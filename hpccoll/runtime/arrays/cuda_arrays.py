@@ -1,4 +1,4 @@
-"""The array modules of CuPy and torch for CUDA memory, whose bound calls queue work on the current stream."""
+"""The array modules of CuPy and torch for CUDA memory; their operations queue work on the current stream."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _MAGNITUDE = np.int16(32767)
 
 
 class HalfPrecision:
-    """Binds functions to float16 and bfloat16 arrays; `torch` is whether it may import torch, for large arrays."""
+    """Binds functions to float16 and bfloat16 arrays; if `torch` is true, torch may be imported for large arrays."""
 
     __slots__ = ("_bound", "_torch")
 
@@ -70,7 +70,7 @@ class HalfPrecision:
         return partial(_run_widened, getattr(np, function), left, right, out)
 
     def _get_torch(self) -> Any:
-        """Return torch if it is imported or enough elements were bound to import it now, else None or False."""
+        """Return torch, imported if enough elements were bound; None if not yet imported; False if not to be used."""
         if self._torch is None and ("torch" in sys.modules or self._bound >= WORTH_IMPORTING):
             self._torch = _import_torch() or False
         return self._torch

@@ -85,7 +85,7 @@ class ArrayModule(Protocol):
 
 
 class ExternalMemory:
-    """Existing memory as an object with the attribute `interface` of NumPy or CUDA arrays; keeps `owner` alive."""
+    """An object that exposes existing memory by `interface` (such as `__array_interface__`) and keeps `owner` alive."""
 
     def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
         setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})

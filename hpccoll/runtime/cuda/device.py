@@ -7,10 +7,10 @@ are recorded, and each rank makes its stream wait for the events of the other ra
 Work queued after a stream fence starts once everything queued before the fence is done on every rank. A stream fence
 needs the barrier of the hosts because a stream does not wait at all for an event that was never recorded.
 
-Each rank has two CUDA events, one for fences with an even number and one for fences with an odd number. All ranks also
-count the barriers of collectives in host memory. Two events per rank are enough: a stream waits for the record that is
-the latest when the wait is called, rank A calls its waits of fence k before it enters the barrier of fence k + 1, and
-another rank records the same event again only for fence k + 2, after that barrier. With a single event, a fast rank
+Each rank has two CUDA events, one for even-numbered and one for odd-numbered stream fences. The number of a stream
+fence also counts the earlier barriers of collectives in host memory. Two events per rank are enough: a rank records the
+event of fence k again only for fence k + 2, after the barrier of fence k + 1, which every rank enters after its waits
+of fence k. A later record of an event does not affect a wait that was called earlier. With a single event, a fast rank
 could record its event for fence k + 1 before a slow rank waits for fence k. With a single event, results would still be
 right, but work of the slow rank would wait for work that the fast rank queued after fence k.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
@@ -46,8 +46,8 @@ _REMEDY: Final = (
 class StreamFences:
     """Barriers of the ranks' CUDA streams; the module's docstring explains them.
 
-    `own` holds this rank's two CUDA events, the first for even and the second for odd barriers of the hosts; `theirs`
-    holds the two events of each other rank.
+    `own` holds this rank's two CUDA events, for even-numbered and odd-numbered fences; `theirs` holds the two events of
+    each other rank.
     """
 
     __slots__ = ("_barrier", "_cuda", "_own", "_theirs")
@@ -229,7 +229,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
-        """Unmap each mapping of a buffer when its last reference is gone; after the last, count the buffer closed."""
+        """Unmap each mapping of a buffer once nothing refers to it; after the last one, count the buffer as closed."""
         left = len(mappings)
 
         def close(address: int) -> None:

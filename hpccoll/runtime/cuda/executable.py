@@ -54,7 +54,7 @@ class DeviceExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls to time one by one: only this executable, because its kernels run later, on the device."""
+        """The calls that can be timed one by one: only the whole executable, because its kernels run asynchronously."""
         return (self,)
 
     def __call__(self) -> None:
@@ -96,7 +96,7 @@ class DeviceExecutable(PlanExecutable):
             step()
 
     def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
-        """Raise on all ranks: MismatchError if `alike`, the result of `enter`, is None, else UsageError."""
+        """Raise on all ranks: MismatchError if `alike` is None (the ranks' calls differ), else UsageError."""
         if alike is None:
             self._context.node.raise_mismatch(self._facts)
         raise UsageError(
@@ -106,7 +106,7 @@ class DeviceExecutable(PlanExecutable):
         )
 
     def _prepare_launches(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
-        """Prepare kernels and fences for the buffers at `locations`, two per rank; takes scratch, launches nothing.
+        """Prepare kernels and fences for input and output of each rank, at `locations`; take scratch, launch nothing.
 
         The plan's first fence is left out, because `_queue` already fences on entry.
         """

@@ -32,7 +32,7 @@ class AddressRange:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel launch: a chain of instructions applied to rows of addresses, with accesses of `width` bytes.
+    """One kernel launch, which runs a chain of instructions on each row of addresses, with accesses of `width` bytes.
 
     `rows` has the format that `kernels.generate_source` documents; `units` is the largest number of whole units
     (`KernelSpec.unit` bytes) of a row.
@@ -72,7 +72,7 @@ class _FusionGroup:
         return self.registers[operand]
 
     def can_add(self, operands: Sequence[AddressRange], out: AddressRange, nbytes: int) -> bool:
-        """Whether an instruction fits the group: it shares a range with the group, and overlapping ranges are equal."""
+        """Whether an instruction can join the group: they share a range, and all overlapping ranges are equal."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
@@ -81,12 +81,12 @@ class _FusionGroup:
         return coincide and any(place in known for place in mine)
 
     def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
-        """Whether instructions with these loads and stores give another result before this group than after it."""
+        """Whether swapping this group with instructions that have these loads and stores would change the result."""
         written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
         return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
-        """Return the group as a `FusedChain`. Elements that are only copied are treated as bytes."""
+        """Return the group's instructions without addresses. Elements that are only copied are treated as bytes."""
         count = len(self.loads)
 
         def number(register: int) -> int:
@@ -126,10 +126,10 @@ def plan_launches(
 
 
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
-    """Add an instruction to the latest group of instructions that it fits and may move to, else to a new group.
+    """Add an instruction to the latest group that it can join without a change of the result, else to a new group.
 
-    An instruction may move ahead of a group if the result does not depend on the order of the two. The last of `ranges`
-    is the instruction's output.
+    An instruction joins an earlier group only if it can be swapped with each later group. The last of `ranges` is the
+    instruction's output.
     """
     *operands, out = ranges
     for group in reversed(groups):
@@ -143,7 +143,7 @@ def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], fu
 
 
 def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
-    """Yield kernel launches: independent groups with the same chain and access width become rows of one launch."""
+    """Yield kernel launches; independent groups with the same instructions and access width share one launch."""
     batches: list[tuple[FusedChain, int, list[_FusionGroup]]] = []
     for group in groups:
         if not group.stores:
@@ -178,7 +178,7 @@ def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DTyp
 
 
 def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
-    """Return a row of a launch: addresses, then the counts of leading elements, whole units and trailing elements."""
+    """Return a group's addresses, then its numbers of leading elements, whole units and trailing elements."""
     addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
     unit = max(width, itemsize)
     head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0

@@ -131,9 +131,9 @@ class CudaRuntime:
 class IpcCloseCounters:
     """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    Buffer b is counted in slot b modulo SLOTS, one of a rank's SLOTS counters. No other rank maps the buffers of a
-    slot when the slot's counter of every other rank equals the number of buffers in the slot. Buffers that share a slot
-    may be freed later than necessary, never too early. This rank writes the counters `own` and reads the counters
+    Each rank has SLOTS counters (slots), and buffer b is counted in slot b modulo SLOTS. No other rank maps the buffers
+    of a slot when the slot's counter of every other rank equals the number of buffers in the slot. Buffers that share a
+    slot may be freed later than necessary, never too early. This rank writes the counters `own` and reads the counters
     `others`.
     """
 
@@ -142,7 +142,7 @@ class IpcCloseCounters:
         self._made = [0] * SLOTS
 
     def add_buffer(self, number: int) -> None:
-        """Count a new buffer in its slot, `number` modulo SLOTS."""
+        """Count a new buffer in the counter with index `number` modulo SLOTS."""
         self._made[number % SLOTS] += 1
 
     def count_close(self, number: int) -> None:

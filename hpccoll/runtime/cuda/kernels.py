@@ -10,9 +10,9 @@ all other types. Complex products are computed as in NumPy: real = fma(a.re, b.r
 fma(a.re, b.im, a.im b.re). The option -fmad=false keeps the compiler from fusing any other product and sum. Integers
 wrap around, and booleans are 0 or 1.
 
-A kernel accesses memory in the widest words that the alignment of all addresses of a row allows, at most 16 bytes.
-Elements before the first whole word and after the last whole word are accessed one by one.
-Source: CUDA C++ Programming Guide, "Device Memory Accesses" (16-byte accesses must be aligned to 16 bytes).
+A kernel accesses memory in the widest words, at most 16 bytes, that the alignment of all its addresses allows. Elements
+before the first whole word and after the last whole word are accessed one by one. Source: CUDA C++ Programming Guide,
+"Device Memory Accesses" (16-byte accesses must be aligned to 16 bytes).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """The instructions that a kernel runs on each element. Each load has a register, then each reduce has one."""
+    """The instructions that a kernel runs on each element. Registers are numbered: loads first, then reduces."""
 
     function: str  # NumPy's name of the reduction; empty if elements are only copied
     dtype: str  # the element type; uint8 if elements are only copied
@@ -60,12 +60,12 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """Number of 64-bit words of a row: one per address, and `EDGES` counts."""
+        """Number of 64-bit words that a kernel takes for one chain: its addresses, and EDGES numbers of elements."""
         return self.loads + len(self.stores) + EDGES
 
     @property
     def most_rows(self) -> int:
-        """The largest number of rows that one kernel launch can take."""
+        """The largest number of chains (rows of addresses) that one kernel launch can take."""
         return max(_PARAMETERS // (8 * self.words), 1)
 
 
@@ -84,17 +84,17 @@ class KernelSpec:
 
     @property
     def unrolled(self) -> int:
-        """Number of units (of `unit` bytes) that a thread loads from each address before it stores."""
+        """Number of loads of `unit` bytes that a thread makes from each address before its first store."""
         return max(1, min(_MOST_UNROLLED, _IN_FLIGHT // max(self.chain.loads, 1)))
 
 
 def round_up_rows(chain: FusedChain, wanted: int) -> int:
-    """Return the number of rows to compile a kernel for: `wanted`, rounded up so that few kernels are compiled."""
+    """Return `wanted`, a number of rows, rounded up to one of a few values so that few kernels are compiled."""
     return min(next(size for size in (1, 8, 64, 512) if wanted <= size), chain.most_rows)
 
 
 def generate_source(kernel: KernelSpec) -> str:
-    """Return the C++ source of a kernel named `fused`, which takes its rows by value.
+    """Return the C++ source of a kernel named `fused`; its only parameter, passed by value, is an array of rows.
 
     CUDA block (x, y) works on row y; the threads of all blocks with the same y share the row. A row consists of 64-bit
     words: the addresses to load from, the addresses to store to, then the number of elements before the first whole
@@ -122,7 +122,7 @@ def generate_source(kernel: KernelSpec) -> str:
 
 
 def _body(chain: FusedChain) -> str:
-    """Return the C++ body of `process_units`. All loads precede all stores, which may overwrite loaded addresses."""
+    """Return C++ code to load, reduce and store elements. All loads precede all stores, which may change operands."""
     registers = chain.loads + len(chain.reduces)
     lines = [f"    Unit<W, BYTES, U> {', '.join(f'r{i}' for i in range(registers))};"]
     lines += [f"    r{i}.load(row[{i}] + at, stride);" for i in range(chain.loads)]
