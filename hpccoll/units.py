@@ -41,7 +41,10 @@ def parse_range(text: str) -> range:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return sizes from `smallest` to `largest`, each `factor` times the previous; raise UsageError if none exist."""
+    """Return sizes from `smallest` to `largest`, each `factor` times the previous; 0 is followed by `factor`.
+
+    Raises UsageError if the range is empty or `factor` is below 2.
+    """
     if smallest > largest or smallest < 0 or factor < 2:
         raise UsageError(
             f"sizes from {smallest} to {largest} bytes by factor {factor} are empty: "

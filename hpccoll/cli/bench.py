@@ -119,7 +119,7 @@ def _run(options: BenchOptions) -> int:
 
 
 def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
-    """Check the options and return the cases to measure; load and prove algorithms given as FILE.py:FUNCTION."""
+    """Check the options and return the cases to measure; load FILE.py:FUNCTION and prove the algorithm correct."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.interleaved import TimingOptions
@@ -157,7 +157,7 @@ def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
 
 @contextmanager
 def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSession]:
-    """Start the requested (or all available) engines and yield a session; close the engines unless an error occurs.
+    """Start the requested (or all available) engines and yield a benchmark; close the engines unless an error occurs.
 
     Collective over `world`. Raises UnavailableError if a requested engine cannot start.
     """
@@ -194,8 +194,8 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
 class _BenchOutput:
     """The output of a run on rank 0: writes each record to a file, and prints and plots all records at the end.
 
-    The constructor tests that all output files can be written, reads the records of --resume, writes the run record
-    and shows a progress bar. Closing `stack` calls `finish`.
+    The constructor tests that all output files can be written, reads the file of --resume, writes the run record and
+    shows a progress bar. When the caller closes the ExitStack `stack`, `finish` is called.
     """
 
     def __init__(self, options: BenchOptions, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
@@ -241,14 +241,14 @@ class _BenchOutput:
         return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write a record to the result file, keep it for the table, and advance the progress bar."""
+        """Write a record to the result file, keep the record for the final table, and advance the progress bar."""
         if self.writer is not None:
             self.writer.write(record.as_dict())
         self.records.append(record)
         self.progress(f"{record.op} {format_size(record.nbytes)}")
 
     def finish(self) -> None:
-        """Print the table and why some contenders could not run; write the CSV file and the plot."""
+        """Print the results and the engines and algorithms that could not run; write the CSV file and the plot."""
         from hpccoll.measure import csv_file, plot, table
 
         if self.options.json_file != "-":

@@ -32,8 +32,8 @@ LINE_WIDTH = 110
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
-    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm, which is
-    proven and then runs the example of its operation. The exit status is 4 if --force ended in the deadlock.
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm: it is proven
+    correct and then runs the example of its collective. The exit status is 4 if --force ran into the deadlock.
     """
     if name is None:
         _print_examples()
@@ -70,9 +70,9 @@ def _print_examples() -> None:
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
-    """Return an example and the algorithm that runs it (None if the example has several operations).
+    """Return an example and its algorithm (None if the example is not about a single collective operation).
 
-    An algorithm that the user gave, by --algorithm or as FILE.py:FUNCTION, is loaded and proven.
+    A user's algorithm, given by --algorithm or as FILE.py:FUNCTION, is loaded and proven correct.
     """
     if loader.is_file_reference(name):
         if algorithm is not None:
@@ -145,7 +145,7 @@ def _output_values(
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
-    """Return the example's `DemoRecord` as a dict, with the values of all ranks per column title."""
+    """Return the example's `DemoRecord` as a dict, which maps each variable's name to a list of every rank's value."""
     before, after = (
         {title: [getattr(each, side)[index] for each in values] for index, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)

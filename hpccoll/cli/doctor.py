@@ -32,7 +32,7 @@ MAX_EVIDENCE = 500  # characters of evidence shown without --all
 
 
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return the names given to --require; raise a usage error if one is unknown."""
+    """Return the capabilities named by --require; raise a usage error if a name is unknown."""
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:
         if name not in REQUIRABLE:
@@ -109,7 +109,7 @@ def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
 
 
 def _make_run_record(job: MpiJob) -> dict[str, Any]:
-    """Return the record of kind `run`: command, versions, hosts. Collective if MPI has been initialized."""
+    """Return the record of kind `run`: command, versions, hosts. In an MPI job, the call is collective."""
     from hpccoll.cli.run_record import make_serial_run_record
 
     if job.world is None:
@@ -149,9 +149,10 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 
 
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
-    """Return findings, with remedies, and with evidence of warnings and problems, as lines of `width` characters.
+    """Return the findings as lines of text, wrapped at `width` characters.
 
-    With `verbose`, all findings have evidence and remedies. Remedies are not wrapped, however long they are.
+    Evidence is shown only for warnings and problems, and remedies for all findings that are not ok; `verbose` shows
+    both for all findings. Remedies are not wrapped, however long they are.
     """
     lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
     indent = " " * (area_width + 11)
@@ -170,7 +171,7 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
 
 
 def _shorten(evidence: str, verbose: bool) -> str:
-    """Return the evidence, cut after MAX_EVIDENCE characters unless `verbose`."""
+    """Return a finding's evidence, cut after MAX_EVIDENCE characters unless `verbose`."""
     if verbose or len(evidence) <= MAX_EVIDENCE:
         return evidence
     return f"{evidence[:MAX_EVIDENCE].rpartition(' ')[0]} ... (--all shows the rest)"

@@ -23,7 +23,7 @@ DEFAULT_RANKS = 5
 
 @dataclass(frozen=True, slots=True)
 class DrawingRequest:
-    """The plan to draw, the ranks per node (empty to show no nodes), and the machine and message size of a trace."""
+    """The plan to draw, the ranks per node (empty: show no nodes), and a trace's machine model and message size."""
 
     plan: Plan
     nodes: tuple[int, ...]
@@ -33,7 +33,7 @@ class DrawingRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A file format: its name in messages, and the most ranks that it shows legibly."""
+    """A file format: its name in messages, and the largest number of ranks that a drawing shows legibly."""
 
     name: str
     most_ranks: int
@@ -49,7 +49,7 @@ FORMATS = {
 
 
 def _render(request: DrawingRequest, suffix: str) -> bytes:
-    """Return the drawing as the content of a file with this suffix; writes nothing."""
+    """Return the content of a drawing's file in the format of `suffix`; writes no file."""
     from hpccoll.plan import drawing
 
     if suffix == ".json":
@@ -67,7 +67,7 @@ def _render(request: DrawingRequest, suffix: str) -> bytes:
 
 
 def _render_trace(request: DrawingRequest) -> bytes:
-    """Return a JSON trace with times simulated on the request's machine, or, without one, rounds of equal length."""
+    """Return a JSON trace: times simulated on the machine model or, without a model, rounds of equal length."""
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
@@ -107,13 +107,13 @@ def draw(
     measured: bool,
     size: str,
 ) -> None:
-    """Draw an algorithm: the messages of each round, and the contents of every rank after the round.
+    """Draw an algorithm: the messages of each round, and the data of every rank after the round.
 
     \b
     .txt   a text grid
-    .svg   all rounds on one page; .png is the same picture as pixels
+    .svg   all rounds on one page; .png the same as pixels
     .gif   an animation, one round after the other
-    .json  a trace for ui.perfetto.dev: rounds of equal length, simulated (--machine) or --measured
+    .json  a trace for ui.perfetto.dev; times are simulated (--machine), measured (--measured) or equal for all rounds
     """  # noqa: D301 - \b tells click not to rewrap the lines
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
@@ -162,7 +162,7 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
 
 
 def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
-    """Return the format of the file `output`, or raise UsageError if it cannot show so many ranks or chunks."""
+    """Return the format of the file `output`; raise UsageError if there are too many ranks or chunks for the format."""
     drawing_format = FORMATS.get(Path(output).suffix.lower())
     if drawing_format is None:
         raise UsageError(f"-o {output}: the suffix is the format; use one of {' '.join(FORMATS)}")
@@ -181,7 +181,7 @@ def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
 
 
 def _get_algorithm(name: str) -> Algorithm:
-    """Return the one algorithm that `name` selects, loading FILE.py; raise UsageError if it selects several."""
+    """Return the algorithm `name`, loading FILE.py:FUNCTION; raise UsageError if `name` selects several algorithms."""
     from hpccoll.cli.verify import resolve_algorithms
 
     algorithms = resolve_algorithms([name])
@@ -204,7 +204,7 @@ def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: 
 
 
 def _load_machine(output: str, name: str | None) -> Machine | None:
-    """Return the machine that --machine names, or None; raise UsageError if the output is not a trace."""
+    """Return the machine model of --machine (None if not given); raise UsageError unless `output` is a .json trace."""
     if name is None:
         return None
     if Path(output).suffix.lower() != ".json":
@@ -215,7 +215,7 @@ def _load_machine(output: str, name: str | None) -> Machine | None:
 
 
 def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
-    """Return the number of ranks on each node, from --nodes, else from the machine; empty if both are None."""
+    """Return each node's number of ranks, from --nodes or else from the machine model; empty if both are None."""
     if nodes is not None:
         return _parse_nodes(nodes, ranks)
     if machine is None:

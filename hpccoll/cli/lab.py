@@ -33,7 +33,7 @@ _dir_option = click.option(
 
 
 def _spec_options(function: Function) -> Function:
-    """Decorator: add the options that describe a lab, and --dir, to a command."""
+    """Decorator: add the options that describe a lab (a throw-away cluster), and --dir, to a command."""
     for option in reversed(
         (
             click.option("--nodes", type=int, help="Number of nodes.  [default: 4]"),
@@ -220,7 +220,7 @@ def _attach(state_dir: Path | None) -> Lab:
 
 
 def _build_spec(options: dict[str, Any]) -> ClusterSpec:
-    """Return the lab's configuration from the options; nodes also see the working directory and Python's."""
+    """Return the lab's configuration; its nodes also see the working directory and the Python installation."""
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}
@@ -243,7 +243,7 @@ def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
 
 
 def _end_interrupted(process: subprocess.Popen[bytes]) -> None:
-    """Wait until an interrupted command ends; interrupt it again, as srun expects; kill it KILL_S seconds later."""
+    """Wait for an interrupted command; if it goes on, interrupt it again (srun needs two interrupts), then kill it."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for limit_s in (SECOND_INTERRUPT_S, KILL_S):

@@ -1,4 +1,4 @@
-"""The command-line options that select the machine to simulate."""
+"""The command-line options that select the machine model to simulate."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine, the value of --nodes, and a fit's median errors on fitted and on left-out message sizes."""
+    """The machine model, the value of --nodes, and a fitted model's median errors on fitted and on other sizes."""
 
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
 
     def for_ranks(self, ranks: int) -> Machine:
-        """Return the machine for a job of `ranks` ranks; --nodes sets ranks per node to `ranks` / nodes, rounded up."""
+        """Return the machine model for a job of `ranks` ranks, with `ranks` / --nodes (rounded up) ranks per node."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
 
     @property
     def title(self) -> str:
-        """The machine's name and, for a fitted machine, its median errors."""
+        """The machine model's name and, if the model was fitted to measurements, its median errors."""
         if self.errors is None:
             return self.machine.name
         fitted, left_out = self.errors
@@ -66,12 +66,12 @@ def add_machine_options(command: Command) -> Command:
 def resolve_machine(
     counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> ChosenMachine:
-    """Return the machine that the options select: built-in, from a TOML file, fitted to results, or with given costs.
+    """Return the machine model that the options select: built-in, a TOML file, fitted to results, or with given costs.
 
     Args:
         counts: the rank counts to simulate.
         options: values of the options of `add_machine_options`, by name.
-        algorithms: the algorithms whose measurements a machine is fitted to; empty for all algorithms.
+        algorithms: the algorithms whose measurements a model is fitted to; empty for all algorithms.
 
     Raises:
         UsageError: --machine is given with --alpha, --beta or --gamma; nodes outnumber ranks; or a file is unusable.
@@ -121,9 +121,9 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Fit a machine to the measurements of algorithms `names` in a result file, or to all if there are none of `names`.
+    """Fit a machine model to the measurements of algorithms `names` in a result file, or to all if it has none of them.
 
-    Returns the machine, and its median relative errors on fitted and on left-out message sizes.
+    Returns the model, its median relative error on the fitted message sizes, and its error on the other sizes.
     """
     from hpccoll.predict.fit import fit_machine
 
@@ -162,7 +162,7 @@ def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
     except (HpccollError, TypeError):
         return None
     chunks = choose_chunk_count(algorithm, row.ranks, row.nbytes, row.count)
-    # In a fitted machine, ranks fill the nodes in order; the last node takes the remaining ranks.
+    # The fit assumes that ranks fill the nodes in order; the last node takes the remaining ranks.
     full, rest = divmod(row.ranks, -(-row.ranks // row.nodes))
     nodes = [-(-row.ranks // row.nodes)] * full + [rest] * bool(rest)
     plan = algorithm.plan(row.ranks, row.root or 0, chunks, nodes)

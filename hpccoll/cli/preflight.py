@@ -67,9 +67,9 @@ def preflight(
 ) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
-    The first rank of each node measures. Several pairs are measured at a time, but no node is in two of them. The
-    last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow; 4
-    something is broken.
+    Only the first rank of each node takes part. Several pairs are measured at a time, but no node is in two pairs at a
+    time. The last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow;
+    4 something is broken.
     """
     if reach:
         results = check_reachability(*read_slurm_step(os.environ), limit)
@@ -146,7 +146,7 @@ def _make_run_record(results: PreflightResults) -> dict[str, Any]:
 
 
 def _format_exclude_option(faults: list[Fault]) -> str:
-    """Return the line with the --exclude= option; empty if there is no fault."""
+    """Return a line with sbatch's --exclude= option for the faulty nodes; an empty string if there is no fault."""
     return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
@@ -162,7 +162,7 @@ def _get_exit_status(faults: list[Fault]) -> int:
 
 
 def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
-    """Return the records of kinds `preflight_pair` and `preflight_node`; none before the first sweep has ended."""
+    """Return the records of kinds `preflight_pair` and `preflight_node`; none until all pairs were measured once."""
     if not results.nbytes:
         return []
     pairs = [link.to_record(results.nodes) for link in results.iter_directed_links()]

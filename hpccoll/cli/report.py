@@ -46,8 +46,8 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
 
     FILE is an output of `hpccoll bench`, `hpccoll preflight` or `hpccoll doctor` with --json; DIRECTORY means all
     *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. The
-    findings are also printed, or written to --json. Under mpirun only one rank works. The exit status is 1 if a result
-    in the files is wrong; the page is written all the same.
+    findings are also printed, or written to --json. Under mpirun one rank makes the page. The exit status is 1 if a
+    result in the files is wrong; the page is written all the same.
     """
     if not is_printing_rank():
         return 0
@@ -82,7 +82,7 @@ def _refuse_overwriting(files: Sequence[str], output: str) -> None:
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return models for lower bounds of times: none if `no_bound`, those of the named machine, or one fitted per job.
+    """Return the machine models that give lower bounds of times: none, a named one, or one fitted per job.
 
     Fitting reads the result files again and shows a progress bar on the terminal.
     """
@@ -132,7 +132,7 @@ def _write_page(output: str, text: str) -> None:
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
-    """Print the findings and the skipped files, then the page's name, size and numbers of findings and data."""
+    """Print the findings and the skipped files, then the page's name, size and number of measurements."""
     indent = " " * 9
     fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("paths", metavar="FILE|FOLDER...", nargs=-1, required=True)
 @click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
-    """Compare result files of `hpccoll bench`: print the time of each row on each number of nodes.
+    """Compare result files of `hpccoll bench`: print each algorithm's time on each number of nodes.
 
     For a folder, all .jsonl files in it and its subfolders are read, such as those of slurm/sweep.sh.
     """
@@ -63,5 +63,5 @@ def _print_tables(records: Sequence[ScalingRecord]) -> None:
 
 
 def _get_table_key(record: ScalingRecord) -> tuple[str, bool, str, str]:
-    """Return the fields that all rows of one table share."""
+    """Return the fields of a record that select its table: operation, in place or not, dtype and kind of buffer."""
     return record.op, record.in_place, record.dtype, record.buffer

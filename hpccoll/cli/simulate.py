@@ -41,7 +41,7 @@ MAP_SIZES = sizes_between(8, 2**29, 4)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCase:
-    """An algorithm, its chunk count, and its simulation at one rank count and size."""
+    """An algorithm, its chunk count, and the result of its simulation at one rank count and message size."""
 
     algorithm: Algorithm
     chunks: int
@@ -92,7 +92,7 @@ def simulate(
     if map_file is not None:
         _write_map(algorithms, chosen, max(counts), map_file)
         return
-    # An algorithm that cannot run on a machine is simulated only if its full name was given.
+    # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
     combinations = product(counts, sizes, algorithms)
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
     with open_json_lines(json_file) as lines:
@@ -162,7 +162,7 @@ def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
 
 
 def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
-    """Return the record's entry about the critical path, with the waits at both ends of the path."""
+    """Return the critical path as a field of a `SimulatedPlanRecord`, with only the first and the last waits."""
     waits = tuple(
         WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.entered_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
@@ -214,7 +214,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
-    """Return the critical path in words, one line per wait at both ends of the path."""
+    """Return the critical path as text: a heading, then one line per wait, for the first and the last waits."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
     head = f"{plan.name} on {plan.ranks} ranks, {format_size(simulation.nbytes)}: rank {path.rank} is last, "
     head += f"after {len(path.waits)} waits in a row, {sum(wait.far for wait in path.waits)} of them across nodes"
@@ -231,7 +231,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
-    """Simulate rank counts up to `max_ranks` and all `MAP_SIZES`, and write the picture of the fastest algorithms."""
+    """Draw the algorithm that is fastest in simulation, for rank counts to `max_ranks` and message sizes MAP_SIZES."""
     from hpccoll.measure.output_file import describe_write_error, require_writable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map

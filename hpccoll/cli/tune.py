@@ -1,4 +1,4 @@
-"""`hpccoll tune`: measures every candidate and stores the times in the table that `algorithm="auto"` reads."""
+"""`hpccoll tune`: times every algorithm and stores the times in the table that `algorithm="auto"` reads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tune(**options: Any) -> int:
 
 
 def _run(options: TuneOptions) -> int:
-    """Measure and store the times, or with --show print the stored table; return the exit status. Collective."""
+    """Time all algorithms and store the times, or print stored ones for --show; return the exit status. Collective."""
     from hpccoll.communicator import Communicator
     from hpccoll.measure.tuning import BUSY, OtherProcessLoad, make_tuning_sessions
     from hpccoll.runtime import job
@@ -108,7 +108,7 @@ def _run(options: TuneOptions) -> int:
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
-    """Parse the options: return the operations, sizes, element types and kinds of buffer to measure."""
+    """Check the options and return the operations, message sizes, element types and kinds of buffer to measure."""
     from hpccoll.measure.tuning import TuningSweep
     from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
@@ -147,9 +147,9 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
 
 
 class _TuneOutputs:
-    """Writes each record when its row finishes and the table after each message size, with a progress bar; rank 0 only.
+    """The output on rank 0: result records as measurements end, the tuning table after each message size, and progress.
 
-    Raises UsageError if the table or the record cannot be written. Closing `stack` prints the new series.
+    Raises UsageError if a file cannot be written. When the caller closes the ExitStack `stack`, `finish` is called.
     """
 
     def __init__(
@@ -176,18 +176,18 @@ class _TuneOutputs:
 
     @property
     def measured(self) -> list[TuningSeries]:
-        """The times measured so far: a series with a single point per message size."""
+        """The times measured so far, as one `TuningSeries` per operation, buffer, type and message size."""
         return [series for session in self.sessions for series in session.found]
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write the record of a row; write the table too if the row was the last one of its message size."""
+        """Write the record of a measurement; if it completes a message size, write the tuning table, too."""
         self.lines.write(record.as_dict())
         self.progress(f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 
     def _store_table(self) -> TuningTable:
-        """Read the stored table, which another job may have changed, merge the measured series, and write it."""
+        """Read the tuning table again (another job may have changed it), add the measured times, and write it."""
         from hpccoll.selection.tuning_files import read_table_to_extend, write_table
         from hpccoll.selection.tuning_table import TuningTable
 
@@ -198,7 +198,7 @@ class _TuneOutputs:
         return table
 
     def finish(self) -> None:
-        """Write the table; print its new series, and on standard error the candidates that were left out."""
+        """Write the tuning table and print the measured times; list algorithms that could not run on standard error."""
         if not self.measured:
             return
         table = self._store_table()
@@ -211,7 +211,7 @@ class _TuneOutputs:
 
 
 def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]) -> None:
-    """Print, on the printing rank only, one table per series: the fastest candidate and the next fastest per size."""
+    """Print, on one rank, a table per operation, element size and buffer: the two fastest algorithms at each size."""
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")

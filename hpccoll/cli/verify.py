@@ -33,7 +33,7 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
-    """Yield the variants (root, chunks, nodes) to prove; parameters that `algorithm` lacks are 0, 1 and None."""
+    """Yield the (root, chunks, nodes) to prove; a parameter that `algorithm` lacks is 0, 1 or None, respectively."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
@@ -41,7 +41,7 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def list_node_layouts(ranks: int) -> dict[str, Nodes]:
-    """Return the node layouts to prove, by their kind; no two of them divide the ranks alike."""
+    """Return the distinct layouts of ranks on nodes for which plans are proven, by the name of the kind of layout."""
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: dict[str, Nodes] = {"one node": None}
@@ -127,7 +127,7 @@ def _resolve_registered(name: str) -> list[Algorithm]:
 
 
 def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
-    """Prove tasks (full name, rank count) in a worker process; tasks have names, as algorithms may not be picklable."""
+    """Prove tasks (algorithm's full name, rank count) in a worker process; an algorithm itself may not be picklable."""
     return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
 
 
@@ -147,7 +147,8 @@ def _exit_with_parent() -> None:
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
     """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result.
 
-    A few tasks, and algorithms from files, are proven in this process instead. Returns when all tasks are done.
+    This process does all the work if there is little to prove, only one core, or an algorithm from a file. Blocks
+    until all is done.
     """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
@@ -156,7 +157,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
         for algorithm, n in tasks:
             done(prove_variants(algorithm, n))
         return
-    # Tasks are sorted by size and distributed round-robin, so that all batches take about the same time.
+    # Tasks are sorted by rank count and distributed round-robin, so that all batches take about the same time.
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
     batches = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
     # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.

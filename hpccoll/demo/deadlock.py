@@ -23,7 +23,7 @@ def make_program() -> list[list[Action]]:
 
 
 def explain_deadlock() -> str:
-    """Return the plan checker's message about the deadlock in the program; nothing is sent."""
+    """Return the plan checker's message about the deadlock of two ranks that both send first; sends no message."""
     try:
         check_program(make_program())
     except DeadlockError as error:
@@ -32,7 +32,7 @@ def explain_deadlock() -> str:
 
 
 def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
-    """Run the program with synchronous sends of `x`, waiting at most `limit_s` seconds per step. Collective; blocks.
+    """On both ranks, send `x` synchronously, then receive; wait at most `limit_s` seconds per step. Collective; blocks.
 
     Raises:
         CommunicationError: the ranks are deadlocked; the message names each rank and its step.

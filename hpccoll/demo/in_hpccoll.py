@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")
@@ -108,13 +108,13 @@ def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(comm: Any, x: Any, weights: Any) -> Any:
-    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
     comm.all_reduce(x, op=premul_sum(weights))
     return x
 
 
 def distributed_softmax(comm: Any, x: Any) -> Any:
-    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
+    """Return the softmax over ranks of each element: exp(x) divided by the sum of every rank's exp(x)."""
     top = x.copy()
     comm.all_reduce(top, op="max")
     share = np.exp(x - top)

@@ -90,7 +90,7 @@ def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)
@@ -109,14 +109,14 @@ def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(MPI: Any, comm: Any, x: Any, weights: Any) -> Any:
-    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
     x *= weights
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 
 
 def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
-    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
+    """Return the softmax over ranks of each element: exp(x) divided by the sum of every rank's exp(x)."""
     top = x.copy()
     comm.Allreduce(MPI.IN_PLACE, top, op=MPI.MAX)
     share = np.exp(x - top)

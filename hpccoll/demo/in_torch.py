@@ -1,4 +1,4 @@
-"""The examples of `hpccoll demo` in calls of torch.distributed; the command prints the bodies, and tests run them.
+"""The examples of `hpccoll demo` in calls of torch.distributed; the command prints their bodies, and tests run them.
 
 Each function takes the module torch, the module torch.distributed (as `dist`, with an initialized default group) and
 this rank's tensors, and returns this rank's resulting values.
@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and {2, 3}; return the group's sum and, by a maximum over all ranks, both sums."""
+    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])
@@ -108,14 +108,14 @@ def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG00
 
 
 def weighted_sum(torch: Any, dist: Any, x: Any, weights: Any) -> Any:  # noqa: ARG001
-    """Overwrite x on every rank with the sum of every rank's x, whose element j is scaled by weight j."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
     x *= weights
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 
 
 def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
-    """For each element of x, return this rank's share of the softmax over all ranks; x stays unchanged."""
+    """Return the softmax over ranks of each element: exp(x) divided by the sum of every rank's exp(x)."""
     top = x.clone()
     dist.all_reduce(top, op=dist.ReduceOp.MAX)
     share = torch.exp(x - top)

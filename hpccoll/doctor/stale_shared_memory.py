@@ -104,7 +104,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
-    """Format a time in the largest unit of which it has at least two, such as `3 days`."""
+    """Return a time in the largest unit (days to seconds) that gives at least 2, such as `3 days` or `47 hours`."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"

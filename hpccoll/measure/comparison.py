@@ -1,8 +1,8 @@
 """Compares the times of engines (libraries) and algorithms for the same operation and message size.
 
-The place of a record is in place or out of place. A record's ratio is the median time of engine `mpi` (in place if the
-record is in place) divided by the record's median time; above 1 means faster than `mpi`. The best record has the
-smallest median time among the records without wrong results.
+A record's place tells whether the measured call was in place or out of place. A record's ratio is the median time of
+engine `mpi` (in place if the record is in place) divided by the record's median time; above 1 means faster than `mpi`.
+The best record has the smallest median time among the records without wrong results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineRecords:
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
-        """Return the in-place or the out-of-place record; None if there is none."""
+        """Return the record in place or, if `in_place` is False, out of place; None if not measured."""
         return self.in_place if in_place else self.out_of_place
 
 
@@ -83,7 +83,7 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:
-    """Return one comparison per `TableKey` and message size; keys in order of first appearance, sizes ascending.
+    """Return one comparison per `TableKey` (operation, type, ranks, ...) and message size, with sizes ascending.
 
     If several records belong to one benchmark case, the last of them is used.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Results of more than REPLAYED_BYTES over all ranks are not checked by replaying the plan, which runs serially.
+# Results above REPLAYED_BYTES (over all ranks) are not checked against a serial replay of the plan, which is slow.
 REPLAYED_BYTES = 64 * 1024
 
 
@@ -71,7 +71,7 @@ def _free_nothing() -> None:
 def prepare_contenders(
     comm: Communicator, peers: Sequence[LibraryEngine], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
-    """Prepare all contenders on the workload's buffers: `algorithms` of hpccoll, and the started engines `peers`.
+    """Prepare all contenders, `algorithms` of hpccoll and the started libraries `peers`, on the workload's buffers.
 
     Collective over `comm`. Returns the contenders that can run, and a sentence with the reason for each contender that
     cannot run. All ranks get the same contenders and reasons.

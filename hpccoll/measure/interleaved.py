@@ -65,7 +65,7 @@ class TimingOptions:
 
 
 class InterleavedBenchmark:
-    """Times several contenders on one workload; all methods but `count_iterations` and `decide_stop` are collective."""
+    """Times engines and algorithms on one workload; only `count_iterations` and `decide_stop` are not collective."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -122,7 +122,7 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations take about TURN_S seconds: from 1 to MOST_A_TURN, within the rule's maximum."""
+        """Return how many iterations fit in TURN_S seconds: 1 to MOST_A_TURN, within the stopping rule's maximum."""
         median_s = max(contender.median_us / 1e6, 1e-7)
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
@@ -151,7 +151,7 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing a contender, or None to go on; local. `run` uses the decision of rank 0."""
+        """Return the reason to stop timing a contender, or None to go on; local. All ranks use rank 0's decision."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))

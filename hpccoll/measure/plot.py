@@ -89,7 +89,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: st
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
-    """Return a matplotlib figure with a row of two panels and a legend per `TableKey`; writes no file."""
+    """Return a matplotlib figure: per `TableKey` (operation, type, ranks, ...) a row of two panels and a legend."""
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ def _assign_looks(names: Iterable[Name]) -> dict[Name, LineLook]:
 
 
 def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
-    """Draw one row of the figure: the title, latency and bandwidth panels and legend of one `TableKey`."""
+    """Draw one row of the figure, for one operation, type, buffer and job size: title, two panels and legend."""
     names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=get_engine_sort_key)
     places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
     suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""

@@ -42,7 +42,7 @@ def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
     """Return one record per case (operation, size, engine, ...) that was measured on at least two numbers of ranks.
 
-    A record's points are sorted by nodes, then ranks. If a point was measured repeatedly, the last time is used.
+    A record has one point per job size, sorted by nodes, then ranks. Of repeated measurements, the last one is used.
     """
     series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
     for record in records:
@@ -55,7 +55,7 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Return the scaling record of measurements that differ only in nodes and ranks, with time ratios to the first."""
+    """Return the scaling record of measurements that differ only in nodes and ranks; ratios are to the first time."""
     first = records[0]
     points = tuple(
         ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)
@@ -65,6 +65,6 @@ def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
 
 
 def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
-    """Return a record's sort key: operation, size, place, type and buffer, then engine `mpi` before the algorithms."""
+    """Return a record's sort key: operation, size, in place or not, type, buffer; `mpi` comes before algorithms."""
     what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
     return (*what, record.engine != "mpi", record.algorithm or "")

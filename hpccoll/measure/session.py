@@ -49,12 +49,12 @@ class BenchmarkConfig:
         return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """Return an upper bound of the bytes that the input and output of any workload take together on one rank."""
+        """Return an upper bound of the bytes that the input and output of one timed call take together on a rank."""
         tasks = self.list_workloads(0, ranks)
         return 2 * max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
-        """Return a rank's workloads without duplicates; raise UsageError if `redop` does not apply to `dtype`."""
+        """Return the arguments of the calls to time on `rank`; raise UsageError if `dtype` does not support `redop`."""
         for operation in self.operations:
             if operation.reduces:
                 Reduction(self.redop, 1).require(self.dtype)
@@ -71,7 +71,7 @@ class BenchmarkConfig:
 
 
 class BenchmarkSession:
-    """A benchmark on the ranks of `world`, timed by `run`; `refused` has the reasons why contenders could not run."""
+    """A benchmark on the ranks of `world`, timed by `run`; `refused` tells which algorithms cannot run, and why."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ def format_title(setting: TableKey) -> str:
 
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
-    """Return all tables and the legend as plain text: one table per `TableKey`, a blank line between message sizes."""
+    """Return all tables (one per operation, type, job size, ...) and the legend as plain text."""
     cases = compare_engines(records)
     places = _list_places(cases)
     shape = list_table_columns(places)
@@ -140,7 +140,7 @@ def _list_legend(*, unsure: bool) -> Iterator[str]:
 
 
 def _get_gap(column: TableColumn) -> str:
-    """Return the blanks before a column."""
+    """Return the spaces that separate a column from the previous one."""
     return "  " if column.name in GAP_BEFORE else " "
 
 
@@ -164,7 +164,7 @@ def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list
 
 
 def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
-    """Return the rich table of one `TableKey`'s results for a terminal, with engine and algorithm before the times.
+    """Return results as one table of the library rich for a terminal, with engine and algorithm before the times.
 
     `places` selects in-place (True) and out-of-place (False) results; `drop` names the columns to leave out.
     """

@@ -40,7 +40,7 @@ BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 
 
 class PruningBenchmark(InterleavedBenchmark):
-    """Times contenders in turns; stops timing a contender early if it is far slower than the best."""
+    """Times algorithms in turns; stops timing an algorithm early if it is far slower than the best."""
 
     def __init__(
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
@@ -58,7 +58,7 @@ class PruningBenchmark(InterleavedBenchmark):
 
 @dataclass(frozen=True, slots=True)
 class TuningSweep:
-    """The operations, message sizes (nccl-tests' S in bytes), element types and kinds of buffers to tune."""
+    """The operations, message sizes (nccl-tests' S), types and buffers to time; the number of nodes, seed and date."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -69,7 +69,7 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return the benchmarks to run in one kind of buffer; barriers (without data) run with the first kind only."""
+        """Return the benchmarks of one kind of buffer; barriers (without data) are timed with the first kind only."""
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         configs = []
         for dtype in self.dtypes:
@@ -87,7 +87,7 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """Times candidates; after each message size, appends the times of all correct candidates to `found`."""
+    """Times all algorithms; after each message size, appends the times of those with correct results to `found`."""
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
@@ -110,7 +110,7 @@ class TuningSession(BenchmarkSession):
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
     def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
-        """Return times of one message size as a series of the tuning table, without candidates with wrong results."""
+        """Return the times of one message size as a `TuningSeries`, without algorithms whose results were wrong."""
         timings = tuple(
             CandidateTiming(record.algorithm or MPI_LIBRARY, time.p50, time.p50_low, time.p50_high)
             for record, time in ((record, record.time_us) for record in records)
@@ -143,7 +143,7 @@ class OtherProcessLoad:
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return one session per kind of buffer, element type and place (in or out); allocates memory, measures nothing.
+    """Return one benchmark per kind of buffer, element type and place (in or out); allocates memory, measures nothing.
 
     Collective over `world`; `comm` must contain all ranks of `world`. A benchmark case takes up to `row_s` seconds
     or, if `row_s` is None, up to an equal share of `budget_s`.

@@ -99,9 +99,9 @@ class Workload:
         return np.asarray(host).view(self.task.dtype.numpy)
 
     def count_wrong(self, contender: str) -> int:
-        """Return how many elements of this rank's output are wrong after a call of the contender called `contender`.
+        """Return how many elements of this rank's output are wrong; 0 if this rank has no output to check.
 
-        A contender's first correct result is kept; later results with the same bits need no numerical check.
+        The first correct result of each `contender` is kept; later results with the same bits need no numerical check.
         """
         expected: ExpectedResult | None = self._expected
         if expected is None:

@@ -3,7 +3,8 @@
 The rank at the indices (dp_index, tp_index, pp_index) is (pp_index * dp + dp_index) * tp + tp_index.
 
 The tp axis is innermost because every layer communicates along it: the ranks of a tp group are consecutive and share a
-node if possible. The pp axis is outermost because a pipeline sends the fewest messages, which may thus cross nodes.
+node if possible. The pp axis is outermost because a pipeline sends the fewest messages, so stages may be on
+different nodes.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 A column-parallel layer takes the whole input and computes a slice of the output on each rank. A row-parallel layer
 takes a slice of the input on each rank and returns the whole output on all ranks. An element-wise activation between a
 column-parallel and a row-parallel layer needs no messages. Rank r computes y_r = act(copy(x) W_r^T + b_r), of shape
-(b, hidden/tp), from the input x (b, in). The output of the layer pair is reduce(y_r V_r^T) + c, of shape (b, out).
+(b, hidden/tp), from the input x (b, in). A row-parallel layer with weight V and bias c
+returns reduce(y_r V_r^T) + c, of shape (b, out).
 
 In the forward pass, `copy` is the identity and `reduce` an all_reduce; in the backward pass, `reduce` is the identity
-and `copy` an all_reduce (Megatron-LM's f and g). So the two layers need one all_reduce of (b, features) in each pass.
-Weights have the shape (out, in), as in torch.nn.Linear.
+and `copy` an all_reduce (Megatron-LM's f and g). So a column-parallel and a row-parallel layer together need one
+all_reduce of (b, features) in each pass. Weights have the shape (out, in), as in torch.nn.Linear.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def make_linear_scale(values: Sequence[float], start: float, end: float) -> Axis
 
 
 def choose_ticks(scale: AxisScale) -> list[float]:
-    """Return the values at an axis's ticks: equal steps, or powers of ten, on short axes also times 2 and 5."""
+    """Return the values at an axis's ticks: equal steps or, on logarithmic axes, powers of ten (also 2x and 5x)."""
     if not scale.log:
         step = _round_up_step(scale.high / _MAX_TICKS)
         return [index * step for index in range(int(scale.high / step + 1e-9) + 1)]

@@ -2,10 +2,10 @@
 
 `hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
 per job (predict/fit.py): alpha, beta and gamma such that simulated times are closest to the measured times. A bound
-from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. A
-bound in a record takes precedence over the model's bound.
+from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. If
+a result record contains a bound, that bound is used instead.
 
-The bounds assume message passing. Ranks that access shared memory directly may be faster (a ratio below 1x).
+The bounds assume message passing. Ranks that access shared memory directly may be faster than the bound.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Select rows of the algorithms that are cheapest to simulate, up to `max_cost` but at least one algorithm."""
+    """Select measurements of the algorithms that are cheapest to simulate, up to `max_cost`; at least one algorithm."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
@@ -136,9 +136,9 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Estimate the cost of simulating an algorithm's measurements; the unit is one round of a job with few ranks.
+    """Estimate the cost of simulating an algorithm's measurements; the unit is the cost of one round of a small job.
 
-    In a direct algorithm every rank sends to all others, so one round of p ranks costs as much as p ordinary rounds.
+    If every rank sends to all p - 1 others in one round, simulating the round costs as much as p ordinary rounds.
     """
     ranks = rows[0].plan.ranks
     steps = [row.plan.cost.steps if row.plan.cost else ranks for row in rows]

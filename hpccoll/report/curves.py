@@ -83,7 +83,7 @@ class CurveGroup:
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return one group per `TableKey`, in order of appearance, and in place before out of place."""
+    """Return the groups of comparable curves, in order of appearance, and in place before out of place."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}

@@ -23,7 +23,7 @@ class EnvironmentFact:
 
     @property
     def differs(self) -> bool:
-        """Whether the runs have different values."""
+        """Whether the value differs between runs."""
         return len(set(self.values)) > 1
 
 

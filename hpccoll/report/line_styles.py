@@ -1,8 +1,8 @@
 """The color and marker of each implementation, the same in all charts of the page.
 
 Color and marker together identify a line, so charts stay readable for color-blind readers and in print. MPI, NCCL and
-Gloo have fixed styles. For each operation, the COLORS implementations that are fastest at the most sizes get a color; a
-tie goes to the one that is closer to the fastest. All other implementations are drawn thin and gray ("muted").
+Gloo have fixed styles. For each operation, up to COLORS implementations get a color: those that are fastest at the most
+message sizes; among equals, the smaller mean slowdown decides. All others are drawn thin and gray ("muted").
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def load_results(paths: Sequence[str | Path]) -> Results:
 
 
 def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield (path, True) for a file, and (file, False) for each `*.jsonl` file below a directory.
+    """Yield (file, whether the user named it): `path` itself, or all `*.jsonl` files below the directory `path`.
 
     Raises UsageError if a directory has no `*.jsonl` file.
     """
@@ -193,7 +193,7 @@ class _ResultsBuilder:
             self.others[kind] += 1
 
     def build(self) -> Results:
-        """Return the contents of all added files, without runs of other commands that left no record to show."""
+        """Return the contents of all files; of runs without records to show, only those of bench and preflight stay."""
         shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
         shown |= {row.run.number for row in self.rows}
         return Results(

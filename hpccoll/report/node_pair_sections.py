@@ -133,7 +133,7 @@ def _format_direction(direction: LinkDirection) -> str:
 
 
 def _build_slowest_rows(directions: Sequence[LinkDirection]) -> tuple[tuple[str, ...], ...]:
-    """Return the table rows of the SLOWEST slowest link directions, with broken directions first."""
+    """Return table rows of at most SLOWEST link directions: broken ones first, then those with the least bandwidth."""
     ordered = sorted(directions, key=lambda direction: direction.bytes_per_s or 0.0)[:SLOWEST]
     return tuple(
         (

@@ -38,7 +38,7 @@ _TIE = 1.05  # an implementation also counts as fastest if its median is within 
 def build_operation_sections(
     groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> list[PageSection]:
-    """Return a section per `TableKey`; out-of-place figures start folded if in place was measured as well."""
+    """Return a section per operation, type and job size; out-of-place figures are hidden if in-place ones exist."""
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
@@ -50,7 +50,7 @@ def build_operation_sections(
 def _build_section(
     element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> PageSection:
-    """Return the section of one `TableKey`, which was measured in place, out of place or both."""
+    """Return the section of `places`, the groups of curves that differ only in being in place or out of place."""
     first, *rest = places
     folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
     ranks, nodes = first.setting.ranks, first.setting.nodes
@@ -138,7 +138,7 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 
 
 def _format_rounded_size(nbytes: float) -> str:
-    """Return the label of a tick at a message size, which may be fractional."""
+    """Return the label of a tick of the message-size axis; `nbytes` is rounded to whole bytes."""
     return format_size(round(nbytes))
 
 

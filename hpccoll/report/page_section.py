@@ -34,7 +34,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: a paragraph `intro`, figures with a legend and a `side_table` beside, and tables."""
+    """A section of the page: a paragraph `intro`, figures with a legend and a table beside them, and more tables."""
 
     element_id: str  # unique on the page; its panels' ids begin with it
     title: str

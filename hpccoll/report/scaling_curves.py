@@ -18,7 +18,7 @@ _SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """Groups of curves that differ only in job size, sorted by job size; `sizes` are message sizes of all groups."""
+    """Groups of curves that differ only in job size, sorted by it; `sizes` are message sizes that all groups have."""
 
     groups: tuple[CurveGroup, ...]
     over: str  # the x axis: "nodes" or "ranks"
@@ -71,12 +71,12 @@ def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
 
 
 def _has_size(group: CurveGroup, nbytes: int) -> bool:
-    """Whether a group has a measurement of a message size, up to rounding."""
+    """Whether a group of curves has a measurement of about `nbytes` bytes (see `_is_same_size`)."""
     return any(_is_same_size(size, nbytes) for size in group.sizes)
 
 
 def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
-    """Return a curve's record of a message size, up to rounding, or None."""
+    """Return a curve's record of a message of about `nbytes` bytes, or None if not measured."""
     return next((record for record in curve.records if _is_same_size(record.nbytes, nbytes)), None)
 
 

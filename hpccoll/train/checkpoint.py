@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The directory given as --checkpoint. The constructor creates it, or raises UsageError if it is not writable."""
+    """The directory of --checkpoint. The constructor creates the directory; raises UsageError if it is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -82,7 +82,7 @@ class CheckpointDirectory:
         """Return the newest intact checkpoint (None if there is none) and a warning per damaged file that was skipped.
 
         Raises:
-            UsageError: the checkpoint's options differ from `identity`.
+            UsageError: the checkpoint was written with options that differ from `identity`.
         """
         damaged = []
         for file in self._list_files():

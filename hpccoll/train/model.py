@@ -115,7 +115,7 @@ class StageLayers:
         self._activation = get_activation(model)
 
     def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
-        """Return the layer with index `index`, split over tensor-parallel ranks as `choose_split` returns."""
+        """Return layer number `index`, split over the tensor-parallel ranks by output, by input or not at all."""
         split = choose_split(self.model, index)
         if split == REPLICATED:
             return ReplicatedLinear(weight, bias)

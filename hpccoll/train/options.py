@@ -87,7 +87,7 @@ class CheckpointOptions:
 
 
 def slice_microbatches(batch: int, mesh: Mesh, dp_index: int, microbatches: int) -> list[slice]:
-    """Return a slice of the batch per micro-batch of ranks with dp index `dp_index`; lengths differ by at most 1."""
+    """Return the micro-batches of the ranks with data-parallel index `dp_index`, as slices of the global batch."""
     own = split_evenly(batch, mesh.dp)[dp_index]
     return [
         slice(own.start + part.start, own.start + part.stop)

@@ -124,7 +124,7 @@ class Trainer:
         """Compare all ranks' gradients of the next batch with the gradients that rank 0 computes alone; collective.
 
         Returns:
-            The result on all ranks; `first` is None except on rank 0. The parameters' `grad` is overwritten.
+            The result; `first` (the first wrong element) is None except on rank 0. Overwrites the parameters' `grad`.
         """
         self.compute_gradients()
         model = self.options.model

@@ -32,7 +32,7 @@ def collect_findings(
 ) -> list[Finding]:
     """Return all findings on the results, most severe first.
 
-    `read_request` returns the cases that a run's command asked for, or None if they are unknown, as by default.
+    `read_request` returns the benchmark cases that a run's command requested, or None if they are unknown.
     """
     findings = [
         *find_wrong_results(results.rows),

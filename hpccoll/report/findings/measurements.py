@@ -84,7 +84,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
 
 
 def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
-    """Yield (implementation, lag) per implementation significantly slower than the fastest of its MPI library."""
+    """Yield (implementation, slowdown) for each significantly slower than the fastest, if both use one MPI library."""
     fastest = group.find_fastest(nbytes)
     if fastest is None or fastest[1].time_us.min <= 0:
         return
@@ -98,12 +98,12 @@ def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implem
 
 
 def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
-    """Return the lags (slowdowns against the fastest) that exceed a limit, the largest first."""
+    """Return the slowdowns against the fastest implementation that exceed `limit`, the largest first."""
     return sorted((lag for lag in lags if lag.ratio.low > limit), key=lambda lag: -lag.ratio.low)
 
 
 def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
-    """Return the evidence of a finding: the group's title and its largest lags."""
+    """Return the evidence of a finding: the title of a group of curves and its largest slowdowns."""
     return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
 
 
@@ -171,7 +171,7 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
 
 
 def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
-    """Yield a warning per operation whose bus bandwidth for the largest message falls below half on a larger job."""
+    """Yield a warning per operation whose bus bandwidth for the largest message more than halves on a larger job."""
     for scaling in group_scaling_curves(groups):
         if scaling.sizes and scaling.sizes[-1] > 0:
             yield from _find_bandwidth_drop(scaling, scaling.sizes[-1])

@@ -49,7 +49,7 @@ def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 
 def _format_median(measured: RunMeasurement) -> str:
-    """Return a row's median time and its confidence interval, such as `191 µs [151, 210] µs`."""
+    """Return a measurement's median time and confidence interval, such as `191 µs [151, 210] µs`."""
     time = measured.record.time_us
     interval = format_bounds(time.p50_low * 1e-6, time.p50_high * 1e-6, format_seconds)
     return f"{format_seconds(time.p50 * 1e-6)} {interval}"

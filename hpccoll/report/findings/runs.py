@@ -82,7 +82,7 @@ def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[
 
 
 def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
-    """Yield a finding for each distinct problem of binding ranks to cores, which names all affected runs."""
+    """Yield one finding per distinct problem of binding ranks to cores; the finding names all affected runs."""
     runs_by_problem: dict[tuple[Severity, str, str, str], list[RecordedRun]] = {}
     for run in runs:
         for problem in _check_binding(run):
