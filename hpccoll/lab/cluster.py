@@ -240,12 +240,12 @@ class Lab:
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return the lab's status: `isolation`, `why` it is not better, `shape` (the configuration) and `nodes`."""
+        """Return the lab's `isolation`, `why` no better one was chosen, `shape` (the configuration) and `nodes`."""
         return self.client.request("status")
 
 
 def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Terminate or kill a process of `Lab.start` and its session; return its standard output and error so far."""
+    """End a process of `Lab.start` and its session by SIGTERM, then SIGKILL; return its output and errors so far."""
     partial: subprocess.TimeoutExpired | None = None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -73,7 +73,7 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Raise UnavailableError if the lab is flat; the message gives the `reason` and the `feature` it lacks."""
+    """Raise UnavailableError if the lab is flat; its message names the missing `feature` and `reason` for flat mode."""
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

@@ -164,7 +164,7 @@ def open_listener(paths: LabPaths) -> socket.socket:
 def main() -> None:
     """Run the lab that the first argument (JSON) describes, until it ends.
 
-    When all nodes are idle, writes the lab's status (JSON) to the file descriptor in argument 2; on failure, an error.
+    `main` writes JSON to the file descriptor in argument 2: the lab's status when all nodes are idle, or an error.
     """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

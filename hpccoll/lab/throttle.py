@@ -32,7 +32,8 @@ class BusyThreads:
     """The threads that use CPU time among the descendants of the processes `roots`, and their CPU times.
 
     Sleeping threads, such as those of SLURM's daemons, are left out, because stopping them has no effect and continuing
-    them makes them look busy. Processes that handle SIGCONT are left out, as srun forwards it to its tasks.
+    them makes them look busy. Processes that handle SIGCONT are left out, because one of them, srun, forwards this
+    signal to its tasks.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
@@ -105,7 +106,8 @@ class CpuThrottle:
     def step(self) -> None:
         """Count the CPU time used since the last step, and pause the node's processes if it exceeds the limit.
 
-        A pause sends SIGSTOP, sleeps until the limit reaches the used time (at most LONGEST_STOP_S) and sends SIGCONT.
+        A pause sends SIGSTOP, sleeps until the allowed CPU time reaches the used CPU time (at most LONGEST_STOP_S), and
+        sends SIGCONT.
         """
         now = time.monotonic()
         used_s = self.own.read_new_cpu_s()

@@ -62,11 +62,12 @@ class CheckedBuffers:
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
     """Return this rank's checked buffers as flat arrays.
 
-    If source and result are the same array of n blocks, one buffer becomes the rank's own block in this array.
+    If source and result of a block operation are the same array of n blocks, the buffer that should hold a single block
+    becomes the rank's own block in this array.
 
     Raises:
-        BufferError: a buffer is missing or not contiguous, or the two buffers differ in dtype, module or number of
-            elements.
+        BufferError: a buffer is missing or not contiguous, or source and result differ in dtype or array module, or
+            their numbers of elements do not fit each other.
     """
     sent = _check_buffer(operation, source, "source", rank == root or operation not in _ROOT_HAS_SOURCE)
     received = _check_buffer(operation, result, "result", rank == root or operation not in _ROOT_HAS_RESULT)

@@ -47,7 +47,7 @@ class MpiEngine:
             raise unsupported_error(self.name, f"{module.name} device buffers here", "use --buffer host")
         sent, received = self._specify(operation, buffers)
         if operation is Operation.REDUCE_SCATTER and buffers.in_place:
-            # In place, MPI would leave each rank's result at the front of the input, not in the rank's own block.
+            # An in-place MPI_Reduce_scatter leaves the result at the front of the input, not in the rank's own block.
             raise unsupported_error(self.name, "reduce_scatter in place", "use --out-of-place")
         op = self._get_op(buffers.dtype, redop) if operation.reduces else None
         arguments = order_arguments(operation, sent, received, op, root, buffers.in_place)
@@ -71,7 +71,7 @@ class MpiEngine:
             missing = f"{buffers.dtype.name} reductions ({job.get_mpi_library()} has no such datatype)"
             raise unsupported_error(self.name, missing, "use float32, or --engine hpccoll")
         both: tuple[FlatArray | None, ...] = (buffers.source, buffers.result)
-        # The smaller buffer is one block, except in an all-to-all, where both buffers have one block per rank.
+        # The smaller of source and result is one block, except in an all-to-all, where both have one block per rank.
         count = min(len(flat) for flat in both if flat is not None)
         if operation is Operation.ALL_TO_ALL:
             count //= self.comm.size

@@ -77,7 +77,7 @@ class TorchEngine:
         self._collectives = TorchCollectives(group, c10d, comm.size)
 
     def _make_error(self, action: str, reason: str) -> CommunicationError:
-        """Return the CommunicationError that this engine cannot do `action`, for `reason`."""
+        """Return a CommunicationError which says that this engine cannot do `action`, and names the `reason`."""
         return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
@@ -134,7 +134,7 @@ class TorchEngine:
         return self._completed(launch, buffers.module.device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
-        """Return torch's ReduceOp and the torch dtype in which to reduce; raise UsageError if there is none."""
+        """Return torch's ReduceOp and the torch dtype in which to reduce; raise UsageError if torch has none."""
         reduction, offered = Reduction.parse(redop), _OPS | (_BITWISE if self.name == "gloo" else {})
         if reduction.name not in offered:
             instead = f"use one of {', '.join(offered)}, or --engine hpccoll"

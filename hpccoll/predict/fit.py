@@ -1,18 +1,18 @@
 """Fits a machine model to measured times by choosing the alpha, beta and gamma with the closest simulated times.
 
 Alpha is the latency of a message, beta the time per byte sent, and gamma the time per byte reduced. The fit uses every
-second message size; the errors of the other sizes show how well the machine predicts. The fit minimises the sum over
-measurements of |log(simulated / measured)|, smoothed near zero, so that times of microseconds count as much as times of
-milliseconds, and outliers have little influence.
+second message size; the prediction errors at the other sizes show how good the machine model is. The fit minimises the
+sum over measurements of |log(simulated / measured)|, smoothed near zero, so that times of microseconds count as much as
+times of milliseconds, and outliers have little influence.
 
 Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
 ones are sent in pieces, and messages larger than the caches are slower. A fitted link therefore has one beta per band
 of message sizes, and a call has a fixed cost before its first message. The idea of bands is from Kielmann, Bal and
 Verstoep, Fast measurement of LogP parameters, 2000.
 
-A simulated time is that of the longest of many paths, each linear in the parameters. The fit computes the derivatives
-of the times by simulation, solves the linearised model, and repeats both until the parameters converge. A fit takes
-about thirty simulations per measurement.
+A simulated time is the time of the longest path through the messages, and the time of each path is linear in the
+parameters. The fit computes the derivatives of the times by simulation, solves the linearised model, and repeats both
+until the parameters converge. A fit takes about thirty simulations per measurement.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured plan, with `count` elements per vector or block, a message of `nbytes`, and the median time."""
+    """The median time of a plan, measured with a message of `nbytes` and `count` elements per vector or block."""
 
     algorithm: Algorithm
     plan: Plan
@@ -53,7 +53,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A measurement, the time that the fitted machine predicts for it, and whether the fit used the measurement."""
+    """A measurement, its time as predicted by the fitted machine model, and whether the fit used the measurement."""
 
     row: MeasuredRow
     seconds: float
@@ -67,22 +67,22 @@ class PredictedRow:
 
 @dataclass(frozen=True, slots=True)
 class MachineFit:
-    """A fitted machine, and its predictions for all measurements."""
+    """The machine model that a fit found, and the times that this model predicts for all measurements."""
 
     machine: Machine
     rows: tuple[PredictedRow, ...]
 
     def compute_median_error(self, *, fitted: bool) -> float:
-        """Return the median relative error of the measurements that the fit used, or of those that it left out."""
+        """Return the median relative error of measurements that the fit used (`fitted`) or left out (not `fitted`)."""
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
 def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
-    """Fit a machine to every second message size of `rows` by simulations, and predict all rows with this machine.
+    """Fit a machine model to the measurements at every second message size, and predict the times of all measurements.
 
     Args:
         rows: measurements of one job, with the same ranks on the same nodes.
-        source: the name of the measurements, such as a file name, for error messages and the machine's name.
+        source: the name of the measurements, such as a file name, for error messages and the model's name.
 
     Raises:
         UsageError: `rows` come from several jobs, or have too few message sizes.
@@ -120,7 +120,10 @@ class _ParameterLayout:
         self.start = np.array([1e-6, 1e-10, *([3e-6] if has_fences else []), *within, *between])
 
     def make_machine(self, values: Floats, name: str) -> Machine:
-        """Return the machine with parameters `values`, shape (K,); a link without parameters equals the other link."""
+        """Return the machine model with parameters `values`, shape (K,).
+
+        If `values` has parameters for links within nodes only, or between nodes only, they apply to both kinds of link.
+        """
         call, gamma, *rest = values.tolist()
         fence = rest.pop(0) if self.has_fences else None
         link_values = (rest[: self.within_count], rest[self.within_count :])
@@ -167,7 +170,7 @@ def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values:
 
 
 def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:
-    """Return the simulated time in seconds of a measurement's plan on `machine`."""
+    """Return the simulated time in seconds of a measurement's plan with the machine model `machine`."""
     if row.algorithm.is_hybrid:
         return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

@@ -1,4 +1,4 @@
-"""Forecasts the time of an algorithm by simulation, for a rank count, a machine and a message size."""
+"""Forecasts the time of an algorithm by simulation, for a rank count, a machine model and a message size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def forecast(
         chunks: number of chunks; None for the number that a run would use.
         root: the root rank; ignored by operations without one.
         full: simulate every rank, even if symmetry makes a few ranks enough.
-        trace: find the critical path; tracing simulates a hybrid plan as one segment, without pipelining.
+        trace: find the critical path; with tracing, a hybrid plan is not split into pipelined segments.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
@@ -65,8 +65,9 @@ def forecast(
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
     """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) split into segments as in a real run.
 
-    Work inside nodes overlaps with messages between nodes; a single node has one segment. The first segment takes the
-    simulated time of the plan; each later segment adds the time for which it occupies the busiest node's link.
+    Work inside nodes overlaps with messages between nodes; on a single node the plan is not split. The first segment
+    takes the simulated time of the plan; each later segment adds the time for which it occupies the busiest node's
+    link.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.

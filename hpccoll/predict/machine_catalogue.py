@@ -1,4 +1,4 @@
-"""Reads machines to simulate: built-in ones from machines/*.toml (with sources), or a user's from a TOML file."""
+"""Reads machine models for simulations: built-in ones from machines/*.toml (with sources), or a user's TOML file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _MAX_CHARACTERS = 2**20
 
 
 def list_machines() -> list[str]:
-    """Return the names of the built-in machines, sorted."""
+    """Return the names of the built-in machine models, sorted."""
     entries = (entry.name for entry in (files(__package__) / _FOLDER).iterdir())
     return sorted(name.removesuffix(_SUFFIX) for name in entries if name.endswith(_SUFFIX))
 
 
 def load_machine(name: str) -> Machine:
-    """Read a machine from the TOML file of the built-in machine `name`, or from the TOML file at the path `name`.
+    """Read a machine model; `name` is the name of a built-in machine model or the path of a TOML file.
 
     Raises:
-        UnknownNameError: `name` is neither a built-in machine nor a path ending in .toml.
+        UnknownNameError: `name` is neither a built-in machine model nor a path ending in .toml.
         UsageError: the file cannot be read.
-        MachineError: the file does not describe a machine.
+        MachineError: the file does not describe a machine model.
     """
     if name in list_machines():
         text = (files(__package__) / _FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
@@ -47,12 +47,12 @@ def load_machine(name: str) -> Machine:
 
 
 def parse_machine(text: str, source: str) -> Machine:
-    """Return the machine that a TOML string describes.
+    """Return the machine model that a TOML string describes.
 
-    `source` is the file or machine that error messages name. `build_machine` documents the valid keys.
+    `source` is the name of the file or machine model for error messages. `build_machine` documents the valid keys.
 
     Raises:
-        MachineError: `text` is not TOML, or does not describe a machine.
+        MachineError: `text` is not TOML, or does not describe a machine model.
     """
     if len(text) > _MAX_CHARACTERS:
         raise MachineError(f"{source}: has {len(text)} characters; a description of a machine takes a dozen lines")

@@ -62,7 +62,10 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
 
 
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
-    """Return the logarithms of the simulated times, interpolated at (`fine_y`, `fine_x`), shape (A, y, x)."""
+    """Return the logarithms of the simulated times, interpolated at the points of the map.
+
+    The shape is (algorithms, `fine_y`, `fine_x`).
+    """
     from scipy.interpolate import RegularGridInterpolator
 
     y, x = np.meshgrid(fine_y, fine_x, indexing="ij")
@@ -71,12 +74,12 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
 
 
 def _get_colour(name: str, number: int) -> str:
-    """Return the fixed colour of the algorithm `name`, or the `number`-th of the other colours if it has none."""
+    """Return the colour of algorithm `name` in `_COLOURS`, or else colour `number` of `_OTHER_COLOURS`."""
     return _COLOURS.get(name, _OTHER_COLOURS[number % len(_OTHER_COLOURS)])
 
 
 def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Draw each interpolated point in the colour of its fastest algorithm; `best` has the algorithms' indices."""
+    """Draw each interpolated point in the colour of its fastest algorithm; `best` has the index of this algorithm."""
     from matplotlib.colors import ListedColormap
 
     present = np.unique(best)
@@ -128,7 +131,7 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
 
 
 def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int, bool]:
-    """Return the row and column of the centre of a label of `width` points, and whether to write it vertically."""
+    """Return row and column of a label's centre, and whether it is vertical because `width` points are not free."""
     row, (first, last) = _find_roomiest_row(inside)
     if last - first > width:
         return row, (first + last) // 2, False
@@ -137,7 +140,7 @@ def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int
 
 
 def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]:
-    """Return the row with the most room for a label, and the first and last column of the free space in this row."""
+    """Return the row of a region with most room for a label, and the region's first and last column in this row."""
     from scipy.ndimage import distance_transform_edt
 
     # A label is about ten times as wide as high, so a horizontal distance counts less than a vertical one.

@@ -35,7 +35,8 @@ class TimeSummary(Struct, frozen=True):
     """Order statistics of the record's samples_us, in microseconds.
 
     p50_low and p50_high are the median's 95 % interval; below 6 iterations they are the smallest and largest sample,
-    which enclose the median with probability 1 - 2**(1 - iterations). The percentiles p95 and p99 are samples.
+    which enclose the median with probability 1 - 2**(1 - iterations). The percentiles p95 and p99 are values of
+    samples, without interpolation.
     """
 
     min: Amount
@@ -63,7 +64,7 @@ class CaseKey(NamedTuple):
 
 
 class CollectiveCase(Record, frozen=True):
-    """The fields of a collective record that are known before the measurement; never written without the others."""
+    """The fields of a `CollectiveRecord` that are known before the measurement; never written to a file alone."""
 
     op: OperationName
     engine: str

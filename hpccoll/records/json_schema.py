@@ -1,7 +1,8 @@
 """The JSON Schema (draft 2020-12) of the records, generated from the record classes.
 
-Each line of a result file is one record, whose `kind` selects the definition. Readers should accept unknown keys,
-because later versions of hpccoll may add keys to schema hpccoll/1, but never remove one.
+Each line of a result file is one record; its field `kind` (for plans also `command`) determines which definition of the
+schema it must satisfy. Readers should accept unknown keys, because later versions of hpccoll may add keys to schema
+hpccoll/1, but never remove one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def make_json_schema() -> Schema:
 
 
 def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return the rule that lines of a kind (and of a `command`, if the definition fixes it) satisfy the definition."""
+    """Return a JSON Schema rule: lines with the `kind` (and `command`, if any) of a definition must satisfy it."""
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:

@@ -104,7 +104,7 @@ class FindingRecord(Record, frozen=True):
 
 
 class LabShapeEntry(Struct, frozen=True):
-    """The configuration with which the cluster was started."""
+    """The configuration with which the lab was started."""
 
     nodes: Positive
     cpus: Positive

@@ -30,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the versions, None for packages not in `versions`; raise UsageError for a package without a field."""
+        """Return a `Versions` with None for missing packages; raise UsageError for a package that is not a field."""
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:
@@ -51,7 +51,7 @@ class SlurmJob(Struct, frozen=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True):
-    """The command, software and ranks of a run, written before its measurements; resuming a run adds another one."""
+    """Command, software and ranks of a run, written before its measurements; a resumed run has several such records."""
 
     kind: ClassVar[str] = "run"
 
