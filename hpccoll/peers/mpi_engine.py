@@ -22,7 +22,7 @@ class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
     `takes_device_memory` returns whether MPI accepts this rank's device memory; the first call of `prepare` with device
-    buffers calls it on every rank. Device buffers are refused unless it returned true on every rank.
+    buffers calls it on every rank. Device buffers are refused unless every rank's call returned true.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 
@@ -34,7 +34,7 @@ class MpiEngine:
         self._mpi = job.load_mpi()
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call that runs `operation` once; see `LibraryEngine.prepare`. Collective for device buffers."""
+        """Return a call as `LibraryEngine.prepare` does; with device buffers, `prepare` is collective."""
         from hpccoll.runtime.messages.mpi_calls import METHODS, order_arguments
 
         if operation is Operation.BARRIER:

@@ -10,7 +10,7 @@ ones are sent in pieces, and messages larger than the caches are slower. A fitte
 of message sizes, and a call has a fixed cost before its first message. The idea of bands is from Kielmann, Bal and
 Verstoep, Fast measurement of LogP parameters, 2000.
 
-A simulated time is the time of the longest path through the messages, and the time of each path is linear in the
+A simulated time is the time of the longest path of dependent messages, and the time of each path is linear in the
 parameters. The fit computes the derivatives of the times by simulation, solves the linearised model, and repeats both
 until the parameters converge. A fit takes about thirty simulations per measurement.
 """

@@ -131,7 +131,7 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
 
 
 def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int, bool]:
-    """Return row and column of a label's centre, and whether it is vertical because `width` points are not free."""
+    """Return a label's centre (row, column), and whether the label of `width` points must be vertical to fit."""
     row, (first, last) = _find_roomiest_row(inside)
     if last - first > width:
         return row, (first + last) // 2, False

@@ -63,7 +63,7 @@ def make_json_schema() -> Schema:
 
 
 def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return a JSON Schema rule: lines with the `kind` (and `command`, if any) of a definition must satisfy it."""
+    """Return a JSON Schema rule: lines with a definition's `kind` (and `command`, if any) satisfy the definition."""
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:
