@@ -44,7 +44,7 @@ _AREA_ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The findings on one host, its CPU quota and its MPI library."""
+    """The findings on one host, and the host's CPU quota and MPI library."""
 
     name: str  # host name
     findings: tuple[Finding, ...]  # findings that concern this host alone

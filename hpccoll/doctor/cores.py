@@ -73,7 +73,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota (in cores) that a cgroup v2 directory sets, and its source; None if there is no limit."""
+    """Return the CPU quota in cores of a cgroup v2 directory, and the file and value that set it; None if unlimited."""
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -82,7 +82,7 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota (in cores) that a cgroup v1 directory sets, and its source; None if there is no limit."""
+    """Return the CPU quota in cores of a cgroup v1 directory, and the file and value that set it; None if unlimited."""
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None
@@ -90,7 +90,7 @@ def _read_quota_v1(group: Path) -> tuple[float, str] | None:
 
 
 def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float | None]) -> list[Finding]:
-    """Return a finding on oversubscription and one on binding per host; `quotas` maps hosts to CPU quotas in cores."""
+    """Return for each host a finding on oversubscription and one on core binding; `quotas` maps hosts to CPU quotas."""
     findings = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         on_host = [rank for rank in ranks if rank.host == host]

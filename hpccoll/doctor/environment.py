@@ -1,4 +1,4 @@
-"""Check environment variables against a list of known harmful values. Values of other variables are never read."""
+"""Check environment variables against a list of known harmful values. Values of unlisted variables are not read."""
 
 from __future__ import annotations
 

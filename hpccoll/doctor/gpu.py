@@ -34,7 +34,8 @@ print(json.dumps({"version": cupy.__version__, "runtime": r.runtimeGetVersion(),
 def check_gpus(limit_s: float) -> list[Finding]:
     """Start processes that query and use the GPUs of this host; return findings (only one if there is no GPU).
 
-    Each process may run for `limit_s` seconds, or a minute if that is longer and the process creates a CUDA context.
+    The process that asks the CUDA driver for devices may run for `limit_s` seconds, each later process for a minute or
+    `limit_s` seconds, whichever is longer.
     """
     result = run_python(["-m", "hpccoll.doctor.probe_cuda"], limit_s)
     info = result.parse_json()
@@ -109,7 +110,7 @@ def check_nvidia_smi(limit_s: float) -> list[Finding]:
 
 
 def parse_smi_query(result: CommandResult) -> list[Finding]:
-    """Return findings from the output of `nvidia-smi --query-gpu`, which has the columns of QUERY."""
+    """Return findings from the output of `nvidia-smi --query-gpu`, whose columns are the fields in QUERY."""
     rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.strip().splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY)]
     found = f"driver {format_list(sorted({row[2] for row in rows}))}, {len(rows)} GPUs"

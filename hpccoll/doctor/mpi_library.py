@@ -107,7 +107,7 @@ def check_wheels() -> list[Finding]:
 
 
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
-    """Return a finding on whether the first mpirun on PATH belongs to the library. Runs `mpirun --version`.
+    """Return a finding on whether the first mpirun on PATH belongs to the loaded MPI library. Runs `mpirun --version`.
 
     The mpirun of another MPI library would start N jobs of one rank each instead of one job of N ranks.
     """

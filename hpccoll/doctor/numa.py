@@ -70,7 +70,7 @@ def check_virtualization(root: Path) -> list[Finding]:
 
 
 def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether this process is not in the machine's first PID namespace and so sees only some of its processes."""
+    """Whether this process is in a PID namespace that hides some of the machine's processes."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
     except OSError:

@@ -2,8 +2,8 @@
 
 The first process allocates memory, writes a pattern and exports the memory and an event. The second process opens the
 memory, reads the pattern, writes another one and records the event, for which the first process waits before it reads.
-The first process also tries to export memory of CUDA's stream-ordered allocator. CUDA refuses stream-ordered memory,
-so torch's cudaMallocAsync backend cannot share.
+The first process also tries to export memory of CUDA's stream-ordered allocator. CUDA refuses to export stream-ordered
+memory, so tensors of torch's cudaMallocAsync backend cannot be shared.
 """
 
 from __future__ import annotations

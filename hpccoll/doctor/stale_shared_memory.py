@@ -114,8 +114,8 @@ def _format_age(seconds: float) -> str:
 def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[SharedMemoryFile]:
     """Yield the files in `directory` whose names match those that communication libraries give to shared memory.
 
-    File names are read before the list of files in use, so a file that a job creates meanwhile is not listed as unused.
-    A file that is removed before its status is read is skipped.
+    File names are read before the list of files in use, so that a file created between the two reads is left out
+    instead of being listed as unused. A file that is removed before its status is read is skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))

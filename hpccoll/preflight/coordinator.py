@@ -96,7 +96,7 @@ class Coordinator:
         self.can_finalize = not self.results.lost
 
     def _find_nodes(self) -> PreflightResults:
-        """Receive the descriptions of all nodes; return empty results, in which nodes that did not answer are lost."""
+        """Receive the descriptions of all nodes; return results without samples, with silent nodes marked as lost."""
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
@@ -146,7 +146,7 @@ class Coordinator:
             advance("speed")
 
     def remeasure_suspects(self, threshold: float) -> None:
-        """Measure slow nodes and slow links between two nodes again, at most MAX_REMEASUREMENTS times; add samples.
+        """Repeat the measurements of slow nodes and slow links, at most MAX_REMEASUREMENTS times; add the samples.
 
         New samples distinguish faults from temporary disturbances. `threshold` is passed to `find_faults`.
         """

@@ -71,7 +71,7 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Call `measure`, then `answer`, or in reverse order unless `is_first`; return the result of `measure`."""
+        """Call `measure` and `answer`, `measure` first if `is_first` is true; return the result of `measure`."""
         if is_first:
             seconds = measure()
             answer()

@@ -26,7 +26,7 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 
 
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
-    """Split groups of nodes into lists that can be measured at the same time: no machine occurs twice in a list.
+    """Split groups of nodes into lists whose groups share no machine and so can be measured at the same time.
 
     `boot_ids` has the boot ID of each node's machine. Real nodes have different boot IDs, so they need only one list.
     """

@@ -1,7 +1,7 @@
 """The results of a preflight: samples of each direction of each link, and of each node.
 
 The result of a link is its best sample, because a disturbance makes some short samples worse but rarely all. The result
-of a node is the median of its samples, which are long, so a node that is disturbed in most samples counts as slow.
+of a node is the median of its samples, so a node that is disturbed in most samples counts as slow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DirectedLink:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The rate in bytes/s of the shortest transfer; None if the link is broken."""
+        """The rate of the fastest measured transfer in bytes/s; None if no transfer was measured or a sample failed."""
         return self.nbytes / min(self.transfers) if self.transfers and self.broken is None else None
 
     def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Check over TCP that every node can reach every other node, without MPI, which hangs at startup if a link is broken.
 
 Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
-A node that no node reached is lost. MPI starts over the TCP network, even if it sends data over another network.
+A node counts as lost if no other node reached it and it sent no report. MPI starts over the TCP network, even if it
+sends data over another network.
 """
 
 from __future__ import annotations
@@ -70,7 +71,12 @@ class ReachabilityServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Send a greeting to a node; store the report that it may send, and acknowledge it after `all_reported`."""
+        """Send a greeting to a connected node; if it sends a report, store the report and acknowledge it.
+
+        The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. Each read or write
+        fails after REPORT_LIMIT_S seconds. On network errors and invalid JSON, the connection is closed without an
+        exception.
+        """
         with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
             connection.settimeout(REPORT_LIMIT_S)
             stream.write(_HELLO)
@@ -145,7 +151,8 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return results with the broken links and lost nodes that the reports imply.
 
-    `reports` is as in `ReachabilityServer`, plus an entry for node 0, which waited `limit_s` seconds for reports.
+    `reports` maps node 0, and each node whose report arrived within `limit_s` seconds, to the nodes that it could not
+    reach.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

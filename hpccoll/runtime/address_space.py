@@ -25,8 +25,8 @@ USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
 class ChunkSegment:
     """One segment of all C chunks: elements `low` to `high` (exclusive) of each; `low` and `high` have shape (C,).
 
-    A segment is small enough for one slot of shared memory. Every segment is reduced in the order of the whole chunks,
-    so cutting chunks into segments does not change any bit of the result.
+    A segment is small enough for one slot (a buffer in shared memory). Every segment is reduced in the order of the
+    whole chunks, so cutting chunks into segments does not change any bit of the result.
     """
 
     low: IntArray
@@ -68,10 +68,10 @@ class AddressSpace:
     """Finds the array or address of each memory range in one rank's program. Offsets and counts are in elements.
 
     Args:
-        call: the collective, whose input is the memory SOURCE and whose output is RESULT; all memory has its dtype.
+        call: the collective, with input SOURCE and output RESULT; all memory has the dtype of the call.
         program: this rank's instructions, and the sizes of the scratch memories WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
-        slots: slot memory by rank; the key of this rank's own slot memory is OWN.
+        slots: each rank's slot, a buffer in shared memory, by rank; the key of this rank's own slot is OWN.
         segment: the segment that the program works on; None if the program works on whole chunks.
         rank: the number of this rank, used only if `segment` is given.
     """
@@ -134,7 +134,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range in its memory: the user's memory holds whole chunks, a slot a packed segment."""
+        """Return the offset of a range: in whole chunks for the user's memory, in a packed segment for other memory."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner

@@ -139,7 +139,7 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
 ) -> CheckedArrays:
-    """Return checked arrays whose output has `total` elements: `out`, or a new array of shape `new`."""
+    """Check that `out`, or else a new array of shape `new`, has `total` elements; return the checked arrays."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)

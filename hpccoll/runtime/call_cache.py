@@ -1,4 +1,4 @@
-"""The executables that a communicator keeps, found by the arrays of a call.
+"""Caches a communicator's executables (collectives bound to buffers), which a call finds by its arrays.
 
 A cached executable must run only on the arrays that it was bound to. A new array may get the id or address of a deleted
 array. A NumPy array can change its dtype, and a torch tensor its storage, without a change of `id(array)`. NumPy
@@ -29,10 +29,10 @@ CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
 
 
 class CallCache:
-    """Finds executables by the array objects of a call, or by the addresses of its buffers; `clear` frees them all.
+    """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
 
-    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. Its keys are `id(x)` for an
-    all_reduce of `x` with default arguments, and tuples for all other calls.
+    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. The keys of `by_array` are `id(x)`
+    for an all_reduce of `x` with default arguments, and tuples for all other calls.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class CallCache:
         return len(self._by_address)
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the live executable of a call with these arrays; None if there is none or an array has changed."""
+        """Return the executable bound to these arrays; None if it is missing or freed, or an array has changed."""
         cached = self.by_array.get(key)
         if cached is None:
             return None
@@ -62,7 +62,7 @@ class CallCache:
         self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
 
     def find_by_address(self, key: Hashable) -> Executable | None:
-        """Return the live executable for a key and mark it as recently used; None if there is none."""
+        """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
         executable = self._by_address.get(key)
         if executable is None or not executable.live:
             return None
@@ -120,9 +120,10 @@ def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any
 
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child clears their arrays, so that its next call is refused.
+    """Return all call caches of this process; a forked child clears the attribute `by_array` of each.
 
-    Detecting a fork by comparing process ids would cost a system call in every collective.
+    In a forked child, a collective that finds nothing in `by_array` raises UsageError. Detecting a fork by comparing
+    process ids would cost a system call in every collective.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 

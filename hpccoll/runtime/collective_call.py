@@ -46,10 +46,10 @@ class CollectiveCall:
 
 
 def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the collective call for the plan, the functions to call before it, and whether the plan works in place.
+    """Return the call that the plan executes, the functions to run before the plan, and whether the plan is in place.
 
-    The prologue scales the input of `premul_sum`, or copies the input of an in-place all-to-all. The plan reads the
-    scaled or copied input from the output's memory or from new memory.
+    Before the plan, the input of `premul_sum` is scaled, and the input of an in-place all-to-all is copied. The plan
+    reads the scaled or copied input from the output's memory or from new memory.
     """
     in_place = is_in_place(call, rank)
     if call.source is None:

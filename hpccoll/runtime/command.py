@@ -59,8 +59,8 @@ def run_command(
     Args:
         words: the program and its arguments.
         limit_s: seconds.
-        shown: the command as the result shows it; None shows `words`.
-        environ: environment of the command. The default is this process's environment without the launcher's
+        shown: the command as a string for the result; if None, `words` are joined.
+        environ: environment of the command. The default is this process's environment without the MPI launcher's
             variables (such as PMI_RANK), so that a command that starts MPI is a separate job.
     """
     command = shown or shlex.join(words)
@@ -105,7 +105,7 @@ def standalone_mpi_environment() -> Iterator[dict[str, str]]:
 
 
 def _format_outcome(status: int | None, limit_s: float) -> str:
-    """Return a clause that describes an exit status, such as `crashed by SIGSEGV`; None means a timeout."""
+    """Return a clause that describes an exit status, such as `crashed by SIGSEGV`; status None means a timeout."""
     if status is None:
         return f"gave no answer within {limit_s:g} s and was killed"
     if status < 0:

@@ -1,7 +1,7 @@
 """Initializes MPI, and finds the hosts, nodes, cores and software versions of this MPI job.
 
-`load_mpi` calls MPI_Init instead of leaving this to the import of mpi4py. As a result, a missing library, or a launcher
-that would make MPI_Init abort, raises an error with a remedy.
+`load_mpi` calls MPI_Init instead of leaving this to the import of mpi4py, so that a missing library, or a launcher that
+would make MPI_Init abort, raises an error with a remedy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def load_mpi() -> ModuleType:
         pmix = "pmix" in module.Get_library_version().lower()
         launcher.require_own_mpirun(os.environ, get_mpi_library(), pmix)
         with warnings.catch_warnings():
-            # mpi4py warns of a launcher of another MPI library, for which `get_world` raises an error instead.
+            # mpi4py's warning of a launcher of another MPI library is not needed, because `get_world` raises an error.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             module.Init_thread()
     return module

@@ -1,14 +1,14 @@
 """Detects a launcher of another MPI library, which starts N jobs of one rank each instead of one job of N ranks.
 
-Without this check nothing would fail: every process is rank 0 of 1, computes a wrong result and exits with status 0.
-Launchers set an environment variable to the number of ranks. If the variable exceeds 1 but MPI.COMM_WORLD has one rank,
-`require_one_job` raises LauncherError.
+An MPI library does not report that its launcher belongs to another library: every process is rank 0 of 1, computes a
+wrong result and exits with status 0. Launchers set an environment variable to the number of ranks. If a launcher's
+variable exceeds 1 but MPI.COMM_WORLD has one rank, `require_one_job` raises LauncherError.
 
 The number of ranks is read from the first of these variables that is set: the one of the MPI library's own mpirun, the
 one of the other library's mpirun, and SLURM_STEP_NUM_TASKS, which counts the processes of one srun. SLURM_NTASKS is not
-used, because a batch script may run a single `python` in an allocation of 64 tasks. SLURM's variable comes last,
-because mpirun starts its daemons by srun, one per node. If MPI.COMM_WORLD has several ranks, launcher and library match
-and no error is raised, even if the numbers differ (heterogeneous srun, spawned processes).
+used, because a batch script may run a single `python` in an allocation of 64 tasks. SLURM's variable is read last,
+because in a job that mpirun starts by srun it counts mpirun's daemons, one per node. If MPI.COMM_WORLD has several
+ranks, no error is raised, even if the launcher's variable has another number (heterogeneous srun, spawned processes).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] |
 
 
 def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None:
-    """Raise LauncherError if `size`, that of MPI.COMM_WORLD, is 1 but the launcher started several processes.
+    """Raise LauncherError if the `size` of MPI.COMM_WORLD is 1 but the launcher started several processes.
 
     The error message gives both numbers of ranks, the launcher's and MPI's, and a command that starts the job.
     """
@@ -70,7 +70,7 @@ def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None
 def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bool) -> None:
     """Raise LauncherError if Open MPI's mpirun started an MPICH without PMIx; to be called before MPI_Init.
 
-    In this case MPI_Init would abort without an explanation; the LauncherError names launcher, library and remedy.
+    MPI_Init would abort without an explanation; the LauncherError names launcher, library and remedy.
     """
     if _OPEN_MPI not in environ or _MPICH in environ or not library.startswith("MPICH") or speaks_pmix:
         return
@@ -81,7 +81,7 @@ def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bo
 
 
 def _remedy(library: str) -> str:
-    """Return the advice of an error message: how to start a job with this MPI library."""
+    """Return the last sentence of an error message: how to start a job with this MPI library."""
     srun = "srun --mpi=pmix" if library.startswith("Open MPI") else "srun --mpi=pmi2"
     mpirun = f"the mpirun of {library} (for a wheel: the one beside this Python)"
     return f"Start the job with {mpirun}, or inside SLURM with {srun}"

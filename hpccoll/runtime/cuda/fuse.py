@@ -178,7 +178,7 @@ def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DTyp
 
 
 def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
-    """Return a group's addresses, then its numbers of leading elements, whole units and trailing elements."""
+    """Return a group's addresses and counts of leading elements, units (`KernelSpec.unit`) and trailing elements."""
     addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
     unit = max(width, itemsize)
     head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0

@@ -2,7 +2,7 @@
 
 Every chunk has a home, where its new values are stored: the node's shared memory if other ranks access the chunk there,
 the user's output if the rank's result contains the chunk, else scratch memory. An input chunk is read from the user's
-input until a new value is stored in its home, so no chunk is copied only to be reduced into.
+input until a new value of the chunk is stored, so no chunk is copied only to be reduced into.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
 
 
 class ChunkLocations:
-    """The current locations and the homes of the chunks of `rank`, and free scratch memory, updated round by round.
+    """The current location and the home (memory for new values) of each chunk of `rank`, updated round by round.
 
     Args:
         sizes: elements of each chunk, shape (C,).
         used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
-        in_slot: whether the chunk's home is this rank's slot in the node's shared memory, shape (C,).
+        in_slot: whether new values of the chunk are stored in the node's shared memory, shape (C,).
         separate: whether neighbouring chunks must not be merged, because the user's memory has gaps between them.
     """
 
@@ -72,7 +72,7 @@ class ChunkLocations:
         return self.merge_ranges(chunks, self._current[chunks])
 
     def home_ranges(self, chunks: IntArray) -> list[MemoryRange]:
-        """Return the ranges of the chunks' homes. Adjacent ranges are merged, and empty ranges left out."""
+        """Return the ranges for new values of the chunks. Adjacent ranges are merged, and empty ranges left out."""
         return self.merge_ranges(chunks, self._home[chunks])
 
     def ranges_in(self, memory: MemoryKind, chunks: IntArray) -> list[MemoryRange]:
@@ -80,19 +80,19 @@ class ChunkLocations:
         return self.merge_ranges(chunks, np.full(len(chunks), memory))
 
     def get_home_memories(self, chunks: IntArray) -> IntArray:
-        """Return the `MemoryKind` of each chunk's home."""
+        """Return the `MemoryKind` in which new values of each chunk are stored."""
         return np.asarray(self._home[chunks], np.int64)
 
     def move_homes_to_result(self, chunks: IntArray) -> None:
-        """Make the user's output the home of the chunks among `chunks` that belong to the rank's result."""
+        """From now on, store new values of those `chunks` that belong to the rank's result in the user's output."""
         self._home[chunks[self.is_output[chunks]]] = MemoryKind.RESULT
 
     def find_displaced(self, chunks: IntArray) -> IntArray:
-        """Return the chunks among `chunks` whose current location is not their home."""
+        """Return those `chunks` whose current location is not their home (the memory for their new values)."""
         return np.asarray(chunks[self._current[chunks] != self._home[chunks]], np.int64)
 
     def mark_at_home(self, chunks: IntArray) -> None:
-        """Record that the chunks are in their homes from now on."""
+        """Record that the chunks are in their homes (the memory for their new values) from now on."""
         self._current[chunks] = self._home[chunks]
 
     def find_missing_outputs(self) -> IntArray:
@@ -101,7 +101,7 @@ class ChunkLocations:
         return np.nonzero(self.is_output & elsewhere)[0]
 
     def merge_ranges(self, chunks: IntArray, memory: IntArray) -> list[MemoryRange]:
-        """Return the ranges of chunks, the i-th in `memory[i]`. Adjacent ranges are merged, empty ranges left out."""
+        """Return ranges of chunks; `chunks[i]` is in `memory[i]`. Adjacent ranges are merged, empty ones left out."""
         sizes = self.sizes[chunks]
         full = sizes > 0
         if not full.any():
@@ -120,7 +120,7 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of ranges, equal in total elements, at the same offsets; return tuples of matching pieces."""
+    """Cut lists of ranges of equal total length at the same offsets; return tuples with one piece from each list."""
     cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
     return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 

@@ -28,14 +28,14 @@ def lower_plan(
     """Return the program of `rank`: the instructions of all rounds in order.
 
     Args:
-        plan: a plan that `check` proves. The program of a plan that `check` rejects may hang or compute a wrong
+        plan: a plan that `check` accepts. The program of a plan that `check` rejects may hang or compute a wrong
             result.
-        count: elements of the vector, or of one block.
+        count: number of elements of the vector, or of one block in an operation with a block per rank.
         itemsize: bytes per element.
         in_place: whether input and output share memory for the chunks that are in both.
         on_device: whether the buffers are device memory, which the cores of other ranks do not cache.
-        staged: whether loads and stores use the slots of the node's ranks instead of the user's own memory.
-        sizes: elements of each chunk in one segment, for a program that runs only this segment; None for whole chunks.
+        staged: whether ranks load and store each other's chunks in shared-memory slots instead of the users' arrays.
+        sizes: number of elements of each chunk if the program runs on a segment of each chunk; None for whole chunks.
     """
     column, separate = plan.column(rank), sizes is not None
     rounds = list(column)
@@ -58,7 +58,7 @@ def _lower_rounds(
     node: SharedMemoryLowering | None,
     locations: ChunkLocations,
 ) -> None:
-    """Append the instructions of all rounds, then copies of the missing outputs to the result."""
+    """Append the instructions of all rounds, then copies of output chunks that are not yet in the user's output."""
     if node is not None:
         node.begin(locations)
     for t, steps in enumerate(rounds):

@@ -2,9 +2,9 @@
 
 In a plan's round, all reads see the state at the start of the round and all arrivals take effect at its end. Lowering
 orders the instructions so that running them one by one has the effect of a simultaneous round. A message is received
-directly into the home of its chunks unless the round still reads the home or reduces into it. A message that cannot be
-received into the home goes to scratch, and is copied or reduced once the sends that read the home are complete. A
-message whose chunks are not contiguous is packed before it is sent.
+directly into the memory of its chunks unless the round still reads this memory or reduces into it. A message that
+cannot be received directly goes to scratch, and is copied or reduced into its chunks once the sends that read these
+chunks are complete. A message whose chunks are not contiguous is packed before it is sent.
 
 A message whose size is in the range PRIVATE is also packed if the round overwrites the memory that it is sent from. If
 a message is packed, the receiver's core caches only the packed copy, so the sender overwrites the original memory
@@ -34,7 +34,7 @@ PRIVATE = range(8 * 2**10, 256 * 2**10 + 1)  # bytes: for other sizes packing co
 
 
 class RankMove(NamedTuple):
-    """One rank's part of a `Move`; `dest` is NO_PEER without a send, and `source` is NO_PEER without a receive."""
+    """One rank's part of a `Move` (transfer step); NO_PEER as `dest` means no send, as `source` no receive."""
 
     dest: int
     source: int
@@ -88,12 +88,12 @@ class MessageLowering:
         self._locations, self._instructions = locations, instructions
 
     def copy_home(self, chunks: IntArray) -> None:
-        """Append copies of chunks from their current locations to their homes."""
+        """Append copies of chunks from their current locations to their homes (the memory for their new values)."""
         self._copy(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
         self._locations.mark_at_home(chunks)
 
     def lower_round(self, moves: list[RankMove]) -> None:
-        """Append the instructions of this rank's moves of one round."""
+        """Append the instructions of this rank's moves (transfer steps) of one round."""
         moves = [move for move in moves if move.dest != NO_PEER or move.source != NO_PEER]
         sends = [move for move in moves if move.dest not in (NO_PEER, self._rank)]
         for move in sends:
@@ -115,7 +115,7 @@ class MessageLowering:
     def _receive_all(
         self, moves: list[RankMove], reads: list[MemoryRange]
     ) -> tuple[list[IncomingMessage], list[RankMove]]:
-        """Start all receives of a round; return the messages, and the moves that only copy within this rank."""
+        """Start all receives of a round; return the messages, and the transfer steps that copy within this rank."""
         sources = [move.source for move in moves if move.source != NO_PEER and move.dest != self._rank]
         messages = Counter(chunk for move in moves for chunk in move.received.tolist())  # per chunk, in this round
         incoming: list[IncomingMessage] = []
@@ -127,8 +127,8 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # MPI matches messages of a sender in order, so only a sender's sole message may receive segments late.
-                # Messages for the same chunks are consumed in order, so all of their receives must start beforehand.
+                # MPI matches a sender's messages in order, so receives may start late only for a sender's only message.
+                # Messages for the same chunks are reduced one by one; if the second is received late, its sender waits.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local
@@ -137,16 +137,16 @@ class MessageLowering:
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
 
     def _make_contiguous(self, chunks: IntArray) -> None:
-        """Copy chunks to their homes before they are sent, if the homes form one range instead of several."""
+        """Copy scattered chunks, before a send, to the memory for their new values if this memory is one range."""
         displaced = self._locations.find_displaced(chunks)
         is_split = len(displaced) > 0 and len(self._locations.current_ranges(chunks)) > 1
         if is_split and len(self._locations.home_ranges(chunks)) == 1:
             self.copy_home(displaced)
 
     def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
-        """Start to receive a message: into scratch if this round reads or reduces the chunks' home, else into the home.
+        """Start to receive a message: into the memory for its chunks' new values if possible, else into scratch.
 
-        If the message is received into the home, appends the home to `reads`, so that a later message for the same home
+        If no scratch is used, the receiving memory is appended to `reads`, so that a later message for the same memory
         uses scratch.
         """
         chunks, op = move.received, move.op
@@ -210,9 +210,9 @@ class MessageLowering:
     def _copy_to_self(
         self, move: RankMove, reads: list[MemoryRange], incoming: list[IncomingMessage]
     ) -> tuple[list[MemoryRange], IntArray]:
-        """Copy chunks within this rank: to their home if nothing else uses the home in this round, else to scratch.
+        """Copy chunks within this rank to other chunks, or to scratch if this round uses the other chunks' memory.
 
-        Returns: the ranges of scratch, and the chunks to copy from scratch to their home at the end of the round.
+        Returns: the ranges of scratch used, and the chunks to fill from scratch at the end of the round; empty if none.
         """
         current, home = self._locations.current_ranges(move.sent), self._locations.home_ranges(move.received)
         landing = [part for message in incoming for part in message.home]
@@ -223,7 +223,7 @@ class MessageLowering:
         return [], move.received[:0]
 
     def _finish_receive(self, message: IncomingMessage, send_starts: list[int]) -> None:
-        """Wait for a message segment by segment, and copy or reduce each segment into the home of its chunks."""
+        """Wait for a message segment by segment, and copy or reduce each segment into the message's chunks."""
         offset = 0
         for j, part in enumerate(message.landing):
             if message.peer != self._rank:
@@ -239,7 +239,7 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into its chunks' home; after the last, mark the chunks as at home."""
+        """Copy or reduce a received segment into the message's chunks; after the last, mark the chunks as updated."""
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)
@@ -266,18 +266,18 @@ class MessageLowering:
 
 
 def get_own_value(value: Ints) -> int:
-    """Return the only entry of an array over ranks that belongs to a column (one rank's part of a plan)."""
+    """Return the single entry of a step's array in a column, which is one rank's part of a plan."""
     return int(np.reshape(value, -1)[0])
 
 
 def get_own_chunks(region: Region) -> IntArray:
-    """Return the chunk numbers of a region in a column (one rank's part of a plan)."""
+    """Return the numbers of the chunks that a region contains in a column, which is one rank's part of a plan."""
     ids = region.ids(1)[0]
     return np.asarray(ids[ids != NO_CHUNK], np.int64)
 
 
 def get_own_move(move: Move) -> RankMove:
-    """Return a move of a column (one rank's part of a plan) as a `RankMove`."""
+    """Return a `Move` (transfer step) in a column, which is one rank's part of a plan, as a `RankMove`."""
     dest, source, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
     none = np.empty(0, np.int64)
     sent = get_own_chunks(move.send) if dest != NO_PEER else none

@@ -68,7 +68,7 @@ class RemoteAccesses:
             self.written[owners, chunks] = True
 
     def _find_owned(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the owner and the number of each chunk in `region` that has an owner, as two arrays."""
+        """Return owner and number of each chunk in `region` as two arrays; leave out ranks whose `owner` is NO_PEER."""
         ids = region.ids(len(self.ranks))
         is_owned = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
         return np.broadcast_to(owner[:, None], ids.shape)[is_owned], ids[is_owned]
@@ -87,9 +87,9 @@ class RemoteAccesses:
     def needs_second_fence(self, t: int) -> bool:
         """Whether round `t` needs a second fence; the same on all ranks.
 
-        A second fence is needed if, since the previous fence, a rank wrote a chunk that others still loaded, and
-        another rank accesses the chunk after round `t`. The chunk's new value is copied to its home between
-        the two fences.
+        A second fence is needed if, since the previous fence, a rank wrote a chunk that other ranks also loaded, and
+        another rank accesses the chunk after round `t`. The chunk's new value is copied from scratch to the chunk's own
+        memory between the two fences.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)
@@ -102,7 +102,7 @@ class RemoteAccesses:
         return bool((written & loaded & (self.last > t)).any())
 
     def has_late_stores(self) -> bool:
-        """Whether the last fence cannot be left out: a rank stores after the last fence but one, or only one exists."""
+        """Whether the last fence is needed: it is the only one, or a rank stores after the second-to-last fence."""
         fences = [t for t, steps in enumerate(self.rounds) if _has_fence(steps)]
         between = self.rounds[fences[-2] :] if len(fences) > 1 else self.rounds
         return len(fences) < 2 or any(isinstance(step, Store) for steps in between for step in steps)

@@ -4,9 +4,9 @@ A rank accesses another rank's chunks in one of two ways. Direct access uses the
 every chunk that other ranks access lies in its rank's slot, memory that the node's ranks share: the chunk is copied to
 the slot before the first fence, and from the slot to the output after the last fence.
 
-The result of a load must not become visible to other ranks before the next fence. If others still load from the memory
-that a result belongs in, the result goes to scratch and is copied after the next fence. If no rank accesses a chunk
-again, results for the chunk go to the output at once.
+The result of a load must not become visible to other ranks before the next fence. If other ranks still load from the
+memory that a result belongs in, the result goes to scratch and is copied after the next fence. If no rank accesses a
+chunk again, results for the chunk go to the output at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedMemoryLowering:
 
     Args:
         sizes: elements of each chunk, shape (C,).
-        staged: whether other ranks' chunks are accessed in slots, not in the user's memory.
+        staged: whether ranks access each other's chunks in the node's shared memory instead of the users' arrays.
         in_place: whether this rank's input and output share memory.
     """
 
@@ -49,12 +49,12 @@ class SharedMemoryLowering:
         return bool(self._deferred)
 
     def find_slot_chunks(self, rank: int) -> NDArray[np.bool_]:
-        """Return which chunks of a rank live in its slot, shape (C,)."""
+        """Return which chunks of a rank are kept in its slot (its part of the node's shared memory), shape (C,)."""
         accessed = self._accesses.accessed[rank]
         return np.asarray(accessed if self._staged else accessed & ~self._output_mask(rank))
 
     def find_accessed_memories(self) -> frozenset[MemoryKind]:
-        """Return which of this rank's own memories other ranks access when they access its chunks directly."""
+        """Return which memories of this rank, SOURCE (input) or RESULT (output), other ranks access in place."""
         accesses, rank, full = self._accesses, self._rank, self._sizes > 0
         loads_source = (accesses.loaded_before_write[rank] & full).any()
         in_result = (accesses.stored[rank] | accesses.loaded_after_write[rank]) & self._output_mask(rank) & full
@@ -67,7 +67,7 @@ class SharedMemoryLowering:
         return np.asarray(masks[0])
 
     def begin(self, locations: ChunkLocations) -> None:
-        """Set the locations of this rank's chunks; copy to the slot the chunks that others load before any write."""
+        """Set this rank's `locations`; if staged, copy to shared memory the chunks that others load before a write."""
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
@@ -100,9 +100,10 @@ class SharedMemoryLowering:
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
     def _lower_fence(self, t: int) -> None:
-        """Append a fence, then copies of the deferred results from scratch to their homes.
+        """Append a fence, then copies of the deferred results from scratch to the chunks that they belong to.
 
-        A last fence that only waits for readers of slots is left out, because each rank has two slots, used in turn.
+        A last fence that only waits for readers of slots is left out, because each rank uses two slots (shared buffers)
+        in turn.
         """
         if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
             return
@@ -125,7 +126,7 @@ class SharedMemoryLowering:
         return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
     def _find_store_target(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return the ranges of a rank's memory that stores to its chunks write."""
+        """Return the memory ranges that stores to these chunks of a rank write."""
         if rank == self._rank:
             return self._locations.home_ranges(chunks)
         return [replace(part, owner=rank) for part in self._get_locations(rank).home_ranges(chunks)]
@@ -140,9 +141,9 @@ class SharedMemoryLowering:
         return self._others[rank]
 
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
-        """Combine loaded operands in order with the chunks' current values; the result goes to the chunks' home.
+        """Combine loaded operands in order with the chunks' current values; store the result in the chunks.
 
-        The result goes to scratch first if other ranks still load from the home, or if a later operand is in the home.
+        The result goes to scratch first if its memory holds a later operand or is still loaded by other ranks.
         """
         current = self._locations.current_ranges(chunks)
         if self._staged:
