@@ -157,7 +157,8 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
     """Return the derivatives of a measurement's simulated time by the parameters, shape (K,), from K + 1 simulations.
 
-    A simulated time is homogeneous in the parameters, so it equals the dot product of derivatives and parameters.
+    A simulated time is homogeneous of degree one in the parameters, so it equals the dot product of derivatives and
+    parameters.
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     derivatives = np.empty_like(values)

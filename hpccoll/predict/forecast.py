@@ -44,7 +44,7 @@ def forecast(
     """Simulate `algorithm` on n ranks of `machine` with a message of about `nbytes` (nccl-tests' S).
 
     Args:
-        algorithm: an algorithm, which need not be registered.
+        algorithm: a built-in algorithm or a user's own.
         n: number of ranks, which fill the nodes of `machine` in order.
         machine: the topology, and the costs of messages and reductions.
         nbytes: message size; rounded down to whole float32 elements.
