@@ -97,9 +97,8 @@ def generate_source(kernel: KernelSpec) -> str:
     """Return the C++ source of a kernel named `fused`; its only parameter, passed by value, is an array of rows.
 
     CUDA block (x, y) works on row y (the addresses of one chain); all blocks with the same y share the row. A row
-    consists of 64-bit
-    words: the addresses to load from, the addresses to store to, then the number of elements before the first whole
-    unit, of whole units, and of elements after the last whole unit.
+    consists of 64-bit words: the addresses to load from, the addresses to store to, then the number of elements before
+    the first whole unit, of whole units, and of elements after the last whole unit.
     """
     chain = kernel.chain
     small = min(kernel.width, get_dtype(chain.dtype).itemsize)
