@@ -1,8 +1,8 @@
-"""Proofs that plans and free programs are correct, without running them.
+"""Proofs that plans, and programs of sends and receives that are not plans, are correct; nothing is run.
 
 Start with `check` in checker.py, which proves a plan. `transfers` reads rounds as flat arrays and checks each transfer;
 `symbolic_state` tracks the contributions in each chunk and checks the final state; `races` proves that loads and stores
-are free of data races. `check_program` proves free programs, which are lists of sends and receives per rank, without
+are free of data races. `check_program` proves a free program, which is one list of sends and receives per rank, without
 rounds.
 """
 

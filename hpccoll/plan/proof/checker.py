@@ -9,8 +9,8 @@ In the final state of all ranks, every output chunk must have every required con
 every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. The steps and
 bytes of the plan must equal the cost that the algorithm states.
 
-`check` reads and verifies many rounds at once (`TransferBlock`). After an error, `check` verifies the plan again, round
-by round, so that the error names the first wrong round.
+`check` reads and verifies many rounds at once, as arrays (`TransferBlock`). After an error, `check` verifies the plan
+again, round by round, so that the error names the first wrong round.
 
 Cost: O(chunks moved) time, O(ranks * chunks) memory. The idea to check a collective against a postcondition is from
 MSCCLang (Cowan et al., ASPLOS 2023).
@@ -85,7 +85,7 @@ class _PlanWalk:
         self.chunks = self.reader.chunks
 
     def run(self, weights: Weights | None = None) -> SymbolicState:
-        """Execute all rounds symbolically and return the final state; `weights` defaults to random weights."""
+        """Execute all rounds symbolically and return the final state; contributions have random weights by default."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
         self.state = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
@@ -104,7 +104,7 @@ class _PlanWalk:
         return self.state
 
     def list_blocks(self) -> Iterator[TransferBlock]:
-        """Return the blocks of the plan, which has been run."""
+        """Return all rounds of the plan as blocks of transfers; `run` must have been called."""
         is_complete = self.kept and self.kept[-1].stop == self.reader.rounds.count
         return iter(self.kept) if is_complete else self.reader.read_blocks(self.most_rounds)
 
@@ -117,12 +117,12 @@ class _PlanWalk:
         self.steps += len(set(block.round[crossing].tolist()))
 
     def error(self, block: TransferBlock, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error that names the plan, the first round of the block and the first of `ranks`."""
+        """Return (not raise) the error that names the plan, the first round of `block` and the first of `ranks`."""
         self.reader.round = block.first
         return self.reader.error(ranks, why)
 
     def move_chunks(self, block: TransferBlock) -> None:
-        """Update the state by the transfers of the block; raise PlanError for chunks that were never written."""
+        """Apply the transfers of `block` to the symbolic state; raise PlanError for chunks that were never written."""
         phases = self.find_phases(block)
         read = np.empty((len(block.out), self.state.contents.shape[1]), np.uint64)
         before = np.ones(len(block.out))
@@ -143,7 +143,7 @@ class _PlanWalk:
             raise self.error(block, ranks, f"reduces into chunk {chunk}, which was never written")
 
     def find_phases(self, block: TransferBlock) -> _Phases:
-        """Return the chunks of the block in phases; raise PlanError for chunks that overwrite others of their round."""
+        """Return the chunks that `block` moves, in phases; raise PlanError if one overwrites another of its round."""
         rounds = block.round[block.transfer] - block.first
         op, out, into = block.op[block.transfer], block.out, block.into
         key = rounds * (self.n * self.chunks) + into
@@ -157,10 +157,10 @@ class _PlanWalk:
         return _Phases(op, out, into, list(_list_bounds(rounds, phase, op)))
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
-        """Return for each moved chunk how many earlier ones of its round arrive at its place.
+        """Return, for each moved chunk, how many chunks arrived before it in the same chunk of the same rank and round.
 
-        `key` is equal for chunks that arrive in one round at one place. Raises PlanError if a message has a chunk twice
-        or if a later message is copied, not reduced.
+        `key` is equal for moved chunks that arrive in one round in the same chunk of the same rank. Raises PlanError if
+        two of these are in one message, or if one that is not the first is copied (not reduced).
         """
         index = np.argsort(key, kind="stable")
         again = np.concatenate([[False], np.diff(key[index]) == 0])
@@ -187,11 +187,11 @@ class _PlanWalk:
 
 @dataclass(frozen=True, slots=True)
 class _Phases:
-    """Moved chunks, in an order in which no place occurs twice in a phase; rounds have one phase or more.
+    """The chunks that a block moves, in phases: parts of a round in which no chunk of a rank is written twice.
 
-    `op`, `out` and `into` have shape (M,). `bounds` has for each phase the index of its first chunk, the index after
-    its last one, the index after the last chunk of its round (0 for all but the first phase of a round), and the op of
-    all its chunks, or None if the ops differ.
+    `op`, `out` and `into` have one entry per moved chunk. `bounds` has one tuple per phase: the index of the phase's
+    first chunk, the index after its last chunk, the index after the round's last chunk (0 if the phase is not the first
+    of its round), and the common op of the phase's chunks (None if their ops differ).
     """
 
     op: IntArray
@@ -201,7 +201,7 @@ class _Phases:
 
 
 def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield the `bounds` of `_Phases`, given the round, the phase and the op of each chunk, all of shape (M,)."""
+    """Yield the `bounds` of `_Phases` from the round, the phase and the op of each moved chunk."""
     if not len(phase):
         return
     begins = np.nonzero(np.diff(phase, prepend=-1))[0]
@@ -214,7 +214,7 @@ def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
 
 
 def _spread_news(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which ranks each rank has heard from after the block, shape (n, n), given those before it."""
+    """Return the updated mask `heard`, shape (n, n), of the ranks of whose arrival each rank knows after `block`."""
     bounds = np.searchsorted(block.round, np.arange(block.first, block.stop + 1))
     for t, begin, end in zip(range(block.first, block.stop), bounds[:-1], bounds[1:], strict=True):
         before, heard = heard, heard.copy()

@@ -1,4 +1,4 @@
-"""The proof of free programs, which are lists of sends and receives per rank, without rounds.
+"""The proof of free programs: one list of sends and receives per rank, without the rounds of a plan.
 
 Messages between two ranks arrive in the order in which they were sent. A synchronous send completes when its receive
 starts, a buffered send completes immediately, and a receive completes when its message has arrived. Receives name their
@@ -57,17 +57,17 @@ def check_program(
     counts: Sequence[int] = (0, 1, 7),
     held: Mask | None = None,
 ) -> int:
-    """Prove that `program` terminates and, if given, performs `operation`; return the number of messages received.
+    """Prove that `program` terminates and performs `operation` (if given); return the number of messages received.
 
     Args:
         program: one list of actions (sends and receives) per rank.
         operation: the collective that the program must perform, with rank `root` as root; None checks only messages.
         chunks: chunks per rank (default: the highest chunk number plus one).
         counts: if an operation is given, numbers of elements for which sent and received chunks must have equal sizes.
-        held: if no operation is given, a mask of the chunks that have data at the start, shape (n, C); default all.
+        held: if no operation is given, a mask of the chunks that have data at the start, shape (n, C).
 
     Raises:
-        DeadlockError: some ranks are blocked; the message and `stuck` name their steps and actions.
+        DeadlockError: some ranks are blocked; the error text and the attribute `stuck` name their steps and actions.
         PlanError: a message is never received or does not fit its receive, a chunk is read before it is written, a
             peer or chunk does not exist, or the operation is not achieved.
     """
@@ -89,7 +89,7 @@ def check_program(
 
 
 def flatten_plan(plan: Plan) -> list[list[Action]]:
-    """Return `plan` as a free program, in which a rank's buffered sends of a round precede its receives.
+    """Return `plan` as lists of actions, in which a rank's sends of a round, all buffered, precede its receives.
 
     Shared-memory loads and stores of the plan become messages. Raises PlanError for a barrier that contains fences,
     which messages cannot replace.
@@ -142,7 +142,7 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A message in flight: the sender's step and action, the contents, and (in a barrier) who has arrived."""
+    """A message in flight: the sender's step and action, the contents, and (in a barrier) the arrivals it tells of."""
 
     step: int
     send: SendAction
@@ -237,7 +237,7 @@ class _ProgramRunner:
         return action.source
 
     def place(self, rank: int, chunk: int) -> NDArray[np.int64]:
-        """Return the number of a place as a one-element array, as the symbolic state expects."""
+        """Return the number of a rank's chunk among all chunks of all ranks, as a one-element array."""
         return np.array([rank * self.valid.shape[1] + chunk])
 
     def check_message(self, rank: int, action: RecvAction, message: _SentMessage) -> None:

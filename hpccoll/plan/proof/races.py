@@ -7,16 +7,16 @@ equal those of a plan in which loads and stores are messages.
 
 - If two ranks access the same place and one of them writes, a fence in which both ranks take part must separate the
   accesses. Steps of one rank need no fence, because they run in order.
-- As an exception to the first rule, a rank may load from a place that its owner overwrites by a load in the same or a
-  later round, if the next fence of the owner includes the reading rank. The reading rank gets the old contents, because
-  the data of a load becomes visible to other ranks only at the next fence of the loading rank.
+- Conflicting accesses need no fence between them if a rank loads from a place that its owner overwrites by a load in
+  the same or a later round, and the next fence of the owner includes the reading rank. The reading rank gets the old
+  contents, because the data of a load becomes visible to other ranks only at the next fence of the loading rank.
 - A rank may access another rank's memory only after the first fence of both (the other rank has started by then) and
   before the last fence of both (the other rank has not finished yet).
 - No rank may read data that its own earlier step of the same round wrote, except by a load from itself, which reads the
   contents at the start of the round.
 
-Messages do not order accesses to shared memory. Cost: O(A log A) time and O(A) memory, more if many ranks access the
-same places.
+Messages do not order accesses to shared memory. Cost: O(A log A) time and O(A) memory for A accesses, more if many
+ranks access the same chunks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERBS = ("reads", "loads into", "writes")
 
 @dataclass(frozen=True, slots=True)
 class _Accesses:
-    """Memory accesses as arrays of shape (A,): acting rank, place (rank * C + chunk), kind and round."""
+    """Memory accesses as arrays with one entry per access; `place` numbers the chunks of all ranks consecutively."""
 
     actor: IntArray
     place: IntArray
@@ -53,8 +53,8 @@ class _Accesses:
 def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferBlock]) -> None:
     """Raise PlanError, with a remedy, unless fences order all conflicting accesses of `plan` to shared memory.
 
-    `blocks` are the blocks of all rounds, whose transfers the caller has checked; `chunks` and `rounds` are the numbers
-    of chunks per rank and of rounds of the plan.
+    `blocks` has the transfers of all rounds, each of which the caller has checked. `chunks` is the plan's number of
+    chunks per rank, and `rounds` its number of rounds.
     """
     checker = _RaceChecker(plan, max(chunks, 1), rounds)
     accesses = checker.collect_accesses(blocks)
@@ -79,7 +79,7 @@ class _RaceChecker:
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
         """Return all accesses, each once, and fill `self.fences`; raise PlanError if a rule within a round is broken.
 
-        Each access is sorted as one number, which is faster than sorting rows.
+        Packing each access into one integer makes sorting faster.
         """
         places = self.n * self.chunks
         found = [np.zeros(0, np.int64)]
@@ -114,7 +114,8 @@ class _RaceChecker:
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
         """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
 
-        Only the first writer of a place is known; `check_conflicts` refuses a second writer in the same round.
+        Of several ranks that write a chunk in a round, only the first is considered; `check_conflicts` refuses the
+        others.
         """
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
@@ -174,7 +175,7 @@ class _RaceChecker:
         raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
     def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return for all i whether the reader of access x[i] takes part in the next fence of the writer of w[i]."""
+        """Return for all i whether the rank of access x[i] takes part in the next fence of the rank of access w[i]."""
         pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
             is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)
@@ -184,7 +185,7 @@ class _RaceChecker:
 
 
 def _select_contended(accesses: _Accesses) -> _Accesses:
-    """Return the accesses to places that at least two ranks access and at least one writes, sorted by place."""
+    """Return the accesses to chunks that two or more ranks access and at least one of these writes, sorted by chunk."""
     sorted_ = accesses.take(np.argsort(accesses.place, kind="stable"))
     if not len(sorted_.place):
         return sorted_

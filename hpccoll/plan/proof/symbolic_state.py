@@ -1,14 +1,14 @@
-"""The symbolic contents of every rank's chunks while a plan is checked: weights, counts, reduction order.
+"""The symbolic contents of all chunks while a plan is checked: their contributions and the order of reduction.
 
-In array shapes, n is the number of ranks, C of chunks per rank, K of weights per contribution, and M of the chunks that
-a call reads or writes. A place is one chunk of one rank, as the number rank * C + chunk.
+In array shapes, n is the number of ranks, C of chunks per rank, K of integers in the weight of a contribution, and M of
+the chunks that a call reads or writes. A place is one chunk of one rank, as the number rank * C + chunk.
 
-Each contribution (rank, chunk) has a random 128-bit weight; the weight of a chunk is the sum of the weights of its
-contributions. Two different multisets of at most 2**14 contributions have equal weights with probability below 2**-100,
-so a repeated, missing or misplaced contribution is found. Because weights are added modulo 2**64, 2**64 repetitions of
-a contribution would add nothing, so contributions are also counted in floating point, which does not wrap around. The
-order of a reduction is represented by a hash that is not commutative. Two chunks with equal hashes were reduced in the
-same order, unless two 64-bit hashes collide.
+Each contribution (an input chunk of a rank) has a random 128-bit weight; the weight of a chunk is the sum of the
+weights of its contributions. Two different multisets of at most 2**14 contributions have equal weights with probability
+below 2**-100, so a repeated, missing or misplaced contribution is found. Because weights are added modulo 2**64, 2**64
+repetitions of a contribution would add nothing, so contributions are also counted in floating point, which does not
+wrap around. The order of a reduction is represented by a hash that is not commutative. Two chunks with equal hashes
+were reduced in the same order, unless two 64-bit hashes collide.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
 
 @lru_cache(maxsize=4)
 def random_weights(n: int, chunks: int, seed: int = 1) -> Weights:
-    """Return a random weight for each contribution, shape (n, C, 2)."""
+    """Return a random 128-bit weight for each contribution as two integers, shape (n, C, 2)."""
     return np.random.default_rng(seed).integers(1, 2**64, (n, chunks, 2), dtype=np.uint64)
 
 
@@ -53,10 +53,10 @@ def one_hot_weights(n: int, chunks: int) -> Weights:
 class SymbolicState:
     """The symbolic contents of all chunks of all ranks between two rounds.
 
-    `contents`, shape (n * C, K + 2), has one row per place: the sums of weights, the number of contributions (the bits
-    of a float64), and the hash of the reduction order. A place that was never written has zero contributions.
-    `input_weights` has shape (n, C, K). `heard`, shape (n, n), marks the ranks that each rank has heard from in a
-    barrier; in other operations it is None.
+    `contents`, shape (n * C, K + 2), has one row per chunk of a rank: the sum of the weights of its contributions, the
+    number of contributions (the bits of a float64), and the hash of the reduction order. A chunk that was never written
+    has zero contributions. `input_weights`, shape (n, C, K), has the weights of the contributions. `heard`, shape (n,
+    n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
@@ -71,17 +71,17 @@ class SymbolicState:
 
     @property
     def weights(self) -> Weights:
-        """The weights of all places, shape (n, C, K)."""
+        """The sum of the weights of the contributions in each chunk of each rank, shape (n, C, K)."""
         return self.contents[:, :-2].reshape(self.input_weights.shape)
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """The numbers of contributions of all places, shape (n, C)."""
+        """The number of contributions in each chunk of each rank, shape (n, C)."""
         return count_contributions(self.contents).reshape(self.n, self.chunks)
 
     @property
     def order(self) -> Hashes:
-        """The hashes of the reduction order of all places, shape (n, C)."""
+        """The hash of the reduction order of each chunk of each rank, shape (n, C)."""
         return self.contents[:, -1].reshape(self.n, self.chunks)
 
     @property
@@ -90,10 +90,10 @@ class SymbolicState:
         return self.counts > 0
 
     def receive(self, op: Ints, place: IntArray, incoming: Contents) -> NDArray[np.float64]:
-        """Copy or reduce `incoming`, shape (M, K + 2), into distinct places, by `op` or op[i].
+        """Copy or reduce row i of `incoming` into row place[i] of `contents` for all i, by one `op` or by op[i].
 
-        Returns the numbers of contributions in the places before a reduction, with 1 for copies; empty if all are
-        copies.
+        The entries of `place` are distinct. Returns for each i the number of contributions before the reduction, or 1
+        for a copy; returns an empty array if `op` is one copy for all.
         """
         if not isinstance(op, np.ndarray) and op == _COPY:
             self.contents[place] = incoming
@@ -121,9 +121,9 @@ def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[We
     """Raise PlanError unless the final `state` meets the postcondition of its operation.
 
     Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
-    every other, and all ranks whose output includes a chunk must have reduced it in the same order. `name` is the name
-    of the plan or program in errors, and `run_again` executes it with other weights to find the missing or repeated
-    contributions.
+    every other, and all ranks whose output includes a chunk must have reduced it in the same order. Errors call the
+    plan or program `name`. `run_again` executes it again, with the given weights of the contributions, to find the
+    missing or repeated ones.
     """
     if state.heard is not None and not state.heard.all():
         early, late = np.nonzero(~state.heard)
@@ -141,7 +141,7 @@ def _output_mask(state: SymbolicState) -> Mask:
 
 
 def _find_correct(state: SymbolicState) -> Mask:
-    """Return the mask of the chunks that hold the expected number and weight of contributions, shape (n, C)."""
+    """Return a mask of the chunks whose number and weights of contributions are as expected, shape (n, C)."""
     has_input = np.asarray(state.input_weights.any(axis=-1), np.uint64)[..., None]
     counts_match = state.counts == state.operation.expected_weights(has_input, state.n)[..., 0]
     weights_match = (state.weights == state.operation.expected_weights(state.input_weights, state.n)).all(axis=-1)

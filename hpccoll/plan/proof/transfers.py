@@ -28,9 +28,10 @@ _EMPTY = Span(0, 0, 1)
 class TransferBlock:
     """The transfers and fences of the rounds from `first` to before `stop`, in the order of the plan.
 
-    `fences` holds pairs of a round and the leaders of a fence. Arrays of shape (T,): `step` (number of the step in the
-    block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and `target` (ranks), `size` in chunks, `op`. Arrays of
-    shape (M,): `transfer` (number of the transfer in the block), `out` and `into` (places).
+    `fences` holds pairs of a round and each rank's leader in a fence. Arrays with an entry per transfer: `step` (number
+    of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and `target` (ranks), `size` in
+    chunks, `op`. Arrays with an entry per moved chunk: `transfer` (number of the transfer in the block), `out` and
+    `into` (rank * C + chunk with C chunks per rank).
     """
 
     first: int
@@ -50,10 +51,10 @@ class TransferBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The sending or the receiving ends of T transfers.
+    """The chunks at the sending ends, or at the receiving ends, of the transfers of a block.
 
-    `regions` has one region per step. `step` and `row`, both of shape (T,), select a region and an entry of it; `rank`
-    has the rank whose chunks these are.
+    The chunks of transfer i are those in row row[i] of the region (a table of chunks with one row per rank)
+    regions[step[i]]; they belong to rank rank[i].
     """
 
     regions: list[Region]
@@ -63,9 +64,9 @@ class _Ends:
 
 
 class TransferReader:
-    """Reads the rounds of a plan as blocks of transfers, and checks every message, load and store by itself.
+    """Reads a plan as blocks of transfers, and checks each message, load and store independently of the others.
 
-    Errors name the first round of a block, so the caller reads blocks of one round to find the round of an error.
+    Errors name the first round of a block; to find the round of an error, a caller reads blocks of one round each.
     """
 
     def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
@@ -81,7 +82,7 @@ class TransferReader:
         return PlanError(f"{self.plan.name} on {self.n} ranks, round {self.round}: {who} {why}")
 
     def read_blocks(self, most_rounds: int) -> Iterator[TransferBlock]:
-        """Yield the blocks of all rounds, of at most `most_rounds` each; raise PlanError for wrong transfers."""
+        """Yield all transfers in blocks of at most `most_rounds` rounds; raise PlanError for a wrong transfer."""
         t = 0
         while t < self.rounds.count:
             steps: list[Step] = []
@@ -97,21 +98,21 @@ class TransferReader:
             yield self._read_block(t, steps, rounds)
 
     def _check_kinds(self, t: int, steps: Sequence[Step]) -> None:
-        """Raise PlanError if a round mixes moves, fences, and loads or stores."""
+        """Raise PlanError if a round has steps of two of these kinds: messages, fences, loads or stores."""
         kinds = {_KIND_NAMES[type(step)] for step in steps}
         if len(kinds) > 1:
             holds = f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own"
             raise PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {holds}")
 
     def _count_chunks(self, step: Step) -> int:
-        """Return the most chunks that a rank moves in a step."""
+        """Return an upper bound on the number of chunks that a rank moves in `step`."""
         if isinstance(step, Fence):
             return 0
         size = step.recv.size if isinstance(step, Move) else step.local.size
         return size if isinstance(size, int) else self.chunks
 
     def _read_block(self, stop: int, timed: list[Step], rounds: list[int]) -> TransferBlock:
-        """Return the block of the given steps and their rounds; raise PlanError if a step is wrong."""
+        """Return the transfers of the steps `timed` as a block; raise PlanError if a step is wrong."""
         fences = [(t, step.leader) for step, t in zip(timed, rounds, strict=True) if isinstance(step, Fence)]
         self._tabulate_peers([leader for _, leader in fences])
         steps = [step for step in timed if not isinstance(step, Fence)]
@@ -141,7 +142,7 @@ class TransferReader:
         )  # fmt: skip
 
     def _tabulate(self, values: Sequence[Ints], what: str) -> IntArray:
-        """Return the values of steps with one entry per rank, shape (S, n); PlanError if one has another shape."""
+        """Return `values`, one per step, as an array of shape (S, n); raise PlanError for a value of a wrong shape."""
         table = np.empty((len(values), self.n), np.int64)
         for row, value in enumerate(values):
             if np.shape(value) not in ((), (self.n,)):
@@ -151,7 +152,7 @@ class TransferReader:
         return table
 
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
-        """Return the peers of steps, shape (S, n); raise PlanError unless each is a rank or -1."""
+        """Return `peers`, one array per step, as an array of shape (S, n); raise PlanError for peers not in -1 to n - 1."""
         table = self._tabulate(peers, "peers")
         wrong = (table < NO_PEER) | (table >= self.n)
         if wrong.any():
@@ -160,13 +161,13 @@ class TransferReader:
         return table
 
     def _select(self, values: list[Ints], what: str, step: IntArray, row: IntArray) -> IntArray:
-        """Return for each transfer the value of its step for entry `row`; PlanError if a value has another shape."""
+        """Return the value of step[i] for rank row[i], for all i; raise PlanError for a value of a wrong shape."""
         if all(isinstance(value, int) for value in values):
             return np.array(values, np.int64)[step]
         return self._tabulate(values, what)[step, row]
 
     def _match_peers(self, moves: list[Move], sources: IntArray) -> None:
-        """Raise PlanError unless every send of a move has its receive in that move, and every receive its send."""
+        """Raise PlanError unless, in each step, every send has a receive by its `dest`, and every receive a send."""
         dests = self._tabulate_peers([move.dest for move in moves])
         for peers, answers, verb, reply in (
             (dests, sources, "sends to", "receives from"),
@@ -224,7 +225,7 @@ class TransferReader:
         return chunk
 
     def _list_span_chunks(self, ends: _Ends, transfer: IntArray, index: IntArray) -> IntArray:
-        """Return the chunks of the regions that are spans, as `Span.ids` does; other regions get arbitrary numbers.
+        """Return the chunk number of each moved chunk whose region is a Span; entries for other regions are arbitrary.
 
         `index` is the position of each moved chunk in its transfer, shape (M,).
         """
@@ -245,7 +246,7 @@ _KIND_NAMES = {Move: "moves", Fence: "fences", Load: "loads or stores", Store: "
 
 
 def _list_regions(step: Move | Load | Store) -> tuple[Region, Region]:
-    """Return the regions that a step reads and writes."""
+    """Return the region (chunks of each rank) that a step reads, and the region that it writes."""
     if isinstance(step, Move):
         return step.send, step.recv
     return (step.remote, step.local) if isinstance(step, Load) else (step.local, step.remote)
