@@ -1,9 +1,10 @@
 """Plans of collective algorithms, and functions that prove, simulate, draw and export plans.
 
-A plan is a sequence of rounds. A round is a list of steps (`Move`, `Load`, `Store`, `Fence`), each of which describes
-many ranks by arrays. Start with the modules `step`, `rounds` and `plan`; docs/write-your-own.md introduces plans by an
-example. `check` proves a plan correct, `replay` executes a plan in one process, and `simulate` predicts its time. This
-package uses only Python and NumPy: it imports neither MPI nor torch, reads no clock and performs no I/O.
+A plan is a sequence of rounds. A round is a list of steps: messages (`Move`), accesses to shared memory (`Load`,
+`Store`) or barriers (`Fence`). A step holds arrays with an entry per rank. Start with the modules `step`, `rounds` and
+`plan`; docs/write-your-own.md introduces plans by an example. `check` proves a plan correct, `replay` executes a plan
+in one process, and `simulate` predicts its time. This package uses only Python and NumPy: it imports neither MPI nor
+torch, reads no clock and performs no I/O.
 """
 
 from hpccoll.plan.groups import Groups, Nodes, run_across_groups, run_in_groups

@@ -2,7 +2,7 @@
 
 In array shapes, P is the number of ranks in an argument `rank`, and G the number of groups. The slot of a rank is its
 index within its group. Groups may differ in size and may hold any ranks; `locate` and `make_rank_lookup` convert
-between ranks and slots.
+between ranks and slots (indices within groups).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Groups:
 
     @property
     def starts(self) -> IntArray:
-        """The position of each group's first rank in `members`, shape (G,)."""
+        """The position in `members` of each group's first rank, shape (G,)."""
         ends = np.cumsum(np.array(self.sizes, np.int64))
         return np.asarray(ends - np.array(self.sizes), np.int64)
 
@@ -70,7 +70,7 @@ class Groups:
         return np.asarray(group, np.int64), position - self.starts[group]
 
     def make_rank_lookup(self) -> Callable[[IntArray], IntArray]:
-        """Return a function that maps positions in `members` (the start of a group plus a slot) to ranks."""
+        """Return a function that maps positions in `members` (a group's start plus the index in the group) to ranks."""
         if self.members is None:
             return lambda position: position
         members = np.array(self.members, np.int64)
@@ -78,7 +78,7 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return rounds that run `make(index in the group, group size)` within every group at once.
+    """Return rounds in which every group at once runs its own `make(index in the group, group size)`.
 
     Groups with fewer rounds begin later, so that all groups end in the same round. `make` is called once per distinct
     group size.
@@ -92,10 +92,10 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
 
 
 def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
-    """Return rounds that run `make(group, number of groups)` among the ranks of equal slot (index in the group).
+    """Return rounds in which, for each slot (index in a group), the ranks with it run `make(group, number of groups)`.
 
-    Only ranks with a slot below `slots` take part, and every group must have at least `slots` ranks. Ranks of all slots
-    use the same chunk numbers; apply `shifted` to the result if each slot needs its own chunks.
+    Only the first `slots` ranks of each group take part, and every group must have at least `slots` ranks. All these
+    sets of ranks use the same chunk numbers; apply `shifted` to the result to give each its own chunks.
     """
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)

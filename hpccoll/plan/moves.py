@@ -1,13 +1,14 @@
-"""Conversion of shared-memory loads and stores to moves, for code that ignores which end transfers the data.
+"""Conversion of shared-memory loads and stores to messages (`Move`), for code that ignores which end transfers the
+data.
 
 All functions of this module take steps that describe all n ranks.
 
 A load is a message that the receiver transfers alone, and a store is a message that the sender transfers alone. In a
-plan that `check` has proven, executing loads and stores as messages gives the same values, so fences, which only order
-accesses to shared memory, are dropped. In a barrier operation, a fence also tells its ranks of each other's arrival
-(see `share_at_fences`).
+plan that `check` has proven, executing loads and stores as messages gives the same values. Fences only order accesses
+to shared memory, so the conversion drops fences. In a barrier operation, a fence also tells its ranks of each other's
+arrival, which `share_at_fences` computes.
 
-A move has at most one receiver per sender, so a step in which k ranks load from (or store to) one rank becomes k moves.
+In a `Move` each rank sends to at most one rank, so a step in which k ranks load from one rank becomes k moves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TransferKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MoveRounds(Rounds):
-    """Rounds in which every step is a move."""
+    """Rounds in which every step is a `Move` (messages, at most one to and one from each rank)."""
 
     at: Callable[[int], list[Move]]
 
@@ -42,7 +43,7 @@ class MoveRounds(Rounds):
 
 
 def to_move_rounds(rounds: Rounds, n: int) -> MoveRounds:
-    """Return the rounds of all n ranks with loads and stores converted to moves and fences left out."""
+    """Return the rounds of all n ranks with loads and stores converted to messages (moves) and fences left out."""
     at = rounds.at
     return MoveRounds(rounds.count, rounds.chunks, lambda t: [move for step in at(t) for move in to_moves(step, n)])
 
@@ -55,7 +56,7 @@ def transfer_kind(step: Step) -> TransferKind:
 
 
 def to_moves(step: Step, n: int) -> list[Move]:
-    """Return a step of all n ranks as moves with at most one receiver per sender; an empty list for a fence."""
+    """Return a step of all n ranks as moves (at most one message to and from each rank); an empty list for a fence."""
     if isinstance(step, Move):
         return [step]
     if isinstance(step, Fence):
@@ -68,10 +69,10 @@ def to_moves(step: Step, n: int) -> list[Move]:
 
 
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
-    """Return a mask of the ranks from which each rank has heard after the fences of a round, shape (n, n).
+    """Return a mask of the ranks of whose arrival each rank knows after the fences of a round, shape (n, n).
 
-    `heard` is the mask before the round and is not changed. At a fence, every rank of the fence hears from all ranks
-    from which any rank of the fence has heard.
+    `heard` is the mask before the round and is not changed. After a fence, each of its ranks knows of all arrivals of
+    which any of its ranks knew before.
     """
     after = heard.copy()
     for fence in steps:
@@ -83,7 +84,7 @@ def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[
 
 
 def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield partial permutations of the ranks, each with its inverse, that together map every rank to its peer."""
+    """Yield maps of some ranks to distinct peers, each with its inverse; together they map all ranks to `peers`."""
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
     order = np.argsort(named, kind="stable")

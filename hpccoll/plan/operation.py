@@ -1,12 +1,12 @@
 """The collective operations: the input and output chunks of each rank, and the required contents of the outputs.
 
 In array shapes, P is the number of ranks in an argument `rank`, n that of all ranks, C the number of chunks per rank,
-and K the number of weights per contribution.
+and K the number of integers in the weight of a contribution (an input chunk of a rank).
 
 `input_mask` selects the chunks that form the input of a rank, and `output_mask` the chunks of its output. `check`,
-`replay` and the runtime all read `input_mask` and `output_mask`. A contribution is one input chunk of one rank. In a
-proof, every contribution has an integer weight, so that the sum of the weights in a chunk identifies its contributions.
-Random weights prove that a sum has the right contributions; one-hot weights count the contributions of each rank.
+`replay` and the runtime all read `input_mask` and `output_mask`. In a proof, every contribution has a weight, and a
+reduction adds weights, so that the sum of weights in a chunk identifies its contributions. Random weights prove that a
+sum has the right contributions; one-hot weights count the contributions of each rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Operation(Enum):
         return self in (*blocked, Operation.ALL_TO_ALL)
 
     def message_chunks(self, n: int, chunks: int) -> int:
-        """Return the number of chunks that make up the message of S bytes; other chunks are outputs and work space."""
+        """Return the number of a rank's chunks that make up the message; other chunks are outputs and work space."""
         return n if self is Operation.ALL_TO_ALL else chunks
 
     def message_bytes(self, count: int, itemsize: int, n: int) -> int:
@@ -102,7 +102,7 @@ class Operation(Enum):
 
     @lru_cache(maxsize=32)
     def layout_classes(self, counts: tuple[int, ...], n: int, chunks: int) -> IntArray:
-        """Return a class number per chunk, shape (C,); chunks of one class have equal sizes for all `counts`."""
+        """Return a number per chunk, shape (C,), equal for chunks that have equal sizes for all counts in `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
@@ -116,21 +116,21 @@ class Operation(Enum):
         return _chunk_mask(_INPUT_AND_OUTPUT[self][1], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
-        """Return the sum of weights that each output chunk should hold in the end, shape (n, C, K).
+        """Return the sum of contributions' weights that each output chunk should hold in the end, shape (n, C, K).
 
-        Entries for chunks that are not outputs are meaningless. `weights` has the weights of each contribution, shape
+        Results for chunks that are not outputs are meaningless. `weights` has the weight of each contribution, shape
         (n, C, K), and zeros for chunks without input.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
             moved[:, n : 2 * n] = weights[:, :n].swapaxes(0, 1)
             return moved
-        # Chunks without input have zero weight, so the sum over ranks is right for gathers and broadcasts, too.
+        # In gathers and broadcasts, all ranks without input for a chunk add zero to its sum.
         return np.broadcast_to(weights.sum(axis=0, dtype=np.uint64), weights.shape)
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return a mask of chunks by `kind`: a rank's own block, all of the root, the first or second n, all, or none."""
+    """Return a mask (P, C) of each rank's own block, all of the root, chunks 0 to n-1 or n to 2n-1, all, or none."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

@@ -61,5 +61,5 @@ class Plan:
         return any(isinstance(step, Fence) for steps in self.rounds() for step in steps)
 
     def moves(self) -> MoveRounds:
-        """Return the rounds of all ranks with loads and stores converted to moves and without fences, for `replay`."""
+        """Return the rounds of all ranks with loads and stores converted to messages and without fences."""
         return to_move_rounds(self.rounds(), self.ranks)

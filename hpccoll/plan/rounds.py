@@ -2,8 +2,8 @@
 
 `Rounds.at(t)` computes round t without the rounds before it, so no plan is ever stored, and plans can be reversed,
 concatenated, delayed and pipelined at no cost, even for 24,576 ranks. All sends of a round read the state at the start
-of the round, and all receives take effect at its end. A round contains only moves, or only loads and stores, or only
-fences. The number of rounds is the same for every rank of a plan.
+of the round, and all receives take effect at its end. A round contains only messages (moves), or only loads and stores,
+or only fences. The number of rounds is the same for every rank of a plan.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rounds:
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
 
     def map_regions(self, change: RegionMap, chunks: int) -> Rounds:
-        """Return the rounds with `change` applied to every region; the result has `chunks` chunks per rank."""
+        """Return the rounds with `change` applied to every region of chunks; the result has `chunks` chunks per rank."""
         changed = self.map_steps(lambda step: step.map_regions(change))
         return Rounds(changed.count, chunks, changed.at)
 
@@ -87,7 +87,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
-    """Return `change` with a cache of at most `keep` results by array identity, since rounds reuse few peer arrays."""
+    """Return `change` with a cache of at most `keep` results, keyed by the identity of its argument (a peer array)."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:
@@ -108,13 +108,13 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
 
 
 def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
-    """Return `rounds` with only the steps of the ranks in `mask`, shape (P,)."""
+    """Return `rounds` in which only the ranks that are true in `mask`, shape (P,), have peers."""
     change = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
     return rounds.map_steps(lambda step: step.map_peers(change))
 
 
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
-    """Return an allreduce of n ranks that runs `make(rank, core)` among the ranks below `core`.
+    """Return an all-reduce of n ranks that runs the all-reduce `make(rank, core)` among the ranks below `core`.
 
     First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces the data; at the
     end, rank r receives the result. At most `core` ranks send (and later receive) in one round, so the ranks r >= core

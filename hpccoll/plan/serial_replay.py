@@ -59,7 +59,7 @@ def _element_indices(ids: IntArray, edges: IntArray) -> IntArray:
 
 
 def _apply_op(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
-    """Return `own` after `incoming` is copied over it or reduced into it."""
+    """Return the new values of a chunk: `incoming` for a copy, else the reduction of `own` and `incoming`."""
     if op == Op.COPY or combine is None:
         return incoming
     return combine(own, incoming) if op == Op.OWN_FIRST else combine(incoming, own)

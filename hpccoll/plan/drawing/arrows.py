@@ -34,13 +34,13 @@ EN_DASH = "\u2013"
 
 
 def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> float:
-    """Return the height in pixels of rank discs and arrows, larger for messages to more distant ranks."""
+    """Return the height in pixels of a drawing of rank discs and arrows, larger for messages to more distant ranks."""
     longest = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL_HEIGHT if history.chunks > 1 else 0) + 40 + min(4.0 * longest, 36.0)
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return the shapes of a rank: a disc with its number, hollow if `idle`, and with a cut corner for some ranks."""
+    """Return the shapes of a rank: a disc with the rank's number, hollow if `idle`; some ranks have a cut corner."""
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
@@ -112,7 +112,7 @@ class _MessageLabel:
 def _message_labels(
     layout: GridLayout, messages: Sequence[PlanMessage], starts: Sequence[float]
 ) -> Iterator[_MessageLabel]:
-    """Yield a label per message, or one per sender if its messages carry the same chunks or their labels do not fit."""
+    """Yield a label per message; one per sender if all its messages have the same chunks or their labels do not fit."""
     for rank in range(layout.history.ranks):
         own = [(m.send, x) for m, x in zip(messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
@@ -131,7 +131,7 @@ def _message_labels(
 
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:
-    """Return the names of the chunks as in the grid, or the number of chunks if the names exceed `room` pixels."""
+    """Return text with the numbers of the chunks, or with their count if the numbers exceed `room` pixels."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         lines = layout.lines
         parts = {name: [c % lines for c in chunks if get_column_name(c, lines) == name] for name in COLUMNS}

@@ -1,8 +1,8 @@
 """The grid that shows the contents of all ranks after a round, with a column per rank and a cell per chunk.
 
 In reductions and barriers, a cell shows the contribution of each rank as a coloured piece (a small box) at a fixed
-position. In operations that only move blocks, a cell is a tile (one box) with the name of its block. A cell whose chunk
-changed in the round has a grey rim, and a cell whose output chunk is complete has a black frame.
+position. In operations that only move blocks, a cell is a tile (one box) with the name of its block. A cell has a grey
+rim if its chunk changed in the last round, and a black frame if it shows a complete output chunk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 class GridLayout:
     """The sizes of a grid in pixels; `cell` and `piece` (one rank's part of a cell) are (width, height).
 
-    Chunk c is drawn in line c mod `lines`. If `numbered`, each piece shows the number of its rank.
+    Each rank has `lines` cells per column, and chunk c is in line c mod `lines`. If `numbered`, each piece shows the
+    number of its rank.
     """
 
     history: PlanHistory
@@ -141,7 +142,7 @@ def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 class CellPainter:
-    """Collects the shapes of many cells and groups them by colour, so that a drawing states each colour once."""
+    """Collects the shapes of many cells and groups the shapes by colour, which makes the SVG file shorter."""
 
     def __init__(self, layout: GridLayout) -> None:
         self._layout = layout

@@ -49,7 +49,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """The frames of a plan (the start and one per round); `nodes` has the ranks per node, or is empty if not shown."""
+    """The frames of a plan (the start and one per round); `nodes` has the ranks per node, or is empty to hide nodes."""
 
     operation: Operation
     algorithm: str
@@ -66,7 +66,7 @@ class PlanHistory:
 
     @property
     def accumulates(self) -> bool:
-        """Whether a chunk collects contributions of several ranks, or in a barrier their arrivals."""
+        """Whether chunks collect contributions of several ranks (in a barrier, the arrivals of several ranks)."""
         return self.operation.reduces or self.operation is Operation.BARRIER
 
     @property
@@ -88,7 +88,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
     """Return the history of `plan` without running the plan.
 
     `nodes` is the number of ranks on each node, in rank order; drawings without nodes leave it empty. Cost: O(rounds *
-    n * C * n) time and memory, too much for thousands of ranks.
+    ranks * ranks * chunks) time and memory, too much for thousands of ranks.
     """
     rounds, state = plan.rounds(), _State(plan)
     frames = [state.advance(0, (), ())]
@@ -154,10 +154,10 @@ def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
 
 
 def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
-    """Return the names of the reducing and the copying phase.
+    """Return the names of the reducing and the copying phase of an all-reduce.
 
-    If more than half of the ranks are each the first to complete a chunk, the names are reduce-scatter and all-gather;
-    other all-reduces have the phases reduce and broadcast, or reduce and copy.
+    The names are reduce-scatter and all-gather if more than half of the ranks complete some chunk before all other
+    ranks do; otherwise, the names are reduce and broadcast, or reduce and copy.
     """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]

@@ -55,7 +55,7 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in columns of equal length, so many that the page's width / height is closest to ASPECT."""
+    """Return the frames in columns of equal length; their number brings the page's width / height closest to ASPECT."""
     column_width = MARGIN + layout.full_width + BESIDE
     row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
 
@@ -113,7 +113,7 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
-    """Return a panel's labels for round, phase, chunks and chunk columns; `top` is the y of the grid's top edge."""
+    """Return a panel's labels: round, phase, and the lines and columns of the grid, whose top edge has y = `top`."""
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
     shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
@@ -148,7 +148,7 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 
 def _column_names(layout: GridLayout) -> list[str]:
-    """Return the labels of a rank's chunk columns: in, out and work, or the column's first chunk, such as +16."""
+    """Return the labels of a rank's columns of cells: in, out and work, or each column's first chunk, such as +16."""
     if layout.history.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

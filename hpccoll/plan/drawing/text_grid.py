@@ -98,7 +98,7 @@ def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> s
 
 
 def _format_owners(owners: Sequence[int], ranks: int) -> str:
-    """Return the contributing ranks as ranges, or their number if the ranges are too long for a cell."""
+    """Return the contributing ranks as text such as `0-3,6`, or as `5 of 16` if the list is too long for a cell."""
     if len(owners) == ranks:
         return "all"
     listed = format_ranges(owners)

@@ -3,7 +3,7 @@
 As in the runtime, a rank begins a round when its operations of the previous round have completed. Empty messages are
 left out, except for the signals of a barrier, which have a size of one byte (LogGOPSim charges size - 1 bytes). Local
 copies and the arithmetic of reductions take no time in the schedule. Shared-memory loads and stores become messages,
-and fences are left out because both ends of a message wait for it. The export refuses a barrier with fences.
+and fences (barriers) are left out, since receives wait for their messages. The export refuses a barrier with fences.
 
 Format: the line `num_ranks N`, then for each rank R a block `rank R {}` with lines such as `l1: send 8b to 1 tag 0`,
 `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider

@@ -10,7 +10,7 @@ same round, so two ranks that exchange chunks cannot block each other.
 The buffers input `i` and output `o` are the same memory (inplace="1"), except in all_to_all, which keeps blocks in
 transit in the scratch buffer `s`. In a reduce, all ranks but the root work in the scratch buffer, so that their input
 stays unchanged. The format cannot state the operand order of reductions, which the MSCCL runtime chooses. Shared-memory
-loads and stores become messages, and fences are left out, since both ends of a message wait for each other.
+loads and stores become messages, and fences (barriers) are left out, since both ends of a message wait for each other.
 
 Source: the XML parser of microsoft/msccl (attributes, step types and limits) and msccl-tools (Cowan et al., "MSCCLang",
 ASPLOS 2023).

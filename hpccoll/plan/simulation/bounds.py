@@ -66,7 +66,7 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 
 
 def _required_share(operation: Operation, n: int, q: int) -> float:
-    """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, divided by S."""
+    """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, per message byte."""
     if operation is Operation.BARRIER:
         return 0.0
     if operation in _ALL:

@@ -32,7 +32,7 @@ class ChunkBytes:
 
     @property
     def period(self) -> int:
-        """The shortest rotation of the chunks that leaves their sizes unchanged."""
+        """The smallest d >= 1 for which rotating the list of chunk sizes by d entries leaves the list unchanged."""
         if self.common_size is not None:
             return 1
         length = len(self.sizes)
@@ -49,14 +49,14 @@ class ChunkBytes:
         if isinstance(region.base, int) and isinstance(region.count, int):
             table = self._start_table(region.base, region.count, region.mod, region.unit)
             first, near = np.asarray(region.first), 4 * region.mod
-            # take(mode="wrap") costs less than a division for all ranks, unless indices are far out of range.
+            # NumPy's take(mode="wrap") is faster than computing indices modulo `mod`, unless they are far out of range.
             if first.max(initial=0) > near or first.min(initial=0) < -near:
                 first = first % region.mod
             return table.take(first, mode="wrap")
         return self._span_bytes(region)
 
     def _start_table(self, base: int, count: int, mod: int, unit: int) -> Floats:
-        """Return the bytes of every interval of `count` units, indexed by the first unit of the interval; cached."""
+        """Return the bytes of each interval of `count` units of `unit` chunks, by the interval's first unit; cached."""
         key = (base, count, mod, unit)
         if key not in self._tables:
             if len(self._tables) >= _TABLES:
@@ -75,6 +75,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
-        """Return the bytes of the chunks that precede unit `unit` of a span, counting only chunks that exist."""
-        # Ranks without a peer may name chunks that do not exist, so indices are clipped.
+        """Return the bytes of all chunks before unit number `unit` of a span, with units of `region.unit` chunks."""
+        # The region of a rank without a peer may have chunks that do not exist, so indices are clipped.
         return self._before.take(region.base + region.unit * unit, mode="clip")

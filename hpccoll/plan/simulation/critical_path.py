@@ -21,10 +21,11 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """A simulated round; all arrays have shape (P,).
+    """The times and messages of a simulated round; all arrays have one entry per simulated rank.
 
-    `messages` has the source ranks and the bytes sent for each move, `entered` has the times at which ranks entered the
-    round, and `waited_for` has the number (from 1) of the move whose message each rank waited for, or 0 without a wait.
+    `messages` has, for each step, the rank from which each rank receives and the bytes that each rank sends. `entered`
+    has the times at which ranks entered the round. `waited_for` has the number (from 1) of the step whose message each
+    rank waited for, or 0 without a wait.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""The links and NICs that the messages of a move use, computed once per pair of peer arrays for all message sizes.
+"""The links and NICs that the messages of a step use, computed once for all message sizes.
 
 In array shapes, P is the number of simulated ranks (all n ranks, or fewer); rank r mod P represents rank r.
 """
@@ -23,7 +23,7 @@ _MOST_CACHED = 32  # cached pairs of peer arrays
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """The peers of each rank in a move and the costs of the links to them, as arrays of shape (P,).
+    """The peers of each rank in a step of messages and the costs of the links to them, as arrays of shape (P,).
 
     `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
     represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
@@ -61,7 +61,7 @@ class PeerLinks:
 
 
 class LinkTable:
-    """Computes the PeerLinks of a plan's moves on a machine, and caches them by the identity of the peer arrays."""
+    """Computes the PeerLinks of a plan's messages on a machine, and caches them by the identity of the peer arrays."""
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
@@ -74,7 +74,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links that a move uses; results are cached."""
+        """Return the links between the ranks of `move` and their peers; results are cached."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= _MOST_CACHED:
@@ -83,7 +83,7 @@ class LinkTable:
         return self._cache[key]
 
     def _find_links(self, dest: IntArray, source: IntArray) -> PeerLinks:
-        """Return the links of the moves that have the peers `dest` and `source`."""
+        """Return the links on which each rank sends to `dest` and receives from `source` (two arrays of peers)."""
         local = dest == self.rank
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
@@ -114,10 +114,9 @@ class LinkTable:
         return ranks if self.n == self.size else ranks % self.size
 
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
-        """Return, for each move of a round, the number of ranks that share the NIC at the busier end of each message.
-
-        The entry of every move is None if no NIC is shared. Ranks are counted rather than messages, because a rank
-        sends its messages of a round one after the other. For each move, `sent` marks the ranks that send.
+        """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
+        The numbers are None if no NIC is shared. Ranks are counted rather than messages, because a rank sends its
+        messages of a round one after the other. `sent` has, for each step, a mask of the ranks that send.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
@@ -155,10 +154,10 @@ class LinkTable:
 
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    """Return `wide_s` for active ranks with a peer on another node (`far`), else `near_s`; `otherwise` if inactive."""
+    """Return an array with `wide_s` for active far ranks, `near_s` for active near ranks, else `otherwise`."""
     return np.where(active, np.where(far, wide_s, near_s), otherwise)
 
 
 def _flight(link: Link) -> float:
-    """Return the seconds of alpha during which no port is busy."""
+    """Return the seconds of a message's latency (alpha) during which neither port is busy."""
     return link.alpha_s - link.overhead_s

@@ -60,7 +60,7 @@ class Link:
 
     @property
     def min_beta(self) -> float:
-        """The smallest beta (seconds per byte) that any byte of a message takes."""
+        """The smallest beta (seconds per byte) of all bands."""
         return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
 
     @property
@@ -72,7 +72,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of nodes with `ranks_per_node` ranks each (the last may have fewer), and the costs of its links.
+    """A machine model: nodes with `ranks_per_node` ranks each (the last may have fewer), and the costs of the links.
 
     Args:
         name: the name of the machine in output.
@@ -98,12 +98,12 @@ class Machine:
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
-        """Return a machine with one rank per node, so that all links are equal."""
+        """Return a machine model with one rank per node, so that all links are equal."""
         link = Link.one_port(alpha_s, beta_s_per_byte)
         return cls("flat", 1, link, link, 1, gamma_s_per_byte)
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
-        """Return a copy of the machine with `ranks` ranks per node and at most `ranks` NICs per node."""
+        """Return a copy of this machine model with `ranks` ranks per node and at most `ranks` NICs per node."""
         return replace(self, ranks_per_node=ranks, nics_per_node=min(self.nics_per_node, ranks))
 
     def count_nodes(self, ranks: int) -> int:
@@ -112,7 +112,7 @@ class Machine:
 
 
 def build_machine(found: Mapping[str, Any], where: str) -> Machine:
-    """Return the machine that a parsed TOML file describes.
+    """Return the machine model that a parsed TOML file describes.
 
     Args:
         found: the keys `name`, `ranks_per_node`, and the tables `[within]` and `[between]` with `alpha_us`,
@@ -201,7 +201,7 @@ def _read_string(value: Any, where: str) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value for an error message, in at most 60 characters."""
+    """Return `value` as text of at most 60 characters, for an error message."""
     if value is None:
         return "nothing"
     is_huge = isinstance(value, int) and abs(value) > 2**64

@@ -7,7 +7,7 @@ rank that performs it. A reduction adds gamma seconds per byte, and a load from 
 byte. Ranks leave a fence `fence_s` seconds (or alpha of the link within the node) after the last rank has entered it.
 
 Rounds repeat, so results are cached. Links are cached by the identity of the peer arrays, and the costs of whole rounds
-by their message sizes if P is so small that comparing sizes is cheaper than computing the costs again.
+by their message sizes if there are so few ranks that comparing sizes is cheaper than computing the costs again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """The costs of the messages of one move, as arrays of shape (P,) with times in seconds.
+    """The costs of the messages of one step, at most one to and one from each rank; arrays of shape (P,), in seconds.
 
     Each rank sends `nbytes`, which keeps its own port busy for `busy` seconds. Each rank receives a message from
     `source` (simulated by rank `source_index`), which is in flight for `flight` (NEVER without a message), keeps the
@@ -49,7 +49,7 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The fences of a round: the simulated leader of each rank (-1: no fence), and the seconds that a fence takes."""
+    """The seconds of a round's fences, and each rank's leader, equal for ranks that wait for each other (-1: no fence)."""
 
     leader: IntArray
     alpha_s: float
@@ -76,10 +76,10 @@ class FenceCosts:
 
 @dataclass(slots=True)
 class RoundCosts:
-    """The costs of the moves of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
+    """The costs of the messages of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
 
     A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
-    `fences`. `uses` counts the rounds with these costs whose bytes have not been added to the totals yet.
+    `fences`. `uses` counts the rounds that share this object and whose bytes have not been added to the totals yet.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -120,7 +120,7 @@ class RoundPricer:
         if found is None:
             if len(self._rounds) * self.size >= _MOST_CACHED:
                 self._add_up_cached()
-            # The cache keeps the moves alive, because a new array could get the identity of a freed array.
+            # The cache holds the peer arrays too: a new array could get the identity (the key) of a freed array.
             found = self._rounds[key] = (moves, self._compute_costs(moves, sent))
         found[1].uses += 1
         return found[1]
@@ -234,7 +234,7 @@ class SharedMemoryPricer:
         self.plan, self.machine, self.chunks, self.links = plan, machine, chunk_bytes, links
 
     def price_fences(self, fences: Sequence[Fence]) -> FenceCosts:
-        """Return the costs of the fences of a round, at most one per rank; raise UsageError if a fence spans nodes."""
+        """Return the costs of a round's fences, at most one for each rank; raise UsageError if a fence spans nodes."""
         leader = np.full(self.links.size, NO_PEER)
         for fence in fences:
             self._check_same_node(fence.leader, "waits for")

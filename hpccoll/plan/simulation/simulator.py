@@ -1,16 +1,17 @@
 """The simulation of a plan on a machine, which predicts its time: one clock per rank, advanced round by round.
 
-In array shapes, P is the number of simulated ranks, which represent all n ranks; T is the number of rounds.
+In array shapes, P is the number of simulated ranks, which represent all n ranks.
 
 A rank enters a round when it has left the previous round, and leaves the round when its own sends and receives of the
-round have completed. In a round, a rank sends its messages one after the other, in the order of the moves, and at the
-same time receives messages one after the other, in the same order. A message may arrive before its receiver enters the
-round. A rank reduces the received messages in the order of the moves. Messages that share a NIC in a round share its
-bandwidth. A load or store delays only the rank that performs it, and a fence delays only the ranks that take part in
-it. Chunks have the same sizes as at run time, and empty messages are sent only in barriers.
+round have completed. In a round, a rank sends its messages one after the other, in the order of the plan's steps, and
+at the same time receives messages one after the other, in the same order. A message may arrive before its receiver
+enters the round. A rank reduces the received messages in the order of the plan's steps. Messages that share a NIC in a
+round share its bandwidth. A load or store delays only the rank that performs it, and a fence delays only the ranks that
+take part in it. Chunks have the same sizes as at run time, and empty messages are sent only in barriers.
 
 If rank r + p does the same as rank r for all ranks of a plan, only p ranks are simulated (see symmetry.py), and the
-result equals that of simulating all ranks. Cost: O(T P) time; O(P) memory plus at most a hundred MB for tracing.
+result equals that of simulating all ranks. Cost: O(rounds * simulated ranks) time; O(simulated ranks) memory plus at
+most a hundred MB for tracing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The predicted execution of a plan; arrays have one entry for each of the P simulated ranks.
+    """The predicted execution of a plan; arrays have one entry for each simulated rank.
 
     `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
     each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other nodes.
@@ -66,7 +67,7 @@ class Simulation:
 def simulate(
     plan: Plan, machine: Machine, count: int, itemsize: int = 4, *, full: bool = False, trace: bool = True
 ) -> Simulation:
-    """Return the predicted execution of `plan` on `machine`, computed in this process.
+    """Return the predicted execution of `plan` on the machine model `machine`.
 
     Args:
         plan: the plan to simulate, which this function does not prove.
@@ -78,7 +79,7 @@ def simulate(
 
     Raises:
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
-        PlanError: the algorithm states a period that its plan does not have.
+        PlanError: the algorithm states a period (rank r + period acts like rank r) that its plan does not have.
     """
     if count < 0 or itemsize < 1:
         raise UsageError(f"cannot simulate {count} elements of {itemsize} bytes: need a count >= 0 and whole bytes")
@@ -154,7 +155,7 @@ class _Run:
     def path(self, clocks: Floats) -> CriticalPath:
         """Return the critical path; for the trace, all segments of rounds but the last are simulated again."""
         pricer = self.pricer
-        # The repeated simulation has its own RoundPricer, so that no message is counted twice.
+        # The second pass has its own RoundPricer, which keeps the message counts of the first pass unchanged.
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
@@ -172,8 +173,8 @@ class _Run:
 def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers | None = None) -> ClockState:
     """Return the state after a round with the given costs; `state` is not changed.
 
-    If given, `waited_for` is filled with the number (from 1) of the move whose message each rank waited for, or 0. In a
-    round of fences, `waited_for` is 1 for the ranks that waited.
+    If given, `waited_for` is filled with the number (from 1) of the step whose message each rank waited for, or 0 if
+    the rank did not wait. In a round of fences, `waited_for` is 1 for the ranks that waited.
     """
     if costs.accessing is not None:
         return ClockState(state.clocks + costs.accessing, state.port)

@@ -1,11 +1,11 @@
 """The period of a plan: if rank r + p does the same as rank r, simulating p ranks is enough.
 
 An algorithm states the period of its plan (1 for a ring: each rank does the same as its neighbour, with all peers
-increased by 1). The period of a machine is the number of ranks per node, and the period of the chunks is the shortest
-rotation that leaves their sizes unchanged. If the least common multiple p of the periods of plan, machine and chunks
-divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at the same times as rank r, with
-peers increased by p. To verify the stated period, a sample of ranks is compared with their counterparts in other
-periods, in a sample of rounds.
+increased by 1). The period of a machine is the number of ranks per node, and the period of the chunks is the smallest d
+>= 1 such that chunks c and c + d have equal sizes for all c. If the least common multiple p of the periods of plan,
+machine and chunks divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at the same
+times as rank r, with peers increased by p. To verify the stated period, a sample of ranks is compared with their
+counterparts in other periods, in a sample of rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
 
 
 def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
-    """Whether the sizes of the sent chunks repeat with `period`; raise PlanError if the plan does not."""
+    """Whether the sizes of the sent chunks repeat with `period`; raise PlanError if the steps of the plan do not."""
     n = plan.ranks
     draw = np.random.default_rng(n)
     some = np.unique(np.concatenate([[0, period - 1], draw.integers(0, period, _RANKS)]))
@@ -63,7 +63,7 @@ def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
 
 
 def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: int, ranks: int) -> bool:
-    """Whether the chunk numbers sent in round `there` are those sent in round `here`, increased by `shift`."""
+    """Whether the chunk numbers in the steps `there` are those in the steps `here`, increased by `shift` (modulo n)."""
     for a, b in zip(here, there, strict=True):
         if isinstance(a, Fence) or isinstance(b, Fence):
             continue
@@ -75,7 +75,7 @@ def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: in
 
 
 def _peers_and_region(step: Move | Load | Store) -> tuple[IntArray, Region]:
-    """Return the destinations of a move or store, or the sources of a load, and the chunks that are transferred."""
+    """Return the destinations of messages or stores, or the sources of loads, and the chunks that are transferred."""
     if isinstance(step, Load):
         return step.source, step.remote
     return step.dest, step.send if isinstance(step, Move) else step.local
@@ -89,7 +89,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return the index of the first rank whose steps in two rounds differ, and the property that differs, or None."""
+    """Return a rank's index and the property in which its steps `here` and `there` differ; None without a difference."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
@@ -101,9 +101,9 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 
 
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return the properties in which two steps must agree, by name; each is a pair of arrays that must be equal."""
+    """Return by name the properties in which two steps must agree: pairs of arrays that must be equal."""
     if isinstance(a, Fence) and isinstance(b, Fence):
-        # Fence leaders increase by `shift`, or stay equal where a group has all ranks or one rank per node.
+        # A fence leader may stay equal instead of increasing by `shift`, such as for a fence of all ranks.
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
         return {"the leader of its fence": (leader, b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):

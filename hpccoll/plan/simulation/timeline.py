@@ -111,7 +111,7 @@ class _TimelineBuilder:
     def add_move(
         self, move: Move, kind: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks
     ) -> None:
-        """Add the messages of a move, and append the text of each activity to the list `does[rank]`."""
+        """Add the messages of one step, and append a text for each rank's activity to the list `does[rank]`."""
         n = self.plan.ranks
         out, into = move.send.ids(n), move.recv.ids(n)
         ops = np.broadcast_to(np.asarray(move.op), (n,))
@@ -124,7 +124,7 @@ class _TimelineBuilder:
             at_source, at_dest = _describe_ends(kind, bool(ops[dest] != Op.COPY), sent, taken)
             does.setdefault(source, []).append(at_source.format(dest))
             does.setdefault(dest, []).append(at_dest.format(source))
-            # Viewers draw a message only between two slices; a rank whose memory others access may have no slice.
+            # Trace viewers draw an arrow only between two ranks that both have an activity longer than zero.
             has_slices = kind is TransferKind.MESSAGE or enters[source] < leaves[source]
             if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
                 self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
