@@ -7,11 +7,11 @@ direction. The ranks that a rank reaches in its remaining rounds form one cyclic
 contiguous in memory (two pieces if it wraps around). The all-reduce is a reduce-scatter with shrinking distances, then
 the same rounds backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
-c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
-message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
-second. One rank computes the final sum of each chunk, and all others copy it.
-Source: De Sensi et al., Bine Trees, SC 2025 (arXiv 2508.17311).
+If n is not a power of two, each rank r >= c (the largest power of two below n) first sends its data to rank r - c,
+which sends back the result at the end. If n is not a power of two, the all-reduce takes two more rounds, and some ranks
+send S bytes (the message size) more. The receiver's own part is the first operand of each reduction, the partner's
+partial sum the second. One rank computes the final sum of each chunk, and all others copy it. Source: De Sensi et al.,
+Bine Trees, SC 2025 (arXiv 2508.17311).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
     """Return the first of the 2**digits consecutive ranks that each rank reaches in its last `digits` rounds.
 
     An even rank r reaches the ranks r + v, an odd rank r the ranks r - v, for every v of `digits` digits in base -2.
-    The smallest v has ones at exactly the digits with negative weight. A result may be negative (ranks count modulo n).
+    The smallest number of `digits` digits in base -2 has ones at exactly the digits with negative weight. A result may
+    be negative (ranks count modulo n).
     """
     least = -2 * (4 ** (digits // 2) - 1) // 3
     most = least + (1 << digits) - 1

@@ -1,7 +1,7 @@
 """Pipelined chains: the ranks stand in a line, and the message moves along it in chunks, one link per round.
 
-With k chunks the last chunk reaches the last rank after k + n - 2 rounds. For large messages every link is therefore
-busy almost all the time, and the broadcast takes little longer than sending the message once. The reduce runs the
+With k chunks the last chunk reaches the last rank after k + n - 2 rounds. For large messages in many chunks every link
+is busy almost all the time, and the broadcast takes little longer than sending the message once. The reduce runs the
 broadcast backwards, with sums instead of copies. The all-reduce overlaps reduce and broadcast: rank 0 broadcasts each
 chunk as soon as it is reduced.
 

@@ -69,15 +69,16 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     """Return the chunk number that each of P ranks receives in each of the q rounds of the first cycle, shape (P, q).
 
-    `place` is the rank relative to the root; the root's row is meaningless. In the row of a rank only the base chunk is
-    >= 0; a negative entry means that nothing is received yet. Each later cycle of q rounds adds q to all entries.
+    `place` is the rank relative to the root; the root's row of the result is meaningless. In the row of any other rank,
+    only the chunk that the rank receives first is >= 0; a negative entry means that nothing is received yet. Each later
+    cycle of q rounds adds q to all entries.
     """
     skips, row = list_skips(n), np.arange(len(place))
     q = len(skips) - 1
     free = np.ones((len(place), q + 1), np.bool_)
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
-        """Sum unused skips, largest first, up to `limit`, until above `enough`; return the sum and the last index."""
+        """Add unused skips, largest first, up to `limit`, until the sum exceeds `enough`; return sum and last index."""
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skips[e] <= limit) & (height <= enough)
@@ -88,7 +89,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[row, base] = False
     chunk, below = np.zeros((len(place), q), np.int64), np.full(len(place), 2 * n)
     for k in range(q):
-        # The sum may reach the sender of round k (skips[k] ranks below) and must exceed the sender of round k + 1.
+        # The sum is above the place of the sender in round k + 1, and at most that of the sender in round k.
         below, chunk[:, k] = walk(np.minimum(n + place - skips[k], below - 1), n + place - skips[k + 1])
         free[row, chunk[:, k]] = False
     return np.where(chunk == q, base[:, None], chunk - q)

@@ -37,16 +37,16 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
-        """Return a step in which each rank r with r + t >= n (< n if not `wraps`) sends to rank (r + t) mod n."""
+        """Return a step in which rank r sends to rank (r + t) mod n, for all r with r + t >= n (< n if not `wraps`)."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
         return Move(dest, np.where((source < 0) == wraps, source % n, NO_PEER), whole, whole, op)
 
     def all_reduce_round(_: int) -> list[Move]:
-        """Return the messages of the only round, in the order in which a rank reduces them."""
-        # A rank reduces messages in the order of the moves, so the moves are sorted by sender.
-        # The message of rank 0 replaces the receiver's own data, which the receiver's move to itself then reduces.
+        """Return all messages of the one-shot all-reduce, in the order in which a rank reduces them."""
+        # A rank reduces messages in the order of the steps, so the steps are sorted by sender.
+        # The message of rank 0 overwrites the receiver's data, which the receiver therefore also sends to itself.
         below = [make_exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
         own = np.where(rank > 0, rank, NO_PEER)
         above = [make_exchange(t, wraps=True) for t in range(n - 1, 0, -1)]

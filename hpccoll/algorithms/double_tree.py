@@ -2,14 +2,15 @@
 
 The first tree is an in-order binary tree over the ranks: a rank's height is its number of trailing zero bits, so half
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
-odd), in which inner ranks of the first tree, except rank 0 for odd n, are leaves. The message is cut into 2k chunks, k
-per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon as the root
-has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k - 1 rounds.
+odd). The inner ranks of the first tree, except rank 0 for odd n, are leaves of the second tree. The message is cut into
+2k chunks, k per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon
+as the root has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k
+- 1 rounds.
 
 In the broadcast the root sends to two binary trees of the n - 1 other ranks (mirrored for odd n, shifted for even n),
-so every rank receives the message once and sends at most as many bytes. The reduce moves partial sums up the two trees
-of the broadcast. In the paper by Sanders, Speck and Traeff a rank sends one chunk per step, in about twice as many
-steps; in these plans a rank sends to both children in one step.
+so every rank receives the message once and sends at most S bytes (the message size). The reduce moves partial sums up
+the two trees of the broadcast. In the paper by Sanders, Speck and Traeff a rank sends one chunk per step, in about
+twice as many steps; in these plans a rank sends to both children in one step.
 
 A parent reduces its own part first, then its children's chunks in order of arrival (the left child's first if both
 arrive in one round). The root of a tree computes the result of each of the tree's chunks. Sources: Sanders, Speck and

@@ -30,7 +30,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of P ranks in their trees, shape (P,): -1 means no child, a root's parent the other root."""
+    """Each rank's neighbours and depth in its tree; a missing child is -1, and a root's parent is the other root."""
 
     parent: IntArray
     left: IntArray

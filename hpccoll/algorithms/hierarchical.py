@@ -7,11 +7,10 @@ reduce-scatter then gather the slices in every node. Each owner sends only its s
 registered all-reduce is a ring within nodes and a double tree across nodes.
 
 The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
-has ranks. In larger nodes the ranks that own no slice (slots s >= owners) first send their data to slot s mod owners,
-which sends back the result at the end. The ranks of a node need not be consecutive.
-Within a node, data are reduced in the order of `intra` (an owner's data before data sent to it), then across nodes in
-the order of `inter`.
-Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
+has ranks. In larger nodes each rank that owns no slice first sends its data to an owner, which sends back the result at
+the end. The ranks of a node need not be consecutive. Data are reduced in the order of the algorithm `intra` within a
+node (an owner's data before data sent to it), then in the order of the algorithm `inter` across nodes. Sources: Karonis
+et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
 from __future__ import annotations

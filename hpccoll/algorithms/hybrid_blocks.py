@@ -1,15 +1,15 @@
 """Hybrid collectives on blocks, in two levels: loads and stores within nodes, messages between nodes.
 
 The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. All
-blocks from or for ranks of slot s are sent between nodes by the ranks of slot s. Within a node each rank loads from and
-stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node use the node's
-link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
+blocks from or for ranks of a column are sent between nodes by the ranks of that column. Within a node each rank loads
+from and stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node use
+the node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node's size, and
 each group is treated as a node. If every group has one rank, the plans consist of messages only. The ranks of a node
-need not be consecutive. Within a node, slot s reduces its own part of its column's blocks first, then those of slots
-s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm across nodes.
-Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
+need not be consecutive. Within a node, the rank with local rank s reduces its own operand first, then those of local
+ranks s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm across
+nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hpccoll.plan import (
 
 
 class _Columns:
-    """Builds the rounds of a plan, within and between nodes, and lists the blocks of a column (ranks of one slot)."""
+    """Builds the rounds of a plan, within and between nodes; a column is the ranks of one slot (local rank)."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
         self.rank, self.n, self.groups = rank, n, split_into_even_groups(n, nodes)
@@ -68,7 +68,7 @@ class _Columns:
         return make_transfer_round(self.n, self.groups, make_steps)
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return the rounds of `operation/inter` in each column; block h belongs to the column's rank in group h."""
+        """Return rounds in which the ranks of each column (equal local ranks) run `operation/inter` on their blocks."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
@@ -78,7 +78,7 @@ class _Columns:
         return rounds.map_regions(to_column, self.n)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return the other ranks of each rank's group and their slots, beginning with the next slot."""
+        """Return the other ranks of each rank's group with their local ranks, starting after the rank's own."""
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
 
@@ -106,7 +106,7 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: each rank reduces its column's blocks within its node, then on a ring of nodes."""
+    """Plan a reduce-scatter: ranks reduce the blocks for their local rank within nodes, then on a ring of nodes."""
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
@@ -117,7 +117,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: ranks reduce their column's blocks within their node, then across nodes (Bruck)."""
+    """Plan a reduce-scatter: ranks reduce the blocks for their local rank within nodes, then across nodes (Bruck)."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -138,7 +138,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks gather their column's blocks on a ring of nodes, then load all other blocks."""
+    """Plan an all-gather: equal local ranks gather their blocks on a ring of nodes, then load all other blocks."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -149,7 +149,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks gather their column's blocks by Bruck's algorithm, then load all other blocks."""
+    """Plan an all-gather: equal local ranks gather their blocks across nodes (Bruck), then load all other blocks."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
@@ -163,7 +163,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: every rank sends its block to its slot on the root's node, which stores its blocks to the root."""
+    """Plan a gather: blocks go to the sender's local rank on the root's node, whose ranks store them to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -178,7 +178,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         return moves
 
     def store_to_root() -> list[Step]:
-        """Return the stores with which the ranks of the root's node copy their blocks to the root."""
+        """Return the stores with which the ranks of the root's node copy the blocks of all ranks to the root."""
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
@@ -195,7 +195,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: each rank of the root's node loads the blocks of its column and sends each to its receiver."""
+    """Plan a scatter: ranks of the root's node load the blocks for their local rank and send each to its receiver."""
     return gather(rank, n, root, nodes).reversed()
 
 
@@ -208,7 +208,7 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: every rank loads its node's blocks for its slot, then sends one message per other node."""
+    """Plan an all-to-all: ranks load their node's blocks for their local rank, then send a message per other node."""
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
         return pairwise.all_to_all(rank, n)
@@ -216,12 +216,12 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
 
     def find_load_target(peer: IntArray, peer_slot: IntArray) -> Region:
-        """Return the chunks that a peer's blocks are loaded into: output for this node, buffers for other nodes."""
+        """Return the chunks that `peer`'s blocks are loaded into: outputs, or buffers for receivers on other nodes."""
         chunks = transit + every_group * size + peer_slot[:, None]
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
     def load_column() -> list[Step]:
-        """Return the loads of the node's blocks for the ranks of each rank's slot."""
+        """Return the loads of the node's blocks for all ranks with the loading rank's local rank."""
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]

@@ -8,9 +8,9 @@ share the work, and the ranks of a node wait for each other at two fences only.
 
 In nodes larger than the smallest one some ranks own no slice; owners also load from and store to these ranks. The ranks
 of a node need not be consecutive. With one rank per node there are no loads or stores, with a single node no messages.
-Within a node, the owner of a slice reduces its own part first, then the parts of slots s+1, s+2 and so on (modulo the
-node size). Across nodes, the order of reduction is that of the algorithm across nodes. Sources: Karonis et al., IPDPS
-2000; Jain et al., SC 2018.
+Within a node, the owner of a slice, with local rank s, reduces its own part first, then those of local ranks s+1, s+2
+and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm across nodes. Sources:
+Karonis et al., IPDPS 2000; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
-    """Yield, one distance at a time, the next ranks in each rank's group, cyclically; -1 if the group is too small."""
+    """Yield for d = 1, 2, ... the rank d positions after each rank in its group (cyclic); -1 if d >= group size."""
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
@@ -107,9 +107,9 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps of `operation/inter` across nodes and, in multiples of the slice size, two numbers of bytes.
+    """Return the steps of `operation/inter` across nodes, and two numbers of bytes in multiples of the slice size.
 
-    The numbers are the bytes that all nodes send for one slice and the most bytes that an owner loads and sends.
+    The bytes are those that all nodes together send for one slice, and the most that one slice owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
@@ -119,7 +119,7 @@ def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int =
 
 
 def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
-    """Return the root's group and its slot in that group."""
+    """Return the root's group and the root's index in the group."""
     group, slot = groups.locate(np.array([root]))
     return int(group[0]), int(slot[0])
 

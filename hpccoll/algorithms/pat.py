@@ -65,7 +65,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each `sender` sends in this round, because it is a parent in their trees."""
+            """Return the blocks that each of `sender` sends in round t: those in whose trees the rank is a parent."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n

@@ -6,12 +6,13 @@ doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes 
 rounds. The all-gather by recursive doubling exchanges all blocks held so far. The recursive-halving reduce-scatter runs
 the rounds of the all-gather backwards, with sums. The barrier is the all-gather with empty messages.
 
-If n is not a power of two, let c be the largest power of two below n. The n - c extra ranks take no part in the
+If n is not a power of two, let c be the largest power of two below n. Then n - c extra ranks take no part in the
 butterfly: each first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two
-more rounds. In the all-reduces the proxy of rank r >= c is rank r - c, which sends the message once more. In the
-all-gather the extra ranks are the odd ranks below 2 (n - c), and the proxy of rank r is rank r - 1. The blocks of a
-rank and its proxy are adjacent in the all-gather, so every exchanged region is one interval, but proxies send up to
-twice the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for all n.
+more rounds. In the all-reduces the extra ranks are the ranks r >= c, and rank r - c, the proxy of rank r, sends the
+message once more. In the all-gather the extra ranks are the n - c lowest odd ranks, and the proxy of rank r is rank r -
+1. The blocks of a rank and its proxy are adjacent in the all-gather, so every exchanged region is one interval, but
+proxies send up to twice the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for
+all n.
 
 In the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute the same
 bits. In the other algorithms the receiver's own part is the first operand of each reduction, and only one rank computes
@@ -129,11 +130,11 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     is_extra = (rank < 2 * extras) & (rank % 2 == 1)
 
     def find_rank(places: IntArray) -> IntArray:
-        """Return the rank at each place (position in the butterfly), which is also the first chunk of the place."""
+        """Return the rank at each position in the butterfly; the rank's number is also that of its first chunk."""
         return places + np.minimum(places, extras)
 
     def list_blocks(places: IntArray, size: int) -> Span:
-        """Return the chunks of `size` consecutive places (positions in the butterfly), starting at each of `places`."""
+        """Return the chunks of the ranks at `size` consecutive positions in the butterfly, from each of `places` on."""
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:

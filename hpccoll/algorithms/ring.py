@@ -1,8 +1,8 @@
-"""Ring reduce-scatter, all-gather and all-reduce: in every round each rank sends one chunk to the next rank.
+"""Ring reduce-scatter, all-gather and all-reduce: in every round each rank sends one chunk to one neighbour.
 
 The message is cut into n chunks. In the reduce-scatter chunk c starts at rank c + 1 and travels once around the ring,
-each rank adding its own part, until rank c holds the sum. The all-gather is the reduce-scatter backwards. No algorithm
-sends fewer bytes than the ring, but its number of steps grows with n.
+each rank adding its own part, until rank c holds the sum. The all-gather is the reduce-scatter backwards, and sends
+each chunk to the previous rank. No algorithm sends fewer bytes than the ring, but its number of steps grows with n.
 
 A rank's own part is the first operand of its reduction, the partial sum that it receives the second. Only rank c
 computes the sum of chunk c, so all ranks get the same bits.

@@ -5,11 +5,11 @@ shorten the paths on rings and tori, and most bytes move while partners are clos
 of all ranks that the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is
 the reduce-scatter backwards.
 
-If n is not a power of two, let c be the largest power of two below n. Each rank r >= c first sends its data to rank r -
-c, which sends back the result at the end. The ranks from c on add two rounds, and each rank r - c sends S bytes (the
-message size) more. The receiver's own part is the first operand of each reduction, the partner's partial sum the
-second. One rank computes the final sum of each chunk, and all others copy it.
-Source: De Sensi, Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
+If n is not a power of two, each rank r >= c (the largest power of two below n) first sends its data to rank r - c,
+which sends back the result at the end. If n is not a power of two, the all-reduce takes two more rounds, and some ranks
+send S bytes (the message size) more. The receiver's own part is the first operand of each reduction, the partner's
+partial sum the second. One rank computes the final sum of each chunk, and all others copy it. Source: De Sensi, Bonato,
+Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds, Span, fol
 
 
 def find_partner(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank's partner in round `step`: (1 - (-2)**(step+1)) / 3 ranks above it, or below if it is odd."""
+    """Return each rank's partner in round `step`: (1 - (-2)**(step+1)) / 3 ranks above an even, below an odd rank."""
     distance = (1 - (-2) ** (step + 1)) // 3
     return np.asarray(np.where(rank % 2 == 0, rank + distance, rank - distance) % n, np.int64)
 

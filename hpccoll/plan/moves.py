@@ -1,5 +1,4 @@
-"""Conversion of shared-memory loads and stores to messages (`Move`), for code that ignores which end transfers the
-data.
+"""Conversion of shared-memory loads and stores to messages (`Move`), for code that treats all three alike.
 
 All functions of this module take steps that describe all n ranks.
 

@@ -53,7 +53,7 @@ class Rounds:
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
 
     def map_regions(self, change: RegionMap, chunks: int) -> Rounds:
-        """Return the rounds with `change` applied to every region of chunks; the result has `chunks` chunks per rank."""
+        """Return the rounds with `change` applied to every set of chunks; the result has `chunks` chunks per rank."""
         changed = self.map_steps(lambda step: step.map_regions(change))
         return Rounds(changed.count, chunks, changed.at)
 

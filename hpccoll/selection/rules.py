@@ -11,16 +11,16 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidates for messages smaller than `below_bytes`, best first; without any, the cost model selects."""
+    """The candidate algorithms for messages below `below_bytes`, best first; if empty, the cost model selects."""
 
     below_bytes: float
     candidates: tuple[str, ...]
 
 
 ANY_SIZE = float("inf")
-# The rules rest on these times of all_reduce, measured with two ranks on two cores, MPICH 5.0.2, fresh data per call.
+# The rules rest on times of all_reduce, measured with two ranks on two cores, MPICH 5.0.2, fresh data per call.
 # all_reduce by the MPI library: 13 us for 4 KiB, 31 us for 32 KiB, 57 us for 256 KiB, 508 us for 2 MiB.
-# all_reduce by the fastest message plan: 12 us for 4 KiB, 18 us for 32 KiB, 47 us for 256 KiB, 349 us for 2 MiB.
+# all_reduce by the fastest plan of messages: 12 us for 4 KiB, 18 us for 32 KiB, 47 us for 256 KiB, 349 us for 2 MiB.
 # all_reduce/shared_two_shot on host memory: 16 us for 4 KiB, 10 us for 32 KiB, 49 us for 256 KiB, 423 us for 2 MiB.
 # all_reduce/shared_two_shot on shared memory: 9 us for 4 KiB, 10 us for 32 KiB, 20 us for 256 KiB, 138 us for 2 MiB.
 # The rules for messages above 2 MiB and for more than two ranks are guesses.
@@ -44,8 +44,8 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# Short messages go to the MPI library, which makes the fewest calls.
-# Medium messages take the fewest rounds between nodes, long messages send the fewest bytes between nodes.
+# Across nodes, the rules prefer the MPI library for short messages.
+# The rules prefer few rounds between nodes for medium messages, and few bytes between nodes for long messages.
 MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: (
         SizeRule(32 * KiB, (MPI_LIBRARY, "hierarchical_doubling")),

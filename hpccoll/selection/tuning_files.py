@@ -170,7 +170,7 @@ def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
     for name in ("mpi", "host", "layout"):
         stored, current = getattr(table.site, name), getattr(site, name)
         if stored != current:
-            # A communicator of some of the job's ranks has another layout, so the table of the job causes no warning.
+            # Communicators of a part of the job have layouts of their own, for which a warning would be noise.
             if name != "layout" or whole_job:
                 _warn(f"{path}: the tuning table is for {stored}, this is {current}; it is not used: {_REMEDY}")
             return None

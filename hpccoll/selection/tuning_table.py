@@ -2,7 +2,8 @@
 
 For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
 candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by less than 5 %. The winner of a
-tie is the winner of the next smaller size if that candidate is tied, else the candidate with the lowest lower bound.
+tie is the winner of the next smaller size if that candidate is tied, else the candidate whose interval has the lowest
+lower end.
 
 Tables convert to and from JSON, schema `hpccoll-tuning/1`.
 """
@@ -69,7 +70,7 @@ class TuningPoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWinner:
-    """The fastest candidate, the next fastest (None if there is only one), and the point that holds their timings."""
+    """The fastest candidate, the next fastest (None if there is only one), and all timings at that message size."""
 
     fastest: CandidateTiming
     runner_up: CandidateTiming | None
@@ -78,7 +79,7 @@ class MeasuredWinner:
 
 @dataclass(frozen=True, slots=True)
 class TuningSeries:
-    """The measured points of one operation, element size and kind of buffer, by ascending message size."""
+    """All timings of one operation, element size and kind of buffer: one point per message size, in ascending order."""
 
     operation: Operation
     itemsize: int
@@ -91,7 +92,7 @@ class TuningSeries:
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the point with the nearest message size by ratio, None if the ratio exceeds `MAX_SIZE_RATIO`."""
+        """Return the timings at the measured size nearest to `nbytes`, None if the two differ by > `MAX_SIZE_RATIO`."""
         if not self.points:
             return None
         size = max(nbytes, MIN_BYTES)
@@ -115,7 +116,7 @@ class TuningSeries:
         return None
 
     def merge(self, newer: TuningSeries) -> TuningSeries:
-        """Return a new series: the points of `newer`, and this series' points outside the size range of `newer`."""
+        """Return a new series: the timings of `newer`, and this series' timings outside the size range of `newer`."""
         if not newer.points:
             return self
         first, last = newer.points[0].nbytes, newer.points[-1].nbytes
@@ -150,7 +151,7 @@ class TuningTable:
         return matching[0].find_winner(nbytes, allowed) if matching else None
 
     def merge(self, newer: Iterable[TuningSeries]) -> TuningTable:
-        """Return a new table in which the points of `newer` replace this table's points in the same range of sizes."""
+        """Return a new table in which the timings of `newer` replace those of this table in the same range of sizes."""
         by_key = {each.key: each for each in self.series}
         for each in newer:
             by_key[each.key] = by_key[each.key].merge(each) if each.key in by_key else each
@@ -197,7 +198,7 @@ def _point_as_json(point: TuningPoint) -> dict[str, Any]:
 
 
 def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
-    """Convert JSON values to a series; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Convert JSON values to a TuningSeries; raise KeyError, TypeError or ValueError if they are damaged."""
     points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
     itemsize = int(data["itemsize"])
     if itemsize < 1:
@@ -206,7 +207,7 @@ def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
 
 
 def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
-    """Convert JSON values to a point of a series; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Convert JSON values to a TuningPoint; raise KeyError, TypeError or ValueError if they are damaged."""
     timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
     for each in timings:
         if not 0 <= each.low <= each.us <= each.high < math.inf:

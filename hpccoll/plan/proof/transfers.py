@@ -152,7 +152,7 @@ class TransferReader:
         return table
 
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
-        """Return the peers of all steps as an array of shape (S, n); raise PlanError for a peer below -1 or above n - 1."""
+        """Return the peers of all steps as an array of shape (S, n); raise PlanError for a peer that does not exist."""
         table = self._tabulate(peers, "peers")
         wrong = (table < NO_PEER) | (table >= self.n)
         if wrong.any():

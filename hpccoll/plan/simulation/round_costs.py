@@ -49,7 +49,7 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The seconds of a round's fences, and each rank's leader, equal for ranks that wait for each other (-1: no fence)."""
+    """The seconds of a round's fences, and each rank's leader: equal for ranks of one fence, -1 without a fence."""
 
     leader: IntArray
     alpha_s: float

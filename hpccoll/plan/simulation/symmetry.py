@@ -89,7 +89,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return a rank's index and the property in which its steps `here` and `there` differ; None without a difference."""
+    """Return the index of a rank whose steps `here` and `there` differ, and the differing property; None if none do."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
