@@ -78,7 +78,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free = np.ones((len(place), q + 1), np.bool_)
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
-        """Add unused skips, largest first, up to `limit`, until the sum exceeds `enough`; return sum and last index."""
+        """Add unused skips, largest first, up to `limit` until above `enough`; return the sum and the last index."""
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skips[e] <= limit) & (height <= enough)
@@ -89,7 +89,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[row, base] = False
     chunk, below = np.zeros((len(place), q), np.int64), np.full(len(place), 2 * n)
     for k in range(q):
-        # The sum is above the place of the sender in round k + 1, and at most that of the sender in round k.
+        # The sum of skips is a place above the sender of round k + 1 and not above the sender of round k.
         below, chunk[:, k] = walk(np.minimum(n + place - skips[k], below - 1), n + place - skips[k + 1])
         free[row, chunk[:, k]] = False
     return np.where(chunk == q, base[:, None], chunk - q)

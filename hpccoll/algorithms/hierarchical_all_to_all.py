@@ -46,14 +46,14 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical", cost, period)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: blocks move to the receiver's local rank within the node, then to the receiver's node."""
+    """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node."""
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)
     every_group, every_slot = np.arange(count), np.arange(size)
 
     def send_within_nodes(t: int) -> Move:
-        """Return round t within nodes: ranks send to local rank p + t all blocks for local rank p + t, on any node."""
+        """Return round t within nodes: local rank p sends to local rank p + t its blocks for p + t on any node."""
         to_slot, from_slot = (slot + t) % size, (slot - t) % size
         sent = Picks(count, lambda: rank_at(every_group * size + to_slot[:, None]))
         received = Span(from_slot * count, count, n, base=2 * n)

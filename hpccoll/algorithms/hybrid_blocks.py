@@ -106,7 +106,7 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: ranks reduce the blocks for their local rank within nodes, then on a ring of nodes."""
+    """Plan a reduce-scatter: each rank reduces the blocks for its local rank in its node, then on a ring of nodes."""
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
@@ -117,7 +117,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: ranks reduce the blocks for their local rank within nodes, then across nodes (Bruck)."""
+    """Plan a reduce-scatter: each rank reduces the blocks for its local rank in its node, then across nodes (Bruck)."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -138,7 +138,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: equal local ranks gather their blocks on a ring of nodes, then load all other blocks."""
+    """Plan an all-gather: ranks of equal local rank gather their blocks on a ring of nodes, then load all others."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -149,7 +149,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: equal local ranks gather their blocks across nodes (Bruck), then load all other blocks."""
+    """Plan an all-gather: ranks of equal local rank gather their blocks across nodes (Bruck), then load all others."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
@@ -163,7 +163,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: blocks go to the sender's local rank on the root's node, whose ranks store them to the root."""
+    """Plan a gather: blocks move to the rank of equal local rank on the root's node, which stores them to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -195,7 +195,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: ranks of the root's node load the blocks for their local rank and send each to its receiver."""
+    """Plan a scatter: ranks of the root's node load the blocks for equal local ranks and send each to its receiver."""
     return gather(rank, n, root, nodes).reversed()
 
 
@@ -221,7 +221,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
     def load_column() -> list[Step]:
-        """Return the loads of the node's blocks for all ranks with the loading rank's local rank."""
+        """Return the loads of the node's blocks for the ranks of all nodes with the loading rank's local rank."""
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]

@@ -50,7 +50,7 @@ def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
-    """Yield for d = 1, 2, ... the rank d positions after each rank in its group (cyclic); -1 if d >= group size."""
+    """Yield, for each distance d >= 1, the rank d positions after each rank in its group (cyclic), or -1 if none."""
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
@@ -107,9 +107,10 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps of `operation/inter` across nodes, and two numbers of bytes in multiples of the slice size.
+    """Return the number of steps of `operation/inter` across nodes, and two numbers of bytes.
 
-    The bytes are those that all nodes together send for one slice, and the most that one slice owner loads and sends.
+    In multiples of the slice size, the two numbers are the bytes that all nodes together send for one slice, and the
+    most bytes that a slice owner loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)

@@ -6,13 +6,12 @@ doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes 
 rounds. The all-gather by recursive doubling exchanges all blocks held so far. The recursive-halving reduce-scatter runs
 the rounds of the all-gather backwards, with sums. The barrier is the all-gather with empty messages.
 
-If n is not a power of two, let c be the largest power of two below n. Then n - c extra ranks take no part in the
-butterfly: each first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two
-more rounds. In the all-reduces the extra ranks are the ranks r >= c, and rank r - c, the proxy of rank r, sends the
-message once more. In the all-gather the extra ranks are the n - c lowest odd ranks, and the proxy of rank r is rank r -
-1. The blocks of a rank and its proxy are adjacent in the all-gather, so every exchanged region is one interval, but
-proxies send up to twice the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for
-all n.
+If n is not a power of two, n - c extra ranks (c: the largest power of two below n) take no part in the butterfly: each
+first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two more rounds. In
+the all-reduces the extra ranks are the highest ranks, and their proxies, the lowest ranks, send the message once more.
+In the all-gather the extra ranks are the lowest odd ranks, and the proxy of rank r is rank r - 1. The blocks of a rank
+and its proxy are adjacent in the all-gather, so every exchanged region is one interval, but proxies send up to twice
+the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for all n.
 
 In the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute the same
 bits. In the other algorithms the receiver's own part is the first operand of each reduction, and only one rank computes

@@ -130,7 +130,7 @@ class Operation(Enum):
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return a mask (P, C) of each rank's own block, all of the root, chunks 0 to n-1 or n to 2n-1, all, or none."""
+    """Return a mask, shape (P, C), of the chunks that `kind` names, such as `own` for each rank's own block."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

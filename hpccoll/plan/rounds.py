@@ -108,7 +108,7 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
 
 
 def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
-    """Return `rounds` in which only the ranks that are true in `mask`, shape (P,), have peers."""
+    """Return `rounds` without the transfers of the ranks that are false in `mask`, shape (P,)."""
     change = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
     return rounds.map_steps(lambda step: step.map_peers(change))
 

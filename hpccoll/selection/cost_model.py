@@ -63,9 +63,9 @@ def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
 def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int | None = None) -> int:
     """Return the number of chunks that `algorithm` cuts a message of `nbytes` into, in runs and in simulations.
 
-    The number is 1 unless the algorithm is pipelined. For a pipelined algorithm, the number of chunks is the power of
-    two up to `MAX_CHUNKS` that the model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`. The number
-    of chunks is at most `count`, the number of elements.
+    The number of chunks is 1 unless the algorithm is pipelined. For a pipelined algorithm, the number of chunks is the
+    power of two up to `MAX_CHUNKS` that the model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`.
+    The number of chunks is at most `count`, the number of elements.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))

@@ -83,7 +83,7 @@ class Selector:
         return self._make_selection(operation, name, nbytes, "cost model")
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the candidates that can run: `mpi` if `library` is true, plans on shared memory if `shared` is true."""
+        """Return the names of candidates that can run; `mpi` needs `library`, and shared-memory plans need `shared`."""
         allowed = {MPI_LIBRARY} if library else set()
         for name in list_algorithm_names(operation):
             candidate = get_algorithm(operation, name)

@@ -2,7 +2,7 @@
 
 In reductions and barriers, a cell shows the contribution of each rank as a coloured piece (a small box) at a fixed
 position. In operations that only move blocks, a cell is a tile (one box) with the name of its block. A cell has a grey
-rim if its chunk changed in the last round, and a black frame if it shows a complete output chunk.
+rim if its chunk changed in the round that the grid shows, and a black frame if its output chunk is complete.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups
     """Return functions that build the steps of a round for any array of ranks.
 
     All messages of a step have the same kind and number of chunks. In a step, a rank sends and receives at most one
-    message, or performs at most one load or store. Each rank performs its messages in the order given.
+    message, or performs at most one load or store. Each rank performs its messages in the order of `messages`.
     """
     steps: list[list[PlanMessage]] = []
     kinds: list[tuple[TransferKind, int]] = []
@@ -251,7 +251,7 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        # The rank that performs a load or store states the chunks of both ends, so both are entered in its rows.
+        # For a load or store, `send` and `recv` have both chunk lists in the row of the rank that performs it.
         sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source

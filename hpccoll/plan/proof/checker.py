@@ -157,10 +157,10 @@ class _PlanWalk:
         return _Phases(op, out, into, list(_list_bounds(rounds, phase, op)))
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
-        """Return, for each moved chunk, how many chunks arrived before it in the same chunk of the same rank and round.
+        """Return, for each moved chunk, how many of its round arrive earlier in the same chunk of the same rank.
 
         `key` is equal for moved chunks that arrive in one round in the same chunk of the same rank. Raises PlanError if
-        two of these are in one message, or if one that is not the first is copied (not reduced).
+        a message has a chunk twice, or if a second message to a chunk is copied (not reduced).
         """
         index = np.argsort(key, kind="stable")
         again = np.concatenate([[False], np.diff(key[index]) == 0])

@@ -142,7 +142,7 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A message in flight: the sender's step and action, the contents, and (in a barrier) the arrivals it tells of."""
+    """A sent message: the sender's step and action, the contents, and in a barrier the ranks known to have arrived."""
 
     step: int
     send: SendAction

@@ -92,8 +92,8 @@ class SymbolicState:
     def receive(self, op: Ints, place: IntArray, incoming: Contents) -> NDArray[np.float64]:
         """Copy or reduce row i of `incoming` into row place[i] of `contents` for all i, by one `op` or by op[i].
 
-        The entries of `place` are distinct. Returns for each i the number of contributions before the reduction, or 1
-        for a copy; returns an empty array if `op` is one copy for all.
+        The entries of `place` are distinct. Returns for each row the number of contributions before the reduction, or 1
+        for a copy; returns an empty array if `op` is the single value COPY.
         """
         if not isinstance(op, np.ndarray) and op == _COPY:
             self.contents[place] = incoming
@@ -121,9 +121,9 @@ def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[We
     """Raise PlanError unless the final `state` meets the postcondition of its operation.
 
     Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
-    every other, and all ranks whose output includes a chunk must have reduced it in the same order. Errors call the
-    plan or program `name`. `run_again` executes it again, with the given weights of the contributions, to find the
-    missing or repeated ones.
+    every other, and all ranks whose output includes a chunk must have reduced it in the same order. Error messages call
+    the plan or program `name`. To find missing or repeated contributions, `run_again` executes the plan or program
+    again, with the given weights of the contributions.
     """
     if state.heard is not None and not state.heard.all():
         early, late = np.nonzero(~state.heard)

@@ -28,10 +28,10 @@ _EMPTY = Span(0, 0, 1)
 class TransferBlock:
     """The transfers and fences of the rounds from `first` to before `stop`, in the order of the plan.
 
-    `fences` holds pairs of a round and each rank's leader in a fence. Arrays with an entry per transfer: `step` (number
-    of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and `target` (ranks), `size` in
-    chunks, `op`. Arrays with an entry per moved chunk: `transfer` (number of the transfer in the block), `out` and
-    `into` (rank * C + chunk with C chunks per rank).
+    `fences` holds pairs of a round and each rank's leader (equal for ranks that wait for each other). Arrays with an
+    entry per transfer: `step` (number of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and
+    `target` (ranks), `size` in chunks, `op`. Arrays with an entry per moved chunk: `transfer` (number of the transfer
+    in the block), `out` and `into` (rank * C + chunk with C chunks per rank).
     """
 
     first: int
@@ -161,7 +161,7 @@ class TransferReader:
         return table
 
     def _select(self, values: list[Ints], what: str, step: IntArray, row: IntArray) -> IntArray:
-        """Return the value of step[i] for rank row[i], for all i; raise PlanError for a value of a wrong shape."""
+        """Return for all i the value of step step[i] for rank row[i]; raise PlanError for a value of a wrong shape."""
         if all(isinstance(value, int) for value in values):
             return np.array(values, np.int64)[step]
         return self._tabulate(values, what)[step, row]

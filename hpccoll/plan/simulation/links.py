@@ -116,8 +116,8 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        The numbers are None if no NIC is shared. Ranks are counted rather than messages, because a rank sends its
-        messages of a round one after the other. `sent` has, for each step, a mask of the ranks that send.
+        Each number of ranks is None if no ranks share a NIC. Ranks are counted rather than messages, because a rank
+        sends its messages of a round one after the other. `sent` has, for each step, a mask of the ranks that send.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
