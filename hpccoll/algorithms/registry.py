@@ -71,7 +71,7 @@ class Algorithm:
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
         def call_with_accepted(function: Callable[..., Result]) -> Result:
-            accepted = inspect.signature(function).parameters
+            accepted = _list_parameters(function)
             return function(ranks, **{name: value for name, value in arguments.items() if name in accepted})
 
         return Plan(
@@ -83,6 +83,12 @@ class Algorithm:
             call_with_accepted(self.cost) if self.cost is not None else None,
             call_with_accepted(self.period) if callable(self.period) else self.period,
         )
+
+
+@cache
+def _list_parameters(function: Callable[..., object]) -> frozenset[str]:
+    """Return the names of a function's parameters."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 _REGISTERED: dict[tuple[Operation, str], Algorithm] = {}
@@ -125,7 +131,7 @@ def make_algorithm(
     uses_shared_memory: bool = False,
 ) -> Algorithm:
     """Return an unregistered algorithm; the arguments are those of the decorator `algorithm`."""
-    parameters = frozenset(inspect.signature(make).parameters) & {"root", "chunks", "nodes"}
+    parameters = _list_parameters(make) & {"root", "chunks", "nodes"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 

@@ -9,9 +9,9 @@ all ranks at once (in check, replay, simulate and draw). A rank whose peer is -1
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,24 +112,8 @@ PeerMap: TypeAlias = Callable[[IntArray], IntArray]  # receives and returns arra
 SIGNAL = Span(0, 0, 1)  # no chunks: a message without data, as barriers send
 
 
-_PEERS, _REGIONS = ("dest", "source", "leader"), ("send", "recv", "remote", "local")  # fields of steps
-
-
 @dataclass(frozen=True, slots=True)
-class _StepBase:
-    """The common methods of all kinds of steps."""
-
-    def map_peers(self, change: PeerMap) -> Self:
-        """Return the step with `change` applied to each array of peers (in a fence, to the array of leaders)."""
-        return replace(self, **{name: change(getattr(self, name)) for name in _PEERS if hasattr(self, name)})
-
-    def map_regions(self, change: RegionMap) -> Self:
-        """Return the step with `change` applied to each region of chunks; a fence has no region and stays unchanged."""
-        return replace(self, **{name: change(getattr(self, name)) for name in _REGIONS if hasattr(self, name)})
-
-
-@dataclass(frozen=True, slots=True)
-class Move(_StepBase):
+class Move:
     """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
     Every rank has at most one `dest` and one `source`; a rank that is its own `dest` and `source` copies locally. The
@@ -147,9 +131,17 @@ class Move(_StepBase):
         """Return the opposite move, in which the receivers send and the senders receive and apply `op`."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
+    def map_peers(self, change: PeerMap) -> Move:
+        """Return the move with `change` applied to both arrays of peers."""
+        return Move(change(self.dest), change(self.source), self.send, self.recv, self.op)
+
+    def map_regions(self, change: RegionMap) -> Move:
+        """Return the move with `change` applied to both regions of chunks."""
+        return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
+
 
 @dataclass(frozen=True, slots=True)
-class Load(_StepBase):
+class Load:
     """Every rank reads chunks `remote` of rank `source` through shared memory into its own chunks `local`.
 
     Rank `source` takes no action in a load. The load reads the contents that `remote` had at the last fence, and copies
@@ -167,9 +159,17 @@ class Load(_StepBase):
             raise PlanError("a reversed load is a store, and stores cannot reduce; reverse it with op=Op.COPY")
         return Store(self.source, self.local, self.remote)
 
+    def map_peers(self, change: PeerMap) -> Load:
+        """Return the load with `change` applied to the array of sources."""
+        return Load(change(self.source), self.remote, self.local, self.op)
+
+    def map_regions(self, change: RegionMap) -> Load:
+        """Return the load with `change` applied to both regions of chunks."""
+        return Load(self.source, change(self.remote), change(self.local), self.op)
+
 
 @dataclass(frozen=True, slots=True)
-class Store(_StepBase):
+class Store:
     """Every rank writes its own chunks `local` through shared memory into chunks `remote` of rank `dest`.
 
     Rank `dest` takes no action in a store. All other ranks, `dest` included, may read the chunks `remote` after the
@@ -184,9 +184,17 @@ class Store(_StepBase):
         """Return the load that reads `remote` into `local` by `op`."""
         return Load(self.dest, self.remote, self.local, op)
 
+    def map_peers(self, change: PeerMap) -> Store:
+        """Return the store with `change` applied to the array of destinations."""
+        return Store(change(self.dest), self.local, self.remote)
+
+    def map_regions(self, change: RegionMap) -> Store:
+        """Return the store with `change` applied to both regions of chunks."""
+        return Store(self.dest, change(self.local), change(self.remote))
+
 
 @dataclass(frozen=True, slots=True)
-class Fence(_StepBase):
+class Fence:
     """A barrier among the ranks with the same `leader`, which is one of these ranks (usually the lowest).
 
     Ranks with leader -1 take no part in the fence. After the fence, ranks see each other's earlier stores. Between two
@@ -198,6 +206,14 @@ class Fence(_StepBase):
 
     def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - the signature of the other steps
         """Return the fence unchanged."""
+        return self
+
+    def map_peers(self, change: PeerMap) -> Fence:
+        """Return the fence with `change` applied to the array of leaders."""
+        return Fence(change(self.leader))
+
+    def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - the signature of the other steps
+        """Return the fence unchanged, because a fence has no region of chunks."""
         return self
 
 

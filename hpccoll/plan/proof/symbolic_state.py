@@ -39,10 +39,17 @@ def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
     return spread
 
 
-@lru_cache(maxsize=4)
-def random_weights(n: int, chunks: int, seed: int = 1) -> Weights:
+def random_weights(n: int, chunks: int) -> Weights:
     """Return a random 128-bit weight for each contribution as two integers, shape (n, C, 2)."""
-    return np.random.default_rng(seed).integers(1, 2**64, (n, chunks, 2), dtype=np.uint64)
+    numbers = _draw_numbers((n * chunks * 2).bit_length())
+    return np.reshape(numbers[: n * chunks * 2], (n, chunks, 2))
+
+
+@lru_cache(maxsize=2)
+def _draw_numbers(bits: int) -> Weights:
+    """Return an array of 2**bits random numbers, the same numbers in every call."""
+    numbers: Weights = np.random.default_rng(1).integers(1, 2**64, 2**bits, dtype=np.uint64)
+    return numbers
 
 
 def one_hot_weights(n: int, chunks: int) -> Weights:
@@ -55,13 +62,14 @@ class SymbolicState:
 
     `contents`, shape (n * C, K + 2), has one row per chunk of a rank: the sum of the weights of its contributions, the
     number of contributions (the bits of a float64), and the hash of the reduction order. A chunk that was never written
-    has zero contributions. `input_weights`, shape (n, C, K), has the weights of the contributions. `heard`, shape (n,
-    n), marks the ranks that each rank has heard from in a barrier; in other operations it is None.
+    has zero contributions. `is_input`, shape (n, C), marks the input chunks, and `input_weights`, shape (n, C, K), has
+    the weights of the contributions. `heard`, shape (n, n), marks the ranks that each rank has heard from in a barrier;
+    in other operations it is None.
     """
 
     def __init__(self, operation: Operation, n: int, chunks: int, root: int, weights: Weights) -> None:
         self.operation, self.n, self.chunks, self.root = operation, n, chunks, root
-        is_input = operation.input_mask(np.arange(n), n, chunks, root)
+        self.is_input = is_input = operation.input_mask(np.arange(n), n, chunks, root)
         self.input_weights = np.where(is_input[..., None], weights, np.uint64(0))
         self.contents = np.empty((n * chunks, weights.shape[2] + 2), np.uint64)
         self.contents[:, :-2] = self.input_weights.reshape(n * chunks, weights.shape[2])
@@ -142,10 +150,12 @@ def _output_mask(state: SymbolicState) -> Mask:
 
 def _find_correct(state: SymbolicState) -> Mask:
     """Return a mask of the chunks whose number and weights of contributions are as expected, shape (n, C)."""
-    has_input = np.asarray(state.input_weights.any(axis=-1), np.uint64)[..., None]
-    counts_match = state.counts == state.operation.expected_weights(has_input, state.n)[..., 0]
-    weights_match = (state.weights == state.operation.expected_weights(state.input_weights, state.n)).all(axis=-1)
-    return np.asarray(counts_match & weights_match)
+    is_input = state.is_input[..., None].astype(np.uint64)
+    correct: Mask = state.counts == state.operation.expected_weights(is_input, state.n)[..., 0]
+    expected, actual = state.operation.expected_weights(state.input_weights, state.n), state.weights
+    for k in range(expected.shape[-1]):  # one by one, because reductions along a short axis are slow
+        correct &= actual[..., k] == expected[..., k]
+    return correct
 
 
 def _check_order(state: SymbolicState, name: str) -> None:

@@ -143,13 +143,12 @@ class TransferReader:
 
     def _tabulate(self, values: Sequence[Ints], what: str) -> IntArray:
         """Return `values`, one per step, as an array of shape (S, n); raise PlanError for a value of a wrong shape."""
-        table = np.empty((len(values), self.n), np.int64)
-        for row, value in enumerate(values):
-            if np.shape(value) not in ((), (self.n,)):
-                why = f"has {what} of shape {np.shape(value)}; need one entry per rank"
-                raise self.error(np.arange(self.n), why)
-            table[row] = value
-        return table
+        shapes = {getattr(value, "shape", ()) for value in values}
+        for shape in shapes - {(), (self.n,)}:
+            raise self.error(np.arange(self.n), f"has {what} of shape {shape}; need one entry per rank")
+        same = shapes == {(self.n,)}
+        rows = values if same else [np.broadcast_to(value, self.n) for value in values]
+        return np.array(rows, np.int64).reshape(-1, self.n)
 
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
         """Return the peers of all steps as an array of shape (S, n); raise PlanError for a peer that does not exist."""
