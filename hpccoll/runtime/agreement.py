@@ -1,17 +1,41 @@
-"""Runs steps that succeed on all ranks or raise the same error on all ranks."""
+"""Lets all ranks begin a step together, and succeed or raise the same error on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from mpi4py import MPI
 
 from hpccoll.errors import HpccollError
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hpccoll.runtime.progress import Progress
 
 Result = TypeVar("Result")
+MEETING_TAG: Final = 8190  # below the tags of pipelines, above those of asynchronous operations
 FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
+
+
+def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
+    """Block until every rank of `comm` has called this; the operations in flight advance meanwhile. Collective.
+
+    Afterwards all ranks make the same blocking MPI calls, so none of them waits for a rank whose operations in flight
+    must first advance.
+    """
+    progress.wait_until(comm.Ibarrier().Test)
+
+
+def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress) -> None:
+    """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this.
+
+    Cost: two empty messages to and from the first member for every other member.
+    """
+    leader, *others = members
+    peers = others if comm.rank == leader else [leader]
+    arrivals = [comm.Irecv([bytearray(0), MPI.BYTE], peer, MEETING_TAG) for peer in peers]
+    if comm.rank == leader:
+        progress.wait_until(lambda: MPI.Request.Testall(arrivals))
+    departures = [comm.Isend([bytearray(0), MPI.BYTE], peer, MEETING_TAG) for peer in peers]
+    progress.wait_until(lambda: MPI.Request.Testall([*arrivals, *departures]))
 
 
 def gather_or_raise(

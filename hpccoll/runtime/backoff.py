@@ -30,16 +30,20 @@ class Backoff:
         """Start again with the shortest pause; to be called after a poll that found something to do."""
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
-    def pause(self) -> None:
-        """Return at once, yield the core or sleep, depending on the time since the first pause."""
+    def pause(self) -> bool:
+        """Return at once; yield the core once some time has passed since the first pause; later sleep, if `sleeps`.
+
+        Returns whether the pause slept.
+        """
         now = time.perf_counter()
         if not self._since:
             self._since = now
         waited_s = now - self._since
         if waited_s < self._spin_s:
-            return
+            return False
         if waited_s < YIELD_S or not self._sleeps:
             os.sched_yield()
-        else:
-            time.sleep(self._sleep_s)
-            self._sleep_s = min(2 * self._sleep_s, LONGEST_SLEEP_S)
+            return False
+        time.sleep(self._sleep_s)
+        self._sleep_s = min(2 * self._sleep_s, LONGEST_SLEEP_S)
+        return True

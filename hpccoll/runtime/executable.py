@@ -26,6 +26,10 @@ class Executable(Protocol):
     def live(self) -> bool:
         """Whether the executable can still run: neither it nor a symmetric buffer that it accesses was freed."""
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether an operation that `start` began is not done."""
+
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part of it is complete."""
 

@@ -12,7 +12,7 @@ from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.lowering import Program
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import Selection
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class PlanExecutable:
         "_in_place",
         "_scratch",
         "live",
+        "operation",
     )
 
     def __init__(
@@ -61,11 +62,17 @@ class PlanExecutable:
         self._call, self._before, self._in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
         self.live = True
+        self.operation: InFlight | None = None  # the latest asynchronous run
 
     @property
     def plan(self) -> Plan:
         """The plan that this executable runs."""
         return self._lower().plan
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an asynchronous run is not done."""
+        return self.operation is not None and not self.operation.done
 
     def _lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
         """Return this rank's program (its instructions) by `Context.lower`."""

@@ -1,52 +1,177 @@
-"""The in-flight operations of a communicator, which advance during its waits.
+"""The in-flight operations of this process, and the waits in which they advance.
 
-There is no progress thread. Every wait, test and blocking call of a communicator advances all of its in-flight
-operations, so ranks may wait for them in different orders.
+There is no progress thread. Every wait, test and blocking call of every communicator advances all in-flight operations
+of the process, so ranks may wait for operations, on any communicators, in different orders.
 """
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from functools import cache, partial
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from mpi4py import MPI
 
 from hpccoll.runtime.backoff import Backoff
 
+Result = TypeVar("Result")
 
-class InFlight(Protocol):
-    """An operation that has begun, but may be incomplete."""
+
+class InFlight(ABC):
+    """An operation that has begun; `done` once it is complete or has failed, and `error` is the reason if it failed."""
+
+    __slots__ = ("__weakref__", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
 
     def advance(self) -> bool:
-        """Advance the operation as far as possible without blocking; return whether it is complete."""
+        """Go as far as possible without blocking; return whether the operation is done. Errors are only recorded.
+
+        The wait of one operation advances all others, so an error must not surface there.
+        """
+        if not self.done:
+            try:
+                self.done = self._advance()
+            except Exception as error:  # noqa: BLE001 - `raise_error` raises it where the operation is waited for
+                self.error, self.done = error, True
+        return self.done
+
+    @abstractmethod
+    def _advance(self) -> bool:
+        """Go as far as possible without blocking; return whether the operation is complete."""
+
+    def raise_error(self) -> None:
+        """Raise the error of a failed operation."""
+        if self.error is not None:
+            raise self.error
 
 
 class Progress:
-    """The in-flight operations of one communicator, by tag; converts to true if there are any."""
+    """The operations in flight; true if there are plans in flight, which this process must advance itself.
 
-    __slots__ = ("operations",)
+    `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
+    sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
+    """
 
-    def __init__(self) -> None:
-        self.operations: dict[int, InFlight] = {}
+    __slots__ = ("_advancing", "_listeners", "_poll_mpi", "operations", "transfers")
+
+    def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
+        self.operations: dict[InFlight, None] = {}
+        self.transfers: deque[InFlight] = deque()
+        self._poll_mpi, self._advancing = poll_mpi, False
+        self._listeners: WeakSet[Any] | None = WeakSet()
 
     def __bool__(self) -> bool:
         return bool(self.operations)
 
-    def __contains__(self, tag: int) -> bool:
-        return tag in self.operations
+    def add(self, operation: InFlight) -> None:
+        """Add a plan in flight, which all waits then advance until it is done; advances it at once."""
+        self.operations[operation] = None
+        if self._listeners is not None:
+            listeners, self._listeners = list(self._listeners), None
+            for listener in listeners:
+                listener.expect_plans_in_flight()
+        self.advance()
 
-    def add(self, tag: int, operation: InFlight) -> None:
-        """Add an operation; its tag is in use until the operation is complete."""
-        self.operations[tag] = operation
+    def add_transfer(self, transfer: InFlight) -> None:
+        """Add requests in flight that MPI advances by itself."""
+        self.transfers.append(transfer)
+
+    def notify(self, listener: Any) -> None:
+        """Call `listener.expect_plans_in_flight()` when the process's first plan is in flight, or now if it has been.
+
+        The listener is referenced weakly.
+        """
+        if self._listeners is None:
+            listener.expect_plans_in_flight()
+        else:
+            self._listeners.add(listener)
 
     def advance(self) -> None:
-        """Advance every in-flight operation as far as possible without blocking; remove complete operations."""
-        for tag, operation in list(self.operations.items()):
-            if operation.advance():
-                del self.operations[tag]
+        """Let every in-flight plan go as far as possible without blocking, and MPI move its messages.
+
+        Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
+        all of them.
+        """
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            for operation in list(self.operations):
+                if operation.advance():
+                    self.operations.pop(operation, None)
+            if self.transfers:
+                if self.transfers[0].advance():
+                    self.transfers.popleft()
+                else:
+                    self.transfers.rotate(-1)
+        finally:
+            self._advancing = False
 
     def wait_until(self, done: Callable[[], object]) -> None:
-        """Poll `done` until it returns true; advance the in-flight operations between polls."""
+        """Block until `done` returns true: poll it, and advance the in-flight operations between polls.
+
+        `done` must let MPI advance, as a test of a request does, unless it depends on in-flight operations alone.
+        """
         backoff = Backoff(spins=True, sleeps=False)
         while not done():
-            if self.operations:
-                self.advance()
+            self.advance()
             backoff.pause()
+
+    def wait_for_memory(self, done: Callable[[], object]) -> None:
+        """Block until `done`, which reads shared memory, returns true; in-flight operations and MPI advance meanwhile."""
+        backoff = Backoff(spins=False)
+        while not done():
+            self.idle(backoff)
+
+    def idle(self, backoff: Backoff) -> None:
+        """Pause once between two polls of shared memory, and advance what is in flight.
+
+        With nothing in flight here, MPI is polled after each sleep, because messages that MPI buffers may need it. With
+        something in flight, the pause does not sleep, because each poll may move data.
+        """
+        if self.operations or self.transfers:
+            self.advance()
+            backoff.reset()
+        if backoff.pause():
+            self._poll_mpi()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function that blocks in MPI, in a thread of its own while plans are in flight, and return its result.
+
+        Without MPI_THREAD_MULTIPLE the function is always called directly; plans in flight then stand still.
+        """
+        if not self.operations or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            return function()
+        outcome: list[Result] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            """Call the function and keep its result or its error."""
+            try:
+                outcome.append(function())
+            except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call")
+        thread.start()
+        backoff = Backoff(spins=False, sleeps=False)
+        while self.operations and not outcome and not errors:
+            self.advance()
+            backoff.pause()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+
+@cache
+def get_progress() -> Progress:
+    """Return the one `Progress` of this process; MPI must be initialized."""
+    return Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from mpi4py import MPI
@@ -15,37 +14,42 @@ from hpccoll.runtime.progress import InFlight, Progress
 
 
 class Work:
-    """The handle of an asynchronous operation. `wait` and `test` advance all operations of the communicator.
+    """The handle of an asynchronous operation. `wait` and `test` also advance all other operations of the process.
+
+    An operation whose handle is dropped goes on, and keeps its arrays alive until it is done.
 
     Args:
         rank: this rank, for error messages.
-        operation: the operation in flight; None if it is already complete.
+        operation: the operation; None if it is already complete.
         result: the array that `wait` returns.
-        keep: objects whose memory MPI reads or writes until the operation is complete.
     """
 
-    def __init__(
-        self, rank: int, progress: Progress, operation: InFlight | None, result: Any, keep: tuple[Any, ...] = ()
-    ) -> None:
+    def __init__(self, rank: int, progress: Progress, operation: InFlight | None, result: Any) -> None:
         self._rank, self._progress, self._operation, self._result = rank, progress, operation, result
-        self._keep = keep
         self.done = operation is None
 
     def test(self) -> bool:
-        """Advance the operation as far as possible without blocking; return whether it is complete."""
+        """Advance as far as possible without blocking; return whether the operation is complete.
+
+        Raises:
+            CommunicationError: MPI reported an error, or a received message has another size than the array.
+            MismatchError: ranks of a node called different collectives.
+        """
         if not self.done and self._operation is not None:
             self._progress.advance()
             self.done = self._operation.advance()
+        if self._operation is not None:
+            self._operation.raise_error()
         return self.done
 
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the operation is complete and return the result array.
 
         Args:
-            timeout: seconds to wait at most; None means no limit.
+            timeout: seconds after which to give up; None waits forever.
 
         Raises:
-            CommunicationError: `timeout` has passed; the operation is still in flight, and `wait` may be called again.
+            CommunicationError: the time is up; the operation is still in flight, and may be waited for again.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff(spins=True, sleeps=False)
@@ -55,42 +59,57 @@ class Work:
                 raise CommunicationError(
                     f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation?"
                 )
-        self._keep = ()
         return self._result
 
 
-@dataclass(slots=True)
-class MessageTransfer:
-    """A message in flight between two ranks, sent in one or more segments."""
+class MessageTransfer(InFlight):
+    """A message in flight between two ranks, sent in one or more segments.
 
-    description: str  # the direction and the ranks, for error messages
-    requests: list[MPI.Request]  # requests of the segments that are not complete, in order
-    last: list[BoundCall]  # calls to make when all segments are complete
-    sizes: list[int]  # bytes that each received segment must have; empty for a send
-    _status: MPI.Status = field(default_factory=MPI.Status)
+    Args:
+        description: the direction and the ranks, for error messages.
+        requests: the requests of the segments, in order.
+        last: calls to make when all segments are complete.
+        sizes: bytes that each received segment must have; empty for a send.
+        keep: objects whose memory MPI reads or writes until the message is complete.
+    """
 
-    def advance(self) -> bool:
-        """Test the segments in order without blocking; if all are complete, call `last` and return true."""
-        while self.requests:
+    __slots__ = ("_description", "_keep", "_last", "_requests", "_sizes", "_status")
+
+    def __init__(
+        self,
+        description: str,
+        requests: list[MPI.Request],
+        last: list[BoundCall],
+        sizes: list[int],
+        keep: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__()
+        self._description, self._requests, self._last, self._sizes = description, requests, last, sizes
+        self._keep, self._status = keep, MPI.Status()
+
+    def _advance(self) -> bool:
+        """Test the segments in order without blocking; return whether all are complete, and `last` was called."""
+        while self._requests:
             try:
-                if not self.requests[0].Test(self._status):
+                if not self._requests[0].Test(self._status):
                     return False
             except MPI.Exception as error:
                 raise CommunicationError(
-                    f"{self.description} failed: {error}; do the sizes on both sides agree?"
+                    f"{self._description} failed: {error}; do the sizes on both sides agree?"
                 ) from error
-            self.requests.pop(0)
-            if self.sizes:
-                self._require_size(self.sizes.pop(0))
-        while self.last:
-            self.last.pop(0)()
+            self._requests.pop(0)
+            if self._sizes:
+                self._require_size(self._sizes.pop(0))
+        while self._last:
+            self._last.pop(0)()
+        self._keep = ()
         return True
 
     def _require_size(self, expected: int) -> None:
-        """Raise CommunicationError unless the received segment has `expected` bytes."""
+        """Raise CommunicationError unless the received segment has the expected bytes."""
         received = self._status.Get_count(MPI.BYTE)
         if received != expected:
             raise CommunicationError(
-                f"{self.description}: received a message of {received} bytes into an array of {expected}; "
+                f"{self._description}: received a message of {received} bytes into an array of {expected}; "
                 "pass an array as large as the one that is sent"
             )

@@ -1,4 +1,4 @@
-"""Two-level collectives bound to buffers: shared memory within nodes, messages between nodes, pipelined over slots.
+"""Plans run as pipelines of segments, which never block: two-level plans, and asynchronous shared-memory plans.
 
 While messages of some segments travel between nodes, a rank reduces the next segment and stores the previous one, so
 the network stays busy until the last segment. The ranks of a node start a collective together and agree whether they
@@ -8,7 +8,7 @@ place and through slots, so each node may choose either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
@@ -22,6 +22,7 @@ from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, slot_memory
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.selection import Selection
@@ -29,8 +30,8 @@ from hpccoll.selection import Selection
 FIRST_TAG = 8192  # one tag per slot, above the tags of asynchronous calls
 
 
-class TwoLevelExecutable(PlanExecutable):
-    """A two-level collective bound to buffers; see `Executable` and `PlanExecutable`.
+class PipelineExecutable(PlanExecutable):
+    """A plan bound to buffers that runs as a pipeline of segments; see `Executable` and `PlanExecutable`.
 
     Raises:
         UnavailableError: memory cannot be shared within nodes, or the plan has more chunks than a slot has room for.
@@ -77,34 +78,26 @@ class TwoLevelExecutable(PlanExecutable):
         pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
         progress = self._context.progress
         while not pipeline.done:
-            moved = pipeline.poll()
-            if progress:
-                progress.advance()
-            if moved:
+            if pipeline.poll():
                 backoff.reset()
             else:
-                backoff.pause()
+                progress.idle(backoff)
 
     def start(self) -> Pipeline:
-        """Block until all ranks of the node have started the collective, and return the pipeline in flight.
-
-        An earlier pipeline of the node is completed first, because only one at a time can use the slots.
-        """
+        """Return the pipeline in flight, which waits for its turn and for the node's ranks as it advances."""
         self._require_live()
-        node = self._context.node
-        if node.pipeline is not None:
-            self._context.progress.wait_until(node.pipeline.advance)
         for step in self._before:
             step()
-        self._enter()
-        node.pipeline = pipeline = Pipeline(self._get_actions, node.slots, len(self._segments), self._after)
+        self.operation = pipeline = Pipeline(self, self._context.node.pipelines)
         return pipeline
 
     def free(self) -> None:
-        """Free the executable and drop its bound actions; a later run raises UsageError."""
-        super().free()
-        self._actions.clear()
-        self._programs, self._scratch_memory = [], None
+        """Free the executable and drop its bound actions; a later run raises UsageError. A pipeline in flight goes on."""
+        self.live = False
+        if not self.in_flight:
+            super().free()
+            self._actions.clear()
+            self._programs, self._scratch_memory = [], None
 
     def _require_host_memory(self) -> None:
         """Raise UnavailableError if the node cannot share memory, and UsageError if the buffers are device memory."""
@@ -130,15 +123,41 @@ class TwoLevelExecutable(PlanExecutable):
             sizes, max(choose_segment_count(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
         )
 
-    def _enter(self) -> None:
-        """Block until all ranks of the node start the run; lower the plan again if a buffer has moved."""
-        node = self._context.node
-        alike = node.barrier.enter(self._entry | (DIRECT if self.direct else 0), *self._location)
+    @property
+    def segments(self) -> int:
+        """The number of segments of a run."""
+        return len(self._segments)
+
+    def post_entry(self) -> None:
+        """Begin to enter the collective together with the ranks of the node; does not block."""
+        self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
+
+    def try_to_enter(self) -> bool:
+        """Return whether the node's ranks have entered; if so, lower the plan again if buffers have moved.
+
+        Raises:
+            MismatchError: on all ranks of the node, if they entered different collectives.
+        """
+        node, barrier = self._context.node, self._context.node.pipeline_barrier
+        if not barrier.all_arrived():
+            return False
+        alike = barrier.compare()
         if alike is None:
             node.raise_mismatch(self._facts)
-        locations = node.barrier.locations() if alike and self.direct else ()
+        locations = barrier.locations() if alike and self.direct else ()
         if locations != self._locations:
             self._lower_segments(locations)
+        return True
+
+    def slot_of(self, number: int) -> PipelineSlot:
+        """Return the slot of segment `number`."""
+        slots = self._context.node.pipeline_slots
+        return slots[number % len(slots)]
+
+    def finish(self) -> None:
+        """Make the calls after the plan."""
+        for step in self._after:
+            step()
 
     def _lower_segments(self, locations: tuple[int, ...]) -> None:
         """Lower every segment for access to buffers at `locations`, or to the slots if `locations` is empty."""
@@ -147,67 +166,80 @@ class TwoLevelExecutable(PlanExecutable):
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
         scratch = max(program.work + program.landing for program in self._programs)
         self._scratch_stride = scratch + (bounce_count(self._call.dtype.itemsize) if locations else 0)
-        self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.slots))
+        self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
 
-    def _get_actions(self, number: int) -> list[Action]:
-        """Return the actions of a segment; the first call for a segment binds them to memory."""
+    def get_actions(self, number: int) -> list[Action]:
+        """Return the actions of a segment; the first call for a segment binds its actions."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]
-            slot = node.slots[number % len(node.slots)]
-            scratch = self._scratch_memory[slot.number * self._scratch_stride :][: self._scratch_stride]
-            slots = slot_memory(slot, node, call)
+            lane = number % len(node.pipeline_slots)
+            scratch = self._scratch_memory[lane * self._scratch_stride :][: self._scratch_stride]
+            slots = slot_memory(node.pipeline_slots[lane], node, call)
             space = AddressSpace(call, program, scratch, slots=slots, segment=self._segments[number], rank=node.rank)
             if self._locations:
                 add_peer_buffers(space, node, call, self._locations)
             bounce = scratch[program.work + program.landing :][: bounce_count(space.itemsize)]
             binder = LocalBinder(space, node.barrier.fence, node.remote, bounce if self._locations else None)
-            tag = FIRST_TAG + slot.number
+            tag = FIRST_TAG + lane
             actions = self._actions[number] = bind_actions(program, space, binder, self._context.comm, tag)
         return actions
 
 
-class Pipeline:
-    """A two-level collective in flight.
+class Pipeline(InFlight):
+    """One run of an executable, segment by segment; the pipelines in `queue` run one after the other, in call order."""
 
-    Args:
-        get_actions: returns the actions of a segment, given the segment's number.
-        slots: the node's slots; segment s uses slot s % len(slots).
-        segments: number of segments.
-        after: calls to make when all segments are complete.
-    """
+    __slots__ = ("_entered", "_executable", "_number", "_posted", "_queue", "_tasks")
 
-    __slots__ = ("_after", "_get_actions", "_next", "_segments", "_slots", "_tasks", "done")
-
-    def __init__(
-        self,
-        get_actions: Callable[[int], list[Action]],
-        slots: tuple[PipelineSlot, ...],
-        segments: int,
-        after: tuple[BoundCall, ...],
-    ) -> None:
-        self._get_actions, self._slots, self._segments, self._after = get_actions, slots, segments, after
-        self._tasks: dict[int, PipelineTask] = {}
-        self._next, self.done = 0, False
+    def __init__(self, executable: PipelineExecutable, queue: deque[InFlight]) -> None:
+        super().__init__()
+        self._executable, self._queue = executable, queue
+        self._posted = self._entered = False
+        self._number, self._tasks = 0, dict[PipelineSlot, PipelineTask]()  # number of the next segment
+        queue.append(self)
 
     def poll(self) -> bool:
-        """Start the next segment if its slot is free; advance the segments in flight; return whether any advanced."""
-        moved, slot = False, self._next % len(self._slots)
-        if self._next < self._segments and slot not in self._tasks:
-            self._tasks[slot] = PipelineTask(self._get_actions(self._next), self._slots[slot])
-            self._next, moved = self._next + 1, True
-        for number, task in list(self._tasks.items()):
-            moved |= task.advance()
-            if task.done:
-                del self._tasks[number]
-        if not self._tasks and self._next == self._segments and not self.done:
-            for step in self._after:
-                step()
-            self.done = True
-        return moved
+        """Go on by a few calls per segment, without blocking; return whether anything was done."""
+        if self.done or self._queue[0] is not self:
+            return False
+        try:
+            return (self._entered or self._enter()) and self._advance_tasks()
+        except BaseException:
+            self._leave_queue()
+            raise
 
-    def advance(self) -> bool:
-        """Poll until nothing can be done without blocking; return whether all segments are complete."""
+    def _advance(self) -> bool:
         while self.poll():
             pass
         return self.done
+
+    def _enter(self) -> bool:
+        """Enter together with the node's ranks; return whether all have entered."""
+        if not self._posted:
+            self._executable.post_entry()
+            self._posted = True
+        self._entered = self._executable.try_to_enter()
+        return self._entered
+
+    def _advance_tasks(self) -> bool:
+        """Start the next segment if its slot is free, and advance those in flight; return whether any advanced."""
+        moved = False
+        if self._number < self._executable.segments:
+            slot = self._executable.slot_of(self._number)
+            if slot not in self._tasks:
+                self._tasks[slot] = PipelineTask(self._executable.get_actions(self._number), slot)
+                self._number, moved = self._number + 1, True
+        for slot, task in list(self._tasks.items()):
+            moved |= task.advance()
+            if task.done:
+                del self._tasks[slot]
+        if not self._tasks and self._number == self._executable.segments:
+            self._executable.finish()
+            self.done = True
+            self._leave_queue()
+        return moved
+
+    def _leave_queue(self) -> None:
+        """Let the next pipeline use the slots."""
+        if self._queue and self._queue[0] is self:
+            self._queue.popleft()

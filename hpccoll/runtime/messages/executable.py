@@ -23,6 +23,7 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.progress import InFlight
 from hpccoll.selection import Selection
 
 BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
@@ -166,6 +167,7 @@ class MessageExecutable(PlanExecutable):
         run, progress = self.start(), self._context.progress
         if progress:
             progress.wait_until(run.advance)
+            run.raise_error()
         run.complete()
 
     def _run_beside_others(self) -> None:
@@ -178,17 +180,17 @@ class MessageExecutable(PlanExecutable):
                 self._context.progress.wait_until(request.Test)
 
 
-class MessageRun:
+class MessageRun(InFlight):
     """One run of a message plan in flight: makes the plan's non-persistent calls, then the calls in `after`."""
 
-    __slots__ = ("_after", "_calls", "_test", "done")
+    __slots__ = ("_after", "_calls", "_test")
 
     def __init__(self, calls: Iterator[tuple[BoundCall, MPI.Request | None]], after: tuple[BoundCall, ...]) -> None:
+        super().__init__()
         self._calls, self._after = calls, after
         self._test: Callable[[], Any] | None = None
-        self.done = False
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         """Make calls until one would wait for a message; return whether the run is complete. Never blocks."""
         while not self.done:
             if self._test is not None:

@@ -69,21 +69,24 @@ class MpiExecutable(partial[object]):
         state.__setstate__((function, (), {}, self.__dict__))
 
 
-@dataclass(slots=True)
-class NonBlockingCollective:
-    """A non-blocking MPI collective in flight."""
+class NonBlockingCollective(InFlight):
+    """A non-blocking MPI collective in flight; keeps the `memories` alive that MPI still reads or writes."""
 
-    request: MPI.Request
-    epilogue: tuple[BoundCall, ...]
-    memories: tuple[FlatArray, ...]  # kept alive: MPI still reads or writes them
-    done: bool = False
+    __slots__ = ("_epilogue", "_memories", "_request")
 
-    def advance(self) -> bool:
+    def __init__(
+        self, request: MPI.Request, epilogue: tuple[BoundCall, ...], memories: tuple[FlatArray, ...]
+    ) -> None:
+        super().__init__()
+        self._request, self._epilogue, self._memories = request, epilogue, memories
+
+    def _advance(self) -> bool:
         """Test for completion, then run the epilogue; return whether the epilogue has run. Never blocks."""
-        if not self.done and self.request.Test():
-            run_all(self.epilogue)
-            self.done, self.memories = True, ()
-        return self.done
+        if not self._request.Test():
+            return False
+        run_all(self._epilogue)
+        self._memories = ()
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class PointToPoint:
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host
         requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
         rank = self._comm.rank
-        transfer = MessageTransfer(f"rank {rank}: sending to rank {dest}", requests, [], [])
-        return Work(rank, self._progress, transfer, None, (x, payload))
+        transfer = MessageTransfer(f"rank {rank}: sending to rank {dest}", requests, [], [], (x, payload))
+        return self._track(transfer, None)
 
     def irecv(self, x: Any, source: int, tag: int) -> Work:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
@@ -49,8 +49,14 @@ class PointToPoint:
         last: list[BoundCall] = [] if host is None else [buffer.module.bind_copy_from_host(buffer.flat, host)]
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
-        transfer = MessageTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes)
-        return Work(rank, self._progress, transfer, x, (x, payload))
+        transfer = MessageTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
+        return self._track(transfer, x)
+
+    def _track(self, transfer: MessageTransfer, result: Any) -> Work:
+        """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
+        if not transfer.advance():
+            self._progress.add_transfer(transfer)
+        return Work(self._comm.rank, self._progress, transfer, result)
 
     def _take_pinned(self, buffer: Buffer) -> Any:
         """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""

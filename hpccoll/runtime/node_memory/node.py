@@ -1,14 +1,15 @@
-"""The memory that the ranks of a node share for one communicator: barrier, pipeline slots, symmetric buffers.
+"""The memory that the ranks of a node share for one communicator: barriers, staging slots, symmetric buffers.
 
-Each rank maps one memory segment of every rank of its node. A memory segment starts with a page of 64-bit words that
-synchronise the barrier and the pipeline slots. The buffers of the slots follow after this page. A communicator on one
-node uses two slots in turn, so that a rank can fill one slot while other ranks still read the other slot. A
-communicator on several nodes has SLOTS slots, so that several parts of a collective are in flight at once.
+Each rank maps one segment of every rank of its node. A segment starts with a page of the words that synchronise the
+barriers and the slots; the slots' data follow. Blocking shared-memory plans on one node use two slots in turn, so that
+a rank can fill one while others still read the other. Pipelines (two-level plans, and asynchronous shared-memory plans)
+have a barrier and slots of their own, so that they run beside blocking plans.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -24,12 +25,13 @@ from hpccoll.runtime.node_memory.segment import MappedSegment, map_segments, wor
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
 
-SLOTS_ON_ONE_NODE: Final = 2
+STAGING_SLOTS: Final = 2
 SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
-SLOTS: Final = 6  # segments in flight at once: enough to keep a link busy while others synchronise, reduce and store
+PIPELINE_SLOTS_ON_ONE_NODE: Final = 2
+PIPELINE_SLOTS: Final = 6  # enough to keep a link busy while other segments synchronise, reduce and store
 SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
 _WORDS_BYTES: Final = 4096
-_LINE_BYTES: Final = 64  # the barrier's words fill the first cache line, each slot's counter one of the following
+_LINE_BYTES: Final = 64  # each barrier's words fill a cache line, and so does each slot's counter
 _MISMATCH_TAG: Final = 8191
 FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
 
@@ -37,31 +39,42 @@ FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reductio
 class NodeMemory:
     """The shared memory of this rank's node; `problem` says why memory cannot be shared, and is empty if it can be.
 
-    The constructor is collective over `comm`. Waits at the barrier advance the operations in `progress`.
+    Creation is collective over `comm`. `pipelines` are the pipelines in flight; only the first one uses the slots.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
         self.rank, self.comm, self._nodes = comm.rank, comm, layout.nodes
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
-        self.symmetric = SymmetricBuffers(comm, self.ranks)
+        self.symmetric = SymmetricBuffers(comm, self.ranks, progress)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
-        self.pipeline: InFlight | None = None  # the latest two-level collective; only one at a time uses the slots
-        self.next_slot = 0  # on one node
-        slots = SLOTS if layout.nodes > 1 else SLOTS_ON_ONE_NODE
-        self.slot_bytes = SLOT_BYTES if layout.nodes > 1 else SLOT_BYTES_ON_ONE_NODE
+        self.pipelines: deque[InFlight] = deque()
+        self.next_slot = 0  # the staging slot of the next blocking plan
+        one_node = layout.nodes == 1
+        staging, pipelines = (STAGING_SLOTS, PIPELINE_SLOTS_ON_ONE_NODE) if one_node else (0, PIPELINE_SLOTS)
+        self.slot_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES
         self.problem = ""
         try:
             # Pages are allocated at the first access, because most communicators never use the slots.
-            nbytes = _WORDS_BYTES + slots * self.slot_bytes
+            nbytes = _WORDS_BYTES + (staging + pipelines) * self.slot_bytes
             segments = map_segments(comm, self.ranks, nbytes, reserve=False)
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
-            self.problem, segments, slots = str(error), {}, 0
-        own, *others = (self._words(segments, rank, WORDS, 0) for rank in (self.rank, *self.others))
-        self.barrier = NodeBarrier(own, others, layout.oversubscribed, progress)
-        self.slots = tuple(self._slot(segments, number) for number in range(slots))
+            self.problem, segments, staging, pipelines = str(error), {}, 0, 0
+        self.barrier, self.pipeline_barrier = (
+            NodeBarrier(*self._own_and_others(segments, WORDS, line), layout.oversubscribed, progress)
+            for line in range(2)
+        )
+        slots = [self._slot(segments, number) for number in range(staging + pipelines)]
+        self.slots, self.pipeline_slots = tuple(slots[:staging]), tuple(slots[staging:])
         self.remote = attach_peers(comm, self.ranks)
+
+    def _own_and_others(
+        self, segments: dict[int, MappedSegment], count: int, line: int
+    ) -> tuple[memoryview, list[memoryview]]:
+        """Return `count` words of a cache line in this rank's segment, and the same words of the other ranks."""
+        own, *others = (self._words(segments, rank, count, _LINE_BYTES * line) for rank in (self.rank, *self.others))
+        return own, others
 
     @staticmethod
     def _words(segments: dict[int, MappedSegment], rank: int, count: int, start: int) -> memoryview:
@@ -69,9 +82,8 @@ class NodeMemory:
         return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
     def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
-        """Return pipeline slot `number`, whose buffers are in the segments of the node's ranks."""
-        line, begin = _LINE_BYTES * (number + 1), _WORDS_BYTES + number * self.slot_bytes
-        own, *others = (self._words(segments, rank, 1, line) for rank in (self.rank, *self.others))
+        """Return slot `number`, in the segments of the node's ranks."""
+        begin, (own, others) = _WORDS_BYTES + number * self.slot_bytes, self._own_and_others(segments, 1, number + 2)
         memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
         return PipelineSlot(number, own, others, self.barrier.synchronize, memory)
 
@@ -115,7 +127,9 @@ class NodeMemory:
             self.device.free()
             self.device = None
         self.barrier.free()
-        self.slots, self.pipeline = (), None
+        self.pipeline_barrier.free()
+        self.slots = self.pipeline_slots = ()
+        self.pipelines.clear()
 
 
 def fingerprint_of(facts: Sequence[object]) -> int:

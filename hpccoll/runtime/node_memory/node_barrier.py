@@ -17,7 +17,6 @@ from typing import Final
 
 from mpi4py import MPI
 
-from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.progress import Progress
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
@@ -95,15 +94,40 @@ class NodeBarrier:
             source: the location of this rank's input, which `locations` returns on the other ranks.
             result: the location of this rank's output, which `locations` returns on the other ranks.
         """
-        own, slot = self._own, self._entries & 1
-        self._entries += 1
-        at = _ENTRY_WORDS[slot]
-        own[at], own[at + 1], own[at + 2] = entry, source, result
+        self._publish(entry, source, result)
         self.fence()
-        differing_bits = 0
+        return self.compare()
+
+    def post(self, entry: int, source: int = 0, result: int = 0) -> None:
+        """Begin to enter a collective without blocking; `compare` once `all_arrived`. The arguments are `enter`'s."""
+        self._publish(entry, source, result)
+        if self._synchronize is not None:
+            self._synchronize()
+        self._own[0] = self._count = self._count + 1
+
+    def all_arrived(self) -> bool:
+        """Whether all ranks have passed `post` as often as this rank; if so, their earlier stores are visible."""
+        count = self._count
+        for other in self._others:
+            if other[0] < count:
+                return False
+        if self._synchronize is not None:
+            self._synchronize()
+        return True
+
+    def compare(self) -> bool | None:
+        """Return whether DIRECT is the same in the latest entries of all ranks; None if their fingerprints differ."""
+        at = _ENTRY_WORDS[(self._entries - 1) & 1]
+        entry, differing_bits = self._own[at], 0
         for other in self._others:
             differing_bits |= other[at] ^ entry
         return None if differing_bits & FINGERPRINT else not differing_bits
+
+    def _publish(self, entry: int, source: int, result: int) -> None:
+        """Write this rank's entry and the locations of its buffers, for the other ranks to read."""
+        own, at = self._own, _ENTRY_WORDS[self._entries & 1]
+        self._entries += 1
+        own[at], own[at + 1], own[at + 2] = entry, source, result
 
     def locations(self) -> tuple[int, ...]:
         """Return the locations of the other ranks' inputs and outputs after `enter`, as two words per rank."""
@@ -111,15 +135,11 @@ class NodeBarrier:
         return tuple(other[word] for other in self._others for word in (at + 1, at + 2))
 
     def _wait(self, other: memoryview, count: int) -> None:
-        """Poll another rank's count of fences until it reaches `count`; meanwhile advance the operations in flight."""
+        """Poll another rank's count of fences until it reaches `count`; operations in flight advance meanwhile."""
         for _ in range(self._spins):
             if other[0] >= count:
                 return
-        backoff = Backoff(spins=False)
-        while other[0] < count:
-            if self._progress:
-                self._progress.advance()
-            backoff.pause()
+        self._progress.wait_for_memory(lambda: other[0] >= count)
 
     def free(self) -> None:
         """Release the barrier's shared memory; to be called before MPI is finalized."""

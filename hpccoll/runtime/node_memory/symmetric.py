@@ -18,10 +18,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpccoll.errors import MismatchError, UsageError
-from hpccoll.runtime.agreement import gather_or_raise
+from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.segment import map_segments
+from hpccoll.runtime.progress import Progress
 
 Bytes = NDArray[np.uint8]
 _BUFFER_NUMBERS = 2**20  # after so many buffers, numbers start again
@@ -89,8 +90,8 @@ def buffer_registry() -> BufferRegistry:
 class SymmetricBuffers:
     """The symmetric buffers of one communicator, on the ranks of this node."""
 
-    def __init__(self, comm: MPI.Intracomm, node_ranks: tuple[int, ...]) -> None:
-        self._comm, self._node_ranks = comm, node_ranks
+    def __init__(self, comm: MPI.Intracomm, node_ranks: tuple[int, ...], progress: Progress) -> None:
+        self._comm, self._node_ranks, self._progress = comm, node_ranks, progress
         self._made = 0
         self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
@@ -121,6 +122,7 @@ class SymmetricBuffers:
                 raise UsageError(f"shape {extents} has a negative extent")
             return extents, get_dtype(dtype).name
 
+        wait_for_ranks(self._comm, self._progress)
         requests = gather_or_raise(self._comm, check, UsageError)
         own = requests[self._comm.rank]
         for rank, request in enumerate(requests):
@@ -201,12 +203,15 @@ class SymmetricBuffers:
     def free(self, array: Any) -> None:
         """Free a symmetric buffer on this rank; its memory is released when no array uses the memory any more.
 
+        Blocks until asynchronous operations on the buffer are done.
+
         Raises:
             UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.
         """
         buffer = self.find(_address(array), 1)
         if buffer is None:
             raise UsageError("free takes an array that this communicator's `empty` returned")
+        self._progress.wait_until(lambda: not any(executable.in_flight for executable in buffer.executables))
         buffer.free()
 
     def close(self) -> None:
