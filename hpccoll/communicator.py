@@ -17,6 +17,7 @@ from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
+from hpccoll.runtime.agreement import wait_for_members, wait_for_ranks
 from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import ArrayModule, Reduction
@@ -27,6 +28,7 @@ from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
+from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 
@@ -51,6 +53,7 @@ class Communicator:
 
     def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
         base = job.get_world() if comm is None else comm
+        wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
         self._comm, self._message_comm = comm, comm.Dup()
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
@@ -60,7 +63,7 @@ class Communicator:
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
         self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._cached_calls, self._in_flight = self._cache.by_array, self._engine.progress.operations
+        self._cached_calls = self._cache.by_array
         self._release = weakref.finalize(self, _release, self._engine)
 
     def __enter__(self) -> Self:
@@ -77,7 +80,8 @@ class Communicator:
         Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
         """
         if self._release.alive:
-            self._engine.progress.wait_until(lambda: not self._in_flight)
+            self._engine.finish()
+            wait_for_ranks(self._comm, self._engine.progress)
             self._release()
             if self._argument_check is not None:
                 self._argument_check.free()
@@ -198,6 +202,7 @@ class Communicator:
             raise UsageError(f"ranks {ranks} are not distinct ranks of 0..{self.size - 1}; name each member once")
         if self.rank not in ranks:
             return None
+        wait_for_members(self._comm, ranks, self._engine.progress)
         group = self._comm.group.Incl(ranks)
         communicator = Communicator(self._comm.Create_group(group), adopt=True)
         group.Free()
@@ -267,7 +272,7 @@ class Communicator:
         call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
             operation_in_flight = self._engine.start(call)
-            return Work(self.rank, self._engine.progress, operation_in_flight, call.value, (x, out))
+            return Work(self.rank, self._engine.progress, operation_in_flight, call.value)
         executable = self._engine.run(call)
         if executable is not None and self._argument_check is None and call.output_given:
             self._cache.add_by_array(key, executable, x, out)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -29,14 +30,14 @@ from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
 from hpccoll.runtime.cuda.executable import DeviceExecutable
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.hierarchical.executable import TwoLevelExecutable
+from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 from hpccoll.runtime.job import detect_layout, get_mpi_library
 from hpccoll.runtime.lowering import Program, lower_plan
 from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context
-from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import make_selection_log
@@ -52,7 +53,7 @@ class Engine:
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.cache, self.progress = CallCache(), Progress()
+        self.cache, self.progress = CallCache(), get_progress()
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
         self.nodes = layout.members
@@ -70,6 +71,7 @@ class Engine:
         self._selector = Selector(comm.size, layout.nodes, table)
         self._log = make_selection_log(comm.rank, comm.size)
         self._asynchronous_calls = 0
+        self._started: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
 
     def run(self, call: CollectiveCall) -> Executable | None:
         """Run a collective and wait for its end; return its executable if it is in the call cache, else None."""
@@ -93,25 +95,47 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective and return the operation in flight; return None after completing a shared-memory plan."""
+        """Begin a collective, which never waits for other ranks, and return the operation in flight.
+
+        Returns None for device memory in shared memory: the collective waits for the node's ranks, then is queued.
+        """
         selection = self.select(call)
         algorithm = selection.algorithm
-        if algorithm is not None and algorithm.uses_shared_memory and not self._is_two_level(algorithm):
-            return self._make_executable(call, selection, ScratchPool()).start()
         self.library.use_non_blocking()
         tag = FIRST_ASYNC_TAG + self._asynchronous_calls % ASYNC_TAGS
         self._asynchronous_calls += 1
-        if tag in self.progress:
-            self.progress.wait_until(lambda: tag not in self.progress)
-        operation: InFlight | None
+        previous = self._started.get(tag)
+        if previous is not None:
+            self.progress.wait_until(lambda: previous.done)
+        operation: InFlight
         if algorithm is None:
             operation = self.library.start(call)
+            self.progress.add_transfer(operation)
+        elif call.module.on_device and algorithm.uses_shared_memory:
+            self._make_executable(call, selection, ScratchPool())()
+            return None
         else:
-            operation = self._make_executable(call, selection, ScratchPool(), tag).start()
-        if operation is not None:
-            self.progress.add(tag, operation)
+            operation = self._start_plan(call, selection, tag)
+            self.progress.add(operation)
             self.progress.advance()
+        self._started[tag] = operation
         return operation
+
+    def _start_plan(self, call: CollectiveCall, selection: Selection, tag: int) -> InFlight:
+        """Begin a plan of messages with `tag`, or a plan on host memory as a pipeline."""
+        executable: MessageExecutable | PipelineExecutable
+        if selection.algorithm is None or not selection.algorithm.uses_shared_memory:
+            executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
+        else:
+            self._require_shared_memory(selection.algorithm)
+            executable = PipelineExecutable(self._context, call, selection, ScratchPool())
+        self.node.symmetric.free_with(executable, call.source, call.result)
+        return executable.start()
+
+    def finish(self) -> None:
+        """Block until all asynchronous collectives of this communicator are done."""
+        for operation in list(self._started.values()):
+            self.progress.wait_until(operation.advance)
 
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
@@ -192,8 +216,13 @@ class Engine:
         """Whether there are several nodes and the algorithm uses messages between and shared memory within them."""
         return algorithm.is_hybrid and len(self.nodes) > 1
 
+    def _require_shared_memory(self, algorithm: Algorithm) -> None:
+        """Raise UnavailableError or UsageError unless the ranks can run this algorithm of shared memory."""
+        if not self._is_two_level(algorithm):
+            self.node.require(algorithm.full_name)
+
     def _make_executable(
-        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None, tag: int | None = None
+        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> Executable:
         """Return an executable of the selected plan; a `MessageExecutable` still has to be bound by its `bind`.
 
@@ -205,11 +234,10 @@ class Engine:
         if algorithm is None:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
-            tags = () if tag is None else (tag,)
-            return MessageExecutable(context, call, selection, scratch, *tags)
+            return MessageExecutable(context, call, selection, scratch)
+        self._require_shared_memory(algorithm)
         if self._is_two_level(algorithm):
-            return TwoLevelExecutable(context, call, selection, scratch)
-        self.node.require(algorithm.full_name)
+            return PipelineExecutable(context, call, selection, scratch)
         kind = DeviceExecutable if call.module.on_device else SharedMemoryExecutable
         return kind(context, call, selection, scratch)
 

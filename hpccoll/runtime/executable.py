@@ -12,7 +12,6 @@ from typing import NoReturn, Protocol
 from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.progress import InFlight
 
 
 class Executable(Protocol):
@@ -28,13 +27,10 @@ class Executable(Protocol):
 
     @property
     def in_flight(self) -> bool:
-        """Whether an operation that `start` began is not done."""
+        """Whether an asynchronous run of the executable is not done."""
 
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part of it is complete."""
-
-    def start(self) -> InFlight | None:
-        """Begin the collective; return the operation in flight, or None if it is complete or on a CUDA stream."""
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:

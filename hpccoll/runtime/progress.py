@@ -71,13 +71,12 @@ class Progress:
         return bool(self.operations)
 
     def add(self, operation: InFlight) -> None:
-        """Add a plan in flight, which all waits then advance until it is done; advances it at once."""
+        """Add a plan in flight, which all waits then advance until it is done."""
         self.operations[operation] = None
         if self._listeners is not None:
             listeners, self._listeners = list(self._listeners), None
             for listener in listeners:
                 listener.expect_plans_in_flight()
-        self.advance()
 
     def add_transfer(self, transfer: InFlight) -> None:
         """Add requests in flight that MPI advances by itself."""
@@ -125,7 +124,7 @@ class Progress:
             backoff.pause()
 
     def wait_for_memory(self, done: Callable[[], object]) -> None:
-        """Block until `done`, which reads shared memory, returns true; in-flight operations and MPI advance meanwhile."""
+        """Block until `done`, a function that reads shared memory, returns true. MPI and operations advance."""
         backoff = Backoff(spins=False)
         while not done():
             self.idle(backoff)
@@ -162,9 +161,10 @@ class Progress:
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call")
         thread.start()
         backoff = Backoff(spins=False, sleeps=False)
+        self.advance()
         while self.operations and not outcome and not errors:
-            self.advance()
             backoff.pause()
+            self.advance()
         thread.join()
         if errors:
             raise errors[0]

@@ -21,7 +21,7 @@ from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import has_same_semantics
 from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
@@ -127,8 +127,9 @@ def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, progres
     early = [library.bind(sums(rank, n, 4)[0]) for _ in range(3)]
     for turn in range(20):
         begun = [sums(rank, n, 1 + 50 * i) for i in range(4)]
-        for tag, (job, _, _) in enumerate(begun):
-            progress.add(tag, library.start(job))
+        started = [library.start(job) for job, _, _ in begun]
+        for operation in started:
+            progress.add(operation)
         mine = list(range(4))
         random.Random(100 * turn + rank).shuffle(mine)
         if rank % 2:  # these wait before they block, the others after
@@ -139,19 +140,19 @@ def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, progres
         for each in early:
             each()
         for i in mine:
-            while i in progress:
-                progress.advance()
+            progress.wait_until(started[i].advance)
             assert begun[i][1].tolist() == begun[i][2]
 
 
-class Answering:
+class Answering(InFlight):
     """Something under way at rank 0 that answers each other rank's message, and only when it is carried on."""
 
     def __init__(self, gate: MPI.Intracomm) -> None:
+        super().__init__()
         self.gate = gate
         self.asked = {peer: gate.irecv(source=peer) for peer in range(1, gate.size)}
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         for peer, request in list(self.asked.items()):
             if request.test()[0]:
                 del self.asked[peer]
@@ -169,7 +170,7 @@ def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library
         gate.send(comm.rank, 0)
         gate.recv(source=0)
     else:
-        progress.add(0, Answering(gate))
+        progress.add(Answering(gate))
     if form == "run":
         library.run(job)
     else:

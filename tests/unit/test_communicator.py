@@ -17,6 +17,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.argument_check import ArgumentCheck
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.node_memory import symmetric
+from hpccoll.runtime.progress import InFlight
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")  # results have the shape of the input
 NEW = {  # the shape of a new result on one rank, for an input of shape (4, 3)
@@ -178,13 +179,14 @@ def test_while_an_operation_is_in_flight_a_call_on_a_known_array_runs_its_execut
         fresh.all_reduce(x, out=out)
     monkeypatch.setattr(fresh, "_check", None)
 
-    class Pending:
-        def advance(self):
+    class Pending(InFlight):
+        def _advance(self):
             return True
 
     for options in ({}, {"out": out}):
-        fresh._engine.progress.add(99, Pending())
+        fresh._engine.progress.add(Pending())
         assert fresh.all_reduce(x, **options) is options.get("out", x)
+        fresh._engine.progress.advance()
 
 
 def test_results_that_the_communicator_allocates_are_not_kept(fresh):
@@ -403,12 +405,13 @@ def test_leaving_the_body_closes_unless_an_error_leaves_it():
 def test_closing_waits_for_operations_in_flight():
     own, advanced = hpccoll.Communicator(), []
 
-    class Pending:
-        def advance(self):
+    class Pending(InFlight):
+        def _advance(self):
             advanced.append(True)
             return len(advanced) == 5
 
-    own._engine.progress.add(99, Pending())
+    pending = own._engine._started[99] = Pending()
+    own._engine.progress.add(pending)
     own.close()
     assert len(advanced) == 5
 
@@ -466,7 +469,7 @@ def test_arguments_that_do_not_fit_are_refused_and_the_communicator_goes_on(hpc,
     with pytest.raises(error, match=match):
         call(hpc, x)
     assert x.tolist() == matrix().tolist()
-    assert not hpc._in_flight
+    assert not hpc._engine.progress
     assert hpc.all_reduce(np.ones(3)).tolist() == [1.0] * 3
 
 

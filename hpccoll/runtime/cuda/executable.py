@@ -50,7 +50,6 @@ class DeviceExecutable(PlanExecutable):
         self._locations: tuple[int, ...] | None = None
         self._queued: list[Callable[[int], object]] = []
         self._kept_scratch: FlatArray = None
-        symmetric.free_with(self, call.source, call.result)
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -68,10 +67,6 @@ class DeviceExecutable(PlanExecutable):
             self._queue(device)
         finally:
             device.cuda.restore_current(before)
-
-    def start(self) -> None:
-        """Queue the collective; later work on the stream runs after it, so the host has nothing to wait for."""
-        self()
 
     def free(self) -> None:
         """Free the executable and drop its prepared launches; a later run raises UsageError."""

@@ -67,7 +67,6 @@ class PipelineExecutable(PlanExecutable):
         self._actions: dict[int, list[Action]] = {}
         self._programs: list[Program] = []
         self._scratch_memory, self._scratch_stride = self._take_scratch(0), 0
-        node.symmetric.free_with(self, call.source, call.result)
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -92,7 +91,7 @@ class PipelineExecutable(PlanExecutable):
         return pipeline
 
     def free(self) -> None:
-        """Free the executable and drop its bound actions; a later run raises UsageError. A pipeline in flight goes on."""
+        """Free the executable, so that a later run raises UsageError; a pipeline in flight is completed."""
         self.live = False
         if not self.in_flight:
             super().free()

@@ -6,7 +6,8 @@ whether a buffer was used before or whether an asynchronous operation is still i
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
 operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
-the persistent form if the call was prepared, which all ranks do together.
+the persistent form if the call was prepared, which all ranks do together. Plans of other communicators may be in flight
+on one rank only, so they cannot change the form: the blocking form then runs in a thread (`Progress.call`).
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -22,6 +23,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.plan import Operation
+from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.arrays import BoundCall, Buffer, FlatArray, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
@@ -44,7 +46,8 @@ class MpiExecutable(partial[object]):
 
     plan = None
     live = True
-    start: Callable[[], InFlight]
+    in_flight = False
+    blocking: BoundCall  # blocking form, called until the first asynchronous operation of the communicator
     non_blocking: BoundCall  # non-blocking form, called from the first asynchronous operation on
     request: MPI.Prequest | None = None
     memories: tuple[FlatArray, ...] = ()  # kept alive: buffer specifications hold only addresses
@@ -57,7 +60,7 @@ class MpiExecutable(partial[object]):
     def free(self) -> None:
         """Free the persistent request, if any; a later call raises UsageError."""
         self.live, self.memories = False, ()
-        self.start = self.non_blocking = raise_freed
+        self.blocking = self.non_blocking = raise_freed
         self.replace_function(raise_freed)
         if self.request is not None:
             self.request.Free()
@@ -74,9 +77,7 @@ class NonBlockingCollective(InFlight):
 
     __slots__ = ("_epilogue", "_memories", "_request")
 
-    def __init__(
-        self, request: MPI.Request, epilogue: tuple[BoundCall, ...], memories: tuple[FlatArray, ...]
-    ) -> None:
+    def __init__(self, request: MPI.Request, epilogue: tuple[BoundCall, ...], memories: tuple[FlatArray, ...]) -> None:
         super().__init__()
         self._request, self._epilogue, self._memories = request, epilogue, memories
 
@@ -117,8 +118,9 @@ class MpiCollectives:
         self._takes_device_memory = takes_device_memory
         self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ())
         self._has_large_counts = MPI.Get_version()[0] >= 4
-        self._uses_non_blocking = False
+        self._uses_non_blocking = self._expects_plans = False
         self._bound: WeakSet[MpiExecutable] = WeakSet()
+        progress.notify(self)
 
     def can_run(self, call: CollectiveCall) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
@@ -141,12 +143,14 @@ class MpiCollectives:
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
         if on_all_ranks and call.operation in self._persistent:
+            wait_for_ranks(self._comm, self._progress)
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
         non_blocking = mpi.surround(partial(self._complete, start))
-        bound = MpiExecutable(non_blocking if self._uses_non_blocking else mpi.surround(blocking))
-        bound.non_blocking, bound.request, bound.memories = non_blocking, request, mpi.memories
-        bound.start = partial(self._start, mpi)
+        bound = MpiExecutable(mpi.surround(blocking))
+        bound.blocking, bound.non_blocking = mpi.surround(blocking), non_blocking
+        bound.request, bound.memories = request, mpi.memories
+        self._set_form(bound)
         self._bound.add(bound)
         return bound
 
@@ -156,7 +160,7 @@ class MpiCollectives:
         if self._uses_non_blocking:
             mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
         else:
-            mpi.surround(self._bind_blocking(mpi))()
+            self._progress.call(mpi.surround(self._bind_blocking(mpi)))
 
     def start(self, call: CollectiveCall) -> NonBlockingCollective:
         """Start a collective and return at once; `can_run(call)` must be true."""
@@ -173,7 +177,20 @@ class MpiCollectives:
         if not self._uses_non_blocking:
             self._uses_non_blocking = True
             for bound in self._bound:
-                bound.replace_function(bound.non_blocking)
+                self._set_form(bound)
+
+    def expect_plans_in_flight(self) -> None:
+        """Advance plans in flight during bound calls from now on, also plans of other communicators."""
+        self._expects_plans = True
+        for bound in self._bound:
+            self._set_form(bound)
+
+    def _set_form(self, bound: MpiExecutable) -> None:
+        """Let a bound collective call the form that this communicator uses now."""
+        if self._uses_non_blocking or (self._expects_plans and bound.request is not None):
+            bound.replace_function(bound.non_blocking)
+        elif self._expects_plans:
+            bound.replace_function(partial(self._progress.call, bound.blocking))
 
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""

@@ -49,7 +49,6 @@ class SharedMemoryExecutable(PlanExecutable):
         self._locations: tuple[int, ...] | None = None
         self._direct_calls: list[BoundCall] = []
         self._staged: dict[int, StagedCalls] = {}
-        symmetric.free_with(self, call.source, call.result)
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -71,10 +70,6 @@ class SharedMemoryExecutable(PlanExecutable):
             _ = self._run_staged() or self._run_staged()
         for step in self._after:
             step()
-
-    def start(self) -> None:
-        """Run to the end and return None, because nothing is in flight afterwards."""
-        self()  # loads and stores occupy this core and cannot run in the background
 
     def free(self) -> None:
         """Free the executable and drop its bound calls; a later run raises UsageError."""

@@ -14,26 +14,25 @@ from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
+from hpccoll.runtime.arrays import NUMPY, NumPyModule, ScratchPool, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
+from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 from hpccoll.runtime.node_memory import node
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import BufferKind, Selection, choose_chunk_count
 
 ALL_REDUCE = Operation.ALL_REDUCE
+SHARED = Selection(get_algorithm(ALL_REDUCE, "shared_two_shot"), 1, "asked for")
 
 # An argument that is just "mpi" would make pytest-mpi skip the test.
 EVERY_KIND = pytest.mark.parametrize("name", ["ring", "shared_two_shot", pytest.param("mpi", id="library")])
 
 
-class Pending:
+class Pending(InFlight):
     """An operation that is complete once `done` is set."""
 
-    def __init__(self):
-        self.done = False
-
-    def advance(self):
-        return self.done
+    def _advance(self):
+        return False
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_a_premultiplied_sum_is_never_kept(engine):
 
 def test_nothing_is_bound_while_an_operation_is_in_flight(engine):
     call, pending = request(np.ones(3), algorithm="ring"), Pending()
-    engine.progress.add(99, pending)
+    engine.progress.add(pending)
     assert [engine.run(call) for _ in range(3)] == [None] * 3
     pending.done = True
     engine.progress.advance()
@@ -183,47 +182,84 @@ def test_nothing_is_bound_while_an_operation_is_in_flight(engine):
 
 def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
     monkeypatch.setattr(module, "ASYNC_TAGS", 2)
-    tags, pending = recorded(monkeypatch, Progress, "add"), Pending()
-    monkeypatch.setattr(engine.library, "start", lambda _: pending)
+    pending = [Pending() for _ in range(3)]
+    started = iter(pending)
+    monkeypatch.setattr(engine.library, "start", lambda _: next(started))
     for _ in range(2):
         engine.start(request(np.ones(3), algorithm="mpi"))
-    assert list(engine.progress.operations) == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1]
+    assert dict(engine._started) == {FIRST_ASYNC_TAG: pending[0], FIRST_ASYNC_TAG + 1: pending[1]}
     waited = []
 
     def wait_until(_, done):
         waited.append(done())
-        engine.progress.operations.clear()
+        pending[0].done = True
         assert done()
 
     monkeypatch.setattr(Progress, "wait_until", wait_until)
     engine.start(request(np.ones(3), algorithm="mpi"))
-    assert [tag for _, tag, _ in tags] == [FIRST_ASYNC_TAG, FIRST_ASYNC_TAG + 1, FIRST_ASYNC_TAG]
     assert waited == [False]
+    assert engine._started[FIRST_ASYNC_TAG] is pending[2]
+    engine.progress.transfers.clear()
 
 
 def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
-    made = recorded(monkeypatch, engine, "_make_executable")
+    made = recorded(monkeypatch, module, "MessageExecutable")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
-    [(_, _, scratch, tag)] = made
+    [(_, _, _, scratch, tag)] = made
     assert tag == FIRST_ASYNC_TAG
     assert scratch not in (None, engine._context.scratch)
     engine.progress.wait_until(operation.advance)
 
 
-def test_a_started_shared_memory_algorithm_is_complete_and_takes_no_tag(engine):
+def test_a_started_shared_memory_algorithm_is_in_flight_until_it_is_waited_for(engine):
     x, out = np.ones(3), np.zeros(3)
-    assert engine.start(request(x, out=out, algorithm="shared_two_shot")) is None
+    operation = engine.start(request(x, out=out, algorithm="shared_two_shot"))
+    engine.progress.wait_until(operation.advance)
     assert out.tolist() == [1.0] * 3
     assert not engine.progress
-    assert engine._asynchronous_calls == 0
+
+
+def test_pipelines_run_in_the_order_of_their_calls(engine):
+    queue = engine.node.pipelines
+    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start()
+    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start()
+    assert list(queue) == [first, second]
+    assert not second.advance()
+    assert first.advance()
+    assert second.advance()
+    assert not queue
+
+
+def test_freeing_a_buffer_waits_for_the_operations_on_it(engine):
+    x = engine.node.symmetric.empty(3, "float32")
+    x[:] = 1
+    operation = engine._start_plan(request(x), SHARED, 7)
+    engine.progress.add(operation)
+    engine.node.symmetric.free(x)
+    assert operation.done
+    operation.raise_error()
 
 
 def test_the_library_uses_its_non_blocking_form_from_the_first_asynchronous_operation_on(engine):
     assert not engine.library._uses_non_blocking
     engine.start(request(np.ones(3), algorithm="shared_two_shot"))
-    assert not engine.library._uses_non_blocking
-    engine.start(request(np.ones(3), algorithm="ring"))
     assert engine.library._uses_non_blocking
+
+
+def test_a_bound_collective_of_the_library_advances_plans_of_other_communicators(engine):
+    bound, advanced = engine.library.bind(request(np.ones(3))), []
+
+    class Other(InFlight):
+        def _advance(self):
+            advanced.append(True)
+            return False
+
+    other = Other()
+    engine.progress.add(other)
+    bound()
+    engine.library.run(request(np.ones(3)))
+    engine.progress.operations.pop(other)
+    assert len(advanced) >= 2
 
 
 @EVERY_KIND

@@ -4,85 +4,190 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 
 import pytest
 
 from hpccoll.runtime.backoff import FIRST_SLEEP_S, LONGEST_SLEEP_S, SPIN_S, YIELD_S, Backoff
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 
 
-class Countdown:
+class Countdown(InFlight):
     """An operation that is complete at the given call of `advance`, and fails if it is advanced again."""
 
     def __init__(self, calls):
+        super().__init__()
         self.left = calls
 
-    def advance(self):
+    def _advance(self):
         assert self.left, "advanced after it was complete"
         self.left -= 1
         return not self.left
 
 
-def test_progress_is_true_while_an_operation_is_in_flight():
+class Broken(InFlight):
+    """An operation that fails."""
+
+    def _advance(self):
+        raise OSError("link is down")
+
+
+def test_progress_is_true_while_a_plan_is_in_flight():
     progress = Progress()
+    progress.add_transfer(Countdown(9))
     assert not progress
-    progress.add(7, Countdown(2))
+    progress.add(Countdown(2))
     assert progress
-    assert 7 in progress
-    assert 8 not in progress
 
 
 def test_advance_removes_complete_operations_only():
-    progress = Progress()
-    for tag, calls in ((2, 1), (3, 2), (4, 1)):
-        progress.add(tag, Countdown(calls))
+    progress, operations = Progress(), [Countdown(calls) for calls in (1, 2, 1)]
+    for operation in operations:
+        progress.add(operation)
     progress.advance()
-    assert list(progress.operations) == [3]
+    assert list(progress.operations) == [operations[1]]
     progress.advance()
     assert not progress
     progress.advance()
 
 
 def test_an_operation_may_begin_another_while_it_advances():
-    progress = Progress()
+    progress, second = Progress(), Countdown(1)
 
-    class Chained:
-        def advance(self):
-            progress.add(3, Countdown(1))
+    class Chained(InFlight):
+        def _advance(self):
+            progress.add(second)
             return True
 
-    progress.add(2, Chained())
+    progress.add(Chained())
     progress.advance()
-    assert list(progress.operations) == [3]
+    assert list(progress.operations) == [second]
 
 
-def test_an_error_of_an_operation_leaves_the_others_in_flight():
-    progress = Progress()
+def test_an_operation_that_waits_does_not_advance_the_others_within():
+    progress, other = Progress(), Countdown(9)
 
-    class Broken:
-        def advance(self):
-            raise OSError("link is down")
+    class Waiting(InFlight):
+        def _advance(self):
+            progress.wait_until(iter((False, False, True)).__next__)
+            return True
 
-    progress.add(2, Broken())
-    progress.add(3, Countdown(1))
+    progress.add(Waiting())
+    progress.add(other)
+    progress.advance()
+    assert other.left == 8
+
+
+def test_an_error_is_raised_where_its_own_operation_is_waited_for():
+    progress, broken, other = Progress(), Broken(), Countdown(2)
+    progress.add(broken)
+    progress.add(other)
+    progress.advance()
+    assert list(progress.operations) == [other]
+    assert broken.done
     with pytest.raises(OSError, match="link is down"):
+        broken.raise_error()
+    other.raise_error()
+
+
+def test_transfers_are_tested_one_per_turn_until_they_are_done():
+    progress, transfers = Progress(), [Countdown(2), Countdown(1), Countdown(2)]
+    for transfer in transfers:
+        progress.add_transfer(transfer)
+    left = []
+    for _ in range(5):
         progress.advance()
-    assert 3 in progress
+        left.append([transfer.left for transfer in transfers])
+    assert left == [[1, 1, 2], [1, 0, 2], [1, 0, 1], [0, 0, 1], [0, 0, 0]]
+    assert not progress.transfers
 
 
 def test_wait_until_advances_the_operations_between_polls():
     progress, operation = Progress(), Countdown(5)
-    progress.add(2, operation)
-    progress.wait_until(lambda: 2 not in progress)
+    progress.add(operation)
+    progress.wait_until(lambda: not progress)
     assert operation.left == 0
 
 
 def test_wait_until_returns_at_once_where_the_condition_holds():
     progress, operation = Progress(), Countdown(5)
-    progress.add(2, operation)
+    progress.add(operation)
     progress.wait_until(lambda: True)
     assert operation.left == 5
+
+
+@pytest.mark.parametrize("kind", ["plan", "transfer"])
+def test_a_wait_for_memory_advances_what_is_in_flight_and_does_not_sleep(clock, kind):
+    polls = []
+    progress, operation = Progress(lambda: polls.append("polled")), Countdown(300)
+    (progress.add if kind == "plan" else progress.add_transfer)(operation)
+    progress.wait_for_memory(lambda: operation.done)
+    assert set(clock.did) == {"yield"}
+    assert not polls
+
+
+def test_a_wait_for_memory_polls_mpi_only_after_it_has_slept(clock):
+    did = clock.did
+    progress = Progress(lambda: did.append("polled"))
+    turns = itertools.count()
+
+    def is_done():
+        clock.now += YIELD_S / 3
+        return next(turns) == 8
+
+    progress.wait_for_memory(is_done)
+    assert did[0] == "yield"
+    first = did.index("polled")
+    assert set(did[: first - 1]) == {"yield"}
+    assert [what == "polled" for what in did[first - 1 :]] == [False, True] * (len(did[first - 1 :]) // 2)
+
+
+def test_a_blocking_call_is_made_directly_while_no_plan_is_in_flight():
+    progress = Progress()
+    progress.add_transfer(Countdown(9))
+    assert progress.call(threading.current_thread) is threading.current_thread()
+
+
+def test_plans_advance_during_a_blocking_call():
+    progress, gate = Progress(), threading.Event()
+
+    class Opening(InFlight):
+        def _advance(self):
+            gate.set()
+            return True
+
+    progress.add(Opening())
+    assert progress.call(lambda: gate.wait(30)) is True
+
+
+def test_an_error_of_a_blocking_call_is_raised_beside_plans():
+    progress = Progress()
+    progress.add(Countdown(10**9))
+
+    def fail():
+        raise OSError("link is down")
+
+    with pytest.raises(OSError, match="link is down"):
+        progress.call(fail)
+
+
+def test_listeners_hear_of_the_first_plan_once():
+    progress, heard = Progress(), []
+
+    class Listener:
+        def expect_plans_in_flight(self):
+            heard.append(self)
+
+    early, late = Listener(), Listener()
+    progress.notify(early)
+    progress.add_transfer(Countdown(1))
+    assert heard == []
+    progress.add(Countdown(1))
+    progress.add(Countdown(1))
+    assert heard == [early]
+    progress.notify(late)
+    assert heard == [early, late]
 
 
 @pytest.fixture
@@ -106,14 +211,14 @@ def clock(monkeypatch):
 
 def test_a_backoff_spins_then_yields_then_sleeps_for_longer_and_longer(clock):
     wait = Backoff(spins=True)
-    wait.pause()
+    assert not wait.pause()
     assert clock.did == []
     clock.now += SPIN_S * 1.1
-    wait.pause()
+    assert not wait.pause()
     assert clock.did == ["yield"]
     clock.now += YIELD_S
     for _ in range(9):
-        wait.pause()
+        assert wait.pause()
     sleeps = clock.did[1:]
     assert sleeps[:3] == [FIRST_SLEEP_S, 2 * FIRST_SLEEP_S, 4 * FIRST_SLEEP_S]
     assert all(first <= second for first, second in itertools.pairwise(sleeps))

@@ -9,17 +9,18 @@ import pytest
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.work import MessageTransfer, Work
 
 
-class Countdown:
+class Countdown(InFlight):
     """An operation that is complete at the given call of `advance` (0: never)."""
 
     def __init__(self, calls):
+        super().__init__()
         self.left = calls
 
-    def advance(self):
+    def _advance(self):
         self.left -= 1
         return self.left == 0
 
@@ -48,7 +49,7 @@ def test_test_advances_until_the_operation_is_complete():
 
 def test_wait_advances_the_other_operations():
     progress, other = Progress(), Countdown(2)
-    progress.add(2, other)
+    progress.add(other)
     Work(0, progress, Countdown(5), None).wait()
     assert not progress
 
@@ -63,13 +64,26 @@ def test_a_wait_that_takes_too_long_raises_and_may_be_repeated():
     assert work.wait(timeout=60) == "result"
 
 
-def test_buffers_are_kept_until_the_operation_is_complete():
-    x = np.ones(3)
-    kept = weakref.ref(x)
-    work = Work(0, Progress(), Countdown(1), None, (x,))
+def test_an_error_is_raised_by_every_wait():
+    class Broken(InFlight):
+        def _advance(self):
+            raise CommunicationError("link is down")
+
+    work = Work(0, Progress(), Broken(), None)
+    for _ in range(2):
+        with pytest.raises(CommunicationError, match="link is down"):
+            work.wait()
+
+
+def test_a_transfer_in_flight_keeps_its_memory(own):
+    x = np.ones(3, np.uint8)
+    kept, received = weakref.ref(x), np.zeros(3, np.uint8)
+    message = MessageTransfer("rank 0: receiving", [own.Irecv([received, MPI.BYTE], own.rank, 5)], [], [3], (x,))
     del x
+    assert not message.advance()
     assert kept() is not None
-    work.wait()
+    own.Isend([np.ones(3, np.uint8), MPI.BYTE], own.rank, 5).Free()
+    complete(message)
     assert kept() is None
 
 
@@ -93,6 +107,7 @@ def own(comm):
 def complete(message):
     for _ in range(10_000):
         if message.advance():
+            message.raise_error()
             return
     raise AssertionError("not complete")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, NodeBarrier
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 
 
 def words() -> memoryview:
@@ -116,20 +116,21 @@ def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
     assert slow.locations() == (100 + behind, 200 + behind)
 
 
-class Polled:
+class Polled(InFlight):
     """An operation in flight that never completes and notes that it was advanced."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.event = threading.Event()
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         self.event.set()
         return False
 
 
 def test_operations_in_flight_advance_while_a_rank_waits():
     progress, operation = Progress(), Polled()
-    progress.add(1, operation)
+    progress.add(operation)
     ranks = barriers(2, progress=progress)
 
     def work(rank: int) -> bool:
