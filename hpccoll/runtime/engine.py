@@ -136,6 +136,7 @@ class Engine:
         """Block until all asynchronous collectives of this communicator are done."""
         for operation in list(self._started.values()):
             self.progress.wait_until(operation.advance)
+        self.progress.advance()  # forgets the completed operations
 
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""

@@ -1,0 +1,112 @@
+"""Programs that are legal in MPI end, whatever is in flight: on this communicator, on another one, or between ranks."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import hpccoll
+from tests.depth import keep_every
+from tests.mpi.random_programs import RandomProgram, import_torch
+
+ALGORITHMS = ["auto", "ring", "shared_two_shot", "hierarchical_ring", pytest.param("mpi", id="library")]
+NAMES = ("auto", "ring", "shared_two_shot", "hierarchical_ring", "mpi ")  # pytest-mpi would skip a test with "mpi"
+PAIRS = keep_every(3, list(product(NAMES, NAMES)))
+
+
+@pytest.fixture(scope="module")
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+@pytest.mark.parametrize("count", [9, 2**19])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_asynchronous_call_does_not_wait_for_other_ranks(hpc, algorithm, count):
+    """Rank 0 starts the collective and then sends; rank 1 receives and then starts the collective."""
+    if hpc.size == 1:
+        pytest.skip("needs two ranks")
+    x, y = np.ones(count, np.float32), np.full(2**18, hpc.rank, np.float32)
+    if hpc.rank == 1:
+        hpc.recv(y, 0)
+        assert not y.any()
+    work = hpc.all_reduce(x, async_op=True, algorithm=algorithm)
+    if hpc.rank == 0:
+        hpc.send(y, 1)
+    assert set(work.wait()) == {hpc.size}
+
+
+@pytest.mark.parametrize(("algorithm", "blocking"), PAIRS)
+def test_blocking_calls_of_a_group_advance_operations_of_the_world(hpc, algorithm, blocking):
+    """Rank 1 enters the group's collective first, rank 2 waits for the world's collective first."""
+    if hpc.size < 3:
+        pytest.skip("needs three ranks")
+    group = hpc.new_group([1, 2])
+    for count in (5, 2**18):
+        x, y = np.ones(count, np.float32), np.ones(count, np.float32)
+        work = hpc.all_reduce(x, async_op=True, algorithm=algorithm.strip())
+        if hpc.rank == 1:
+            group.all_reduce(y, algorithm=blocking.strip())
+        assert set(work.wait()) == {hpc.size}
+        if hpc.rank == 2:
+            group.all_reduce(y, algorithm=blocking.strip())
+        assert set(y) == {2 if group else 1}
+    if group is not None:
+        group.close()
+
+
+@pytest.mark.parametrize("step", ["barrier", "all_reduce", "library", "empty", "new_group"])
+def test_a_long_send_in_flight_advances_in_every_wait(hpc, step):
+    """Rank 0 has a long send in flight while it waits for rank 1, which receives before it joins."""
+    if hpc.size == 1:
+        pytest.skip("needs two ranks")
+    big, x = np.ones(2**22, np.float32), np.ones(2**14, np.float32)
+    sent = hpc.isend(big, 1) if hpc.rank == 0 else None
+    if hpc.rank == 1:
+        hpc.recv(big, 0)
+    if step == "barrier":
+        hpc.barrier(algorithm="dissemination" if len(hpc._engine.nodes) > 1 else "shared")
+    elif step == "all_reduce":
+        hpc.all_reduce(x)
+    elif step == "library":
+        hpc.barrier(algorithm="mpi")
+    elif step == "empty":
+        hpc.free(hpc.empty(5))
+    else:
+        hpc.new_group(list(range(hpc.size))).close()
+    if sent is not None:
+        sent.wait()
+
+
+def test_making_and_closing_groups_advances_operations_in_flight(hpc):
+    """Odd ranks wait for the operation before they join in making the group, even ranks after."""
+    for algorithm in ("ring", "shared_two_shot"):
+        x = np.ones(2**16, np.float32)
+        work = hpc.all_reduce(x, async_op=True, algorithm=algorithm)
+        if hpc.rank % 2:
+            work.wait()
+        group = hpc.new_group(list(range(hpc.size))[::-1])
+        y = group.empty(3)
+        group.free(y)
+        group.close()
+        assert set(work.wait()) == {hpc.size}
+
+
+def test_a_send_whose_handle_is_dropped_keeps_its_memory(hpc):
+    n, rank = hpc.size, hpc.rank
+    for turn in range(5):
+        received = np.zeros(2**18, np.int32)
+        arrival = hpc.irecv(received, (rank - 1) % n)
+        hpc.isend(np.full(2**18, turn * n + rank, np.int32), (rank + 1) % n)
+        np.full(2**18, -1, np.int32)  # would take the place of memory that was freed
+        arrival.wait()
+        assert set(received) == {turn * n + (rank - 1) % n}
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_random_programs_give_the_results_computed_from_their_inputs(hpc, seed):
+    program = RandomProgram(hpc, seed, torch=import_torch())
+    program.run(150)
+    program.close()
