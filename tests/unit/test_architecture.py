@@ -54,9 +54,9 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
     },
     "runtime": {
-        **{name: (0, name) for name in ("launcher", "backoff", "agreement")},
+        **{name: (0, name) for name in ("launcher", "backoff")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
-        **{name: (2, name) for name in ("collective_call", "executable", "work", "argument_check")},
+        **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
         "plan_executable": (4, "plan_executable"),
         "messages": (5, "messages"),
