@@ -24,6 +24,7 @@ from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
 from hpccoll.plan import Cost, Groups, Operation, empty_rounds
+from hpccoll.plan.interchange.json_plans import to_json
 from hpccoll.records import make_json_schema
 
 ROOT = Path(__file__).parents[3]
@@ -93,8 +94,14 @@ def test_no_two_layouts_are_one_division_of_the_ranks():
     for n in range(1, 129):
         groups = [Groups.from_nodes(n, nodes) for nodes in command.list_node_layouts(n).values()]
         assert len(set(groups)) == len(groups)
-    # A single node can be written in two ways, and every algorithm receives the same groups.
-    assert Groups.from_nodes(11, (11,)) == Groups.from_nodes(11, None)
+
+
+def test_two_ways_to_write_one_node_give_the_same_plan():
+    takes_nodes = [each for each in list_algorithms() if "nodes" in each.parameters]
+    assert len(takes_nodes) > 10
+    for algorithm in takes_nodes:
+        assert to_json(algorithm.plan(7, nodes=(7,))) == to_json(algorithm.plan(7))
+        assert to_json(algorithm.plan(7, nodes=(4, 3))) != to_json(algorithm.plan(7))
 
 
 def test_the_layouts_that_were_proven_are_listed():
