@@ -77,6 +77,11 @@ def test_faults_of_a_round(move, message):
     assert message in complaint(plan_of([move]))
 
 
+def test_an_error_names_its_round_and_not_that_of_a_later_error():
+    lost, reduced = Move(array(1, -1), array(-1, -1), ONE, ONE), told(op=Op.OWN_FIRST)
+    assert "round 2: rank 1 reduces, but may only copy" in complaint(plan_of([], [told()], [reduced], [lost]))
+
+
 def test_rows_that_hide_a_gap_are_seen_although_their_lengths_add_up():
     # Rank 0 sends chunk 0 and nothing, rank 1 nothing and chunk 1: laid end to end the lists would pair up.
     gaps = Picks(2, lambda: np.array([[0, -1], [-1, 1]]))
