@@ -57,14 +57,17 @@ class Progress:
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
+
+    Args:
+        poll_mpi: a function that lets MPI advance without blocking.
     """
 
-    __slots__ = ("_advancing", "_listeners", "_poll_mpi", "operations", "transfers")
+    __slots__ = ("_advancing", "_listeners", "operations", "poll_mpi", "transfers")
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
         self.operations: dict[InFlight, None] = {}
         self.transfers: deque[InFlight] = deque()
-        self._poll_mpi, self._advancing = poll_mpi, False
+        self.poll_mpi, self._advancing = poll_mpi, False
         self._listeners: WeakSet[Any] | None = WeakSet()
 
     def __bool__(self) -> bool:
@@ -139,7 +142,7 @@ class Progress:
             self.advance()
             backoff.reset()
         if backoff.pause():
-            self._poll_mpi()
+            self.poll_mpi()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function that blocks in MPI, in a thread of its own while plans are in flight, and return its result.

@@ -20,6 +20,7 @@ SCRIPTS = {
     "mpi_engine": "8,1K",
     "executables": "8,1K,16K",
     "call_overhead": "8",
+    "polling": "8",
 }
 MOST_RANKS = 3
 NUMBER = {"type": "number"}
