@@ -1,8 +1,8 @@
 """Reads the runs, measurements, preflight records and doctor's findings in result files, for a report.
 
-The file of a resumed run has several `run` records. Every other record belongs to the last `run` record before it in
-the same file. If the user names a directory, all `*.jsonl` files below it are read. A file that hpccoll did not write
-is an error if the user named the file, but is skipped and listed if the user named its directory.
+The file of a resumed run has several `run` records. A record of any other kind belongs to the last `run` record before
+it in the same file. If the user names a directory, all `*.jsonl` files below it are read. A file that hpccoll did not
+write is an error if the user named the file, but is skipped and listed if the user named its directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Maps the memory ranges in a rank's program (its instructions) to arrays, or to addresses in other processes.
 
-A program is made for one shape and refers to memory by offsets only. An `AddressSpace` adds the memory: this rank's
-input, output and scratch, the shared-memory slots of the node's ranks, and other ranks' inputs and outputs.
+A program (a rank's instructions) contains offsets but no addresses, so it serves all arrays of one size. An
+`AddressSpace` maps these offsets to memory: this rank's input, output and scratch, the shared-memory slots of the
+node's ranks, and other ranks' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
 
 @dataclass(frozen=True, slots=True)
 class ChunkSegment:
-    """One segment of all C chunks: elements `low` to `high` (exclusive) of each; `low` and `high` have shape (C,).
+    """A segment: elements low[c] to high[c] (exclusive) of each of the C chunks; `low` and `high` have shape (C,).
 
-    A segment is small enough for one slot (a buffer in shared memory). Every segment is reduced in the order of the
-    whole chunks, so cutting chunks into segments does not change any bit of the result.
+    A segment is small enough for one slot (a buffer in shared memory). Segments are reduced in the order of ranks that
+    whole chunks have, so cutting chunks into segments changes no bit of the result.
     """
 
     low: IntArray
@@ -68,8 +69,8 @@ class AddressSpace:
     """Finds the array or address of each memory range in one rank's program. Offsets and counts are in elements.
 
     Args:
-        call: the collective, with input SOURCE and output RESULT; all memory has the dtype of the call.
-        program: this rank's instructions, and the sizes of the scratch memories WORK and LANDING.
+        call: the collective; SOURCE is its input and RESULT its output, and all memory has its dtype.
+        program: this rank's instructions, and how much scratch they need: two memories, named WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
         slots: each rank's slot, a buffer in shared memory, by rank; the key of this rank's own slot is OWN.
         segment: the segment that the program works on; None if the program works on whole chunks.
@@ -134,7 +135,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return the offset of a range: in whole chunks for the user's memory, in a packed segment for other memory."""
+        """Return a range's offset in its memory: whole chunks in the user's memory, a packed segment in other memory."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner
@@ -154,5 +155,5 @@ class AddressSpace:
 
 
 def chunk_sizes(plan: Plan, count: int) -> IntArray:
-    """Return the number of elements of each chunk, shape (C,), for a vector or blocks of `count` elements."""
+    """Return the number of elements of each chunk, shape (C,), if the vector or each block has `count` elements."""
     return plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

@@ -18,8 +18,8 @@ FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
     """Block until every rank of `comm` has called this; the operations in flight advance meanwhile. Collective.
 
-    Afterwards all ranks make the same blocking MPI calls, so none of them waits for a rank whose operations in flight
-    must first advance.
+    Call this before blocking MPI calls, which do not advance operations in flight: a rank that came early would block
+    in MPI while another rank still waits for one of these operations.
     """
     progress.wait_until(comm.Ibarrier().Test)
 
@@ -27,7 +27,7 @@ def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
 def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress) -> None:
     """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this.
 
-    Cost: two empty messages to and from the first member for every other member.
+    Cost: every other member sends an empty message to the first member and receives one.
     """
     leader, *others = members
     peers = others if comm.rank == leader else [leader]
@@ -48,7 +48,8 @@ def gather_or_raise(
         make_error: returns the exception for a reason, such as `rank 2: no such device`.
 
     Raises:
-        Exception: the exception that `make_error` returns, on every rank, if `step` raised one of FAILURES on any rank.
+        Exception: `step` raised one of FAILURES on some rank; every rank raises the exception that `make_error`
+            returns.
 
     Cost: one all-gather of the pickled results.
     """

@@ -18,7 +18,7 @@ from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.selection import MPI_LIBRARY
 
-# The checked input, output, return value for the user and count, and whether the user passed the output.
+# The checked input and output, the array to return to the user, the count, and whether the user passed the output.
 CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, int, bool]
 SUM = Reduction("sum")
 
@@ -139,7 +139,7 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 def _with_result(
     operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
 ) -> CheckedArrays:
-    """Check that `out`, or else a new array of shape `new`, has `total` elements; return the checked arrays."""
+    """Return the checked arrays; allocate an output of shape `new` if the user passed no `out`."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)

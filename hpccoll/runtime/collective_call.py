@@ -46,7 +46,7 @@ class CollectiveCall:
 
 
 def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the call that the plan executes, the functions to run before the plan, and whether the plan is in place.
+    """Return the call that the plan executes, functions to run before the plan, and whether the plan runs in place.
 
     Before the plan, the input of `premul_sum` is scaled, and the input of an in-place all-to-all is copied. The plan
     reads the scaled or copied input from the output's memory or from new memory.

@@ -79,7 +79,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """When and where a run writes checkpoints, and the file that ends the run early."""
+    """When and where a run writes checkpoints, and the stop file: the run ends early once this file exists."""
 
     directory: str | None = None  # None: write no checkpoints
     every: int = 100  # steps between two checkpoints; one is also written after the last step

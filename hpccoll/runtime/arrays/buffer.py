@@ -70,8 +70,8 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
 def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:
     """Return the array module for new memory: NumPy's if `memory` is `host`, CuPy's if it is `cuda`.
 
-    For `cuda`, a device becomes current, also for torch: rank number `local_rank` of the node gets device number
-    `local_rank` modulo the number of devices. To be called before device memory is allocated.
+    If `memory` is `cuda`, device number `local_rank` modulo the number of devices becomes current, also for torch;
+    `local_rank` is this rank's number on its node. Call this function before allocating device memory.
 
     Raises:
         UnavailableError: `memory` is `cuda`, but there is no CUDA device or CuPy is not installed.

@@ -77,7 +77,7 @@ class ArrayModule(Protocol):
     def continue_stream(self, previous: object) -> object:
         """Return the current CUDA stream, after making it wait for the work queued so far on stream `previous`.
 
-        There is no such wait if `previous` is None or is the current stream. Host memory has no stream: returns None.
+        The current stream does not wait if `previous` is None or the same stream. Return None for host memory.
         """
 
     def make_stream_timer(self) -> StreamTimer | None:

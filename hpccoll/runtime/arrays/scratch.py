@@ -1,8 +1,9 @@
 """Scratch memory of a communicator: one growing array per array module, device and element type.
 
-Blocking operations run one at a time, so they share one array. If an operation needs more, a larger array of at least
-double the size replaces the old one. Executables (collectives bound to buffers) keep the old array alive, so that their
-persistent requests stay valid. The old and new arrays together have at most twice the size of the newest.
+Blocking operations run one at a time, so they share one array. If an operation needs more elements than the array has,
+a new array of at least double the size replaces the old one. Executables (collectives bound to buffers) keep the old
+array alive, so that their persistent requests stay valid. All arrays together, old and new, take at most twice the
+memory of the newest.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ are recorded, and each rank makes its stream wait for the events of the other ra
 Work queued after a stream fence starts once everything queued before the fence is done on every rank. A stream fence
 needs the barrier of the hosts because a stream does not wait at all for an event that was never recorded.
 
-Each rank has two CUDA events, one for even-numbered and one for odd-numbered stream fences. The number of a stream
-fence also counts the earlier barriers of collectives in host memory. Two events per rank are enough: a rank records the
-event of fence k again only for fence k + 2, after the barrier of fence k + 1, which every rank enters after its waits
-of fence k. A later record of an event does not affect a wait that was called earlier. With a single event, a fast rank
-could record its event for fence k + 1 before a slow rank waits for fence k. With a single event, results would still be
-right, but work of the slow rank would wait for work that the fast rank queued after fence k.
+Each rank has two CUDA events, one for even-numbered and one for odd-numbered stream fences. Stream fences are numbered
+together with the host barriers (`NodeBarrier`) that collectives in host memory pass. Two events per rank are enough: a
+rank records the event of fence k again only for fence k + 2, after the barrier of fence k + 1, which every rank enters
+after its waits of fence k. A later record of an event does not affect a wait that was called earlier. With a single
+event, a fast rank could record its event for fence k + 1 before a slow rank waits for fence k. With a single event,
+results would still be right, but work of the slow rank would wait for work that the fast rank queued after fence k.
 Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 
@@ -100,7 +100,7 @@ class DeviceAllocation:
 
 
 class SharedDeviceMemory:
-    """The CUDA memory that the ranks `here`, all on one node, share for one communicator.
+    """The CUDA memory that the ranks of one node, listed in `here`, share for one communicator.
 
     The constructor is collective over `comm`, runs when the communicator makes its first device buffer, and selects the
     device that is current at that moment.
@@ -229,7 +229,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
-        """Unmap each mapping of a buffer once nothing refers to it; after the last one, count the buffer as closed."""
+        """Unmap each of a buffer's mappings once nothing refers to it; after the last, count the buffer as closed."""
         left = len(mappings)
 
         def close(address: int) -> None:

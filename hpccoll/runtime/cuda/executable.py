@@ -91,7 +91,7 @@ class DeviceExecutable(PlanExecutable):
             step()
 
     def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
-        """Raise on all ranks: MismatchError if `alike` is None (the ranks' calls differ), else UsageError."""
+        """Raise MismatchError if `alike` is None (the ranks' calls differ), else UsageError (unsymmetric buffer)."""
         if alike is None:
             self._context.node.raise_mismatch(self._facts)
         raise UsageError(
@@ -101,7 +101,7 @@ class DeviceExecutable(PlanExecutable):
         )
 
     def _prepare_launches(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
-        """Prepare kernels and fences for input and output of each rank, at `locations`; take scratch, launch nothing.
+        """Prepare kernels and fences that access each rank's input and output at `locations`; launch nothing.
 
         The plan's first fence is left out, because `_queue` already fences on entry.
         """

@@ -2,7 +2,7 @@
 
 Instructions that share a memory range and have equally many elements form a chain: each element is loaded once, reduced
 in registers, and stored to every output. Independent chains of the same operations run in one kernel launch, which
-takes a row of addresses for each chain.
+takes a table with one row per chain: the addresses that the chain loads from and stores to.
 
 Memory ranges are compared by address, because two of them may be the same memory, such as the input and the output of
 an in-place collective.
@@ -32,10 +32,10 @@ class AddressRange:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel launch, which runs a chain of instructions on each row of addresses, with accesses of `width` bytes.
+    """One kernel launch: runs the same instructions for each row of a table of addresses, in accesses of `width` bytes.
 
-    `rows` has the format that `kernels.generate_source` documents; `units` is the largest number of whole units
-    (`KernelSpec.unit` bytes) of a row.
+    `rows` is the table, in the format that `kernels.generate_source` documents. `units` is the largest number of units
+    (of `KernelSpec.unit` bytes) that any row has to process.
     """
 
     chain: FusedChain
@@ -72,7 +72,7 @@ class _FusionGroup:
         return self.registers[operand]
 
     def can_add(self, operands: Sequence[AddressRange], out: AddressRange, nbytes: int) -> bool:
-        """Whether an instruction can join the group: they share a range, and all overlapping ranges are equal."""
+        """Whether an instruction can be fused with this group: they share a range, and overlapping ranges are equal."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
@@ -81,12 +81,12 @@ class _FusionGroup:
         return coincide and any(place in known for place in mine)
 
     def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
-        """Whether swapping this group with instructions that have these loads and stores would change the result."""
+        """Whether the result depends on the order of this group and instructions with these loads and stores."""
         written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
         return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
-        """Return the group's instructions without addresses. Elements that are only copied are treated as bytes."""
+        """Return the group's instructions on registers; if elements are only copied, they are copied as bytes."""
         count = len(self.loads)
 
         def number(register: int) -> int:
@@ -126,10 +126,10 @@ def plan_launches(
 
 
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
-    """Add an instruction to the latest group that it can join without a change of the result, else to a new group.
+    """Add an instruction to the latest fusion group that it can join without a changed result, else to a new group.
 
-    An instruction joins an earlier group only if it can be swapped with each later group. The last of `ranges` is the
-    instruction's output.
+    An instruction joins a fusion group only if it can run before all later groups with the same result. The last of
+    `ranges` is the instruction's output.
     """
     *operands, out = ranges
     for group in reversed(groups):
@@ -143,7 +143,7 @@ def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], fu
 
 
 def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
-    """Yield kernel launches; independent groups with the same instructions and access width share one launch."""
+    """Yield kernel launches; independent fusion groups with the same instructions and access width share a launch."""
     batches: list[tuple[FusedChain, int, list[_FusionGroup]]] = []
     for group in groups:
         if not group.stores:
@@ -178,7 +178,7 @@ def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DTyp
 
 
 def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
-    """Return a group's addresses and counts of leading elements, units (`KernelSpec.unit`) and trailing elements."""
+    """Return a fusion group as a row of the table that `kernels.generate_source` documents."""
     addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
     unit = max(width, itemsize)
     head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0

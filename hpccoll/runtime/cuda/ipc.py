@@ -52,7 +52,7 @@ class CudaRuntime:
             self.processors = int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, self._device))
         except runtime.CUDARuntimeError as error:
             raise UnavailableError(f"no CUDA device works here ({error}); see `hpccoll doctor`") from error
-        # These attributes are CuPy's functions themselves, so that no Python function is called in between.
+        # Binding CuPy's functions as attributes avoids a call of a Python method around each of them.
         self.record_event, self.destroy_event = runtime.eventRecord, runtime.eventDestroy
         self.export_event, self.open_event = runtime.ipcGetEventHandle, runtime.ipcOpenEventHandle
         self.export_memory, self.close_memory = runtime.ipcGetMemHandle, runtime.ipcCloseMemHandle
@@ -131,10 +131,10 @@ class CudaRuntime:
 class IpcCloseCounters:
     """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    Each rank has SLOTS counters (slots), and buffer b is counted in slot b modulo SLOTS. No other rank maps the buffers
-    of a slot when the slot's counter of every other rank equals the number of buffers in the slot. Buffers that share a
-    slot may be freed later than necessary, never too early. This rank writes the counters `own` and reads the counters
-    `others`.
+    Each rank has SLOTS counters, and buffer b is counted in counter b modulo SLOTS. If this counter equals, on every
+    other rank, the number of buffers that share it, no other rank maps any of these buffers. Buffers that share a
+    counter may be freed later than necessary, never too early. This rank writes the counters `own` and reads the
+    counters `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:
@@ -150,7 +150,7 @@ class IpcCloseCounters:
         self._own[number % SLOTS] += 1
 
     def is_closed_by_all(self, number: int) -> bool:
-        """Whether all other ranks have closed their mappings of all buffers in the slot of buffer `number`."""
+        """Whether all other ranks have unmapped all buffers that share a counter with buffer `number`."""
         slot = number % SLOTS
         return all(other[slot] >= self._made[slot] for other in self._others)
 

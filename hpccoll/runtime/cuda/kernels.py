@@ -60,7 +60,7 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """Number of 64-bit words that a kernel takes for one chain: its addresses, and EDGES numbers of elements."""
+        """Number of 64-bit words in the row of a chain: the chain's addresses, and EDGES numbers of elements."""
         return self.loads + len(self.stores) + EDGES
 
     @property
@@ -71,7 +71,7 @@ class FusedChain:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A chain of instructions to compile for accesses of `width` bytes and up to `rows` rows of addresses."""
+    """A kernel to compile: runs a chain on up to `rows` rows of addresses, in accesses of `width` bytes."""
 
     chain: FusedChain
     width: int
@@ -89,12 +89,12 @@ class KernelSpec:
 
 
 def round_up_rows(chain: FusedChain, wanted: int) -> int:
-    """Return `wanted`, a number of rows, rounded up to one of a few values so that few kernels are compiled."""
+    """Return the number of address rows `wanted`, rounded up to one of a few sizes so that few kernels are compiled."""
     return min(next(size for size in (1, 8, 64, 512) if wanted <= size), chain.most_rows)
 
 
 def generate_source(kernel: KernelSpec) -> str:
-    """Return the C++ source of a kernel named `fused`; its only parameter, passed by value, is an array of rows.
+    """Return the C++ source of a kernel named `fused`; its parameter is an array of rows (the addresses of a chain).
 
     CUDA block (x, y) works on row y (the addresses of one chain); all blocks with the same y share the row. A row
     consists of 64-bit words: the addresses to load from, the addresses to store to, then the number of elements before
