@@ -135,7 +135,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return a range's offset in its memory: whole chunks in the user's memory, a packed segment in other memory."""
+        """Return a range's offset: in whole chunks for a user's array, in a packed segment for other memory."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner

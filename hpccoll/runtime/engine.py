@@ -95,9 +95,9 @@ class Engine:
         return None
 
     def start(self, call: CollectiveCall) -> InFlight | None:
-        """Begin a collective, which never waits for other ranks, and return the operation in flight.
+        """Begin a collective without waiting for other ranks, and return the operation in flight.
 
-        Returns None for device memory in shared memory: the collective waits for the node's ranks, then is queued.
+        A shared-memory plan on device memory waits for the node's ranks, queues its kernels, and returns None.
         """
         selection = self.select(call)
         algorithm = selection.algorithm
@@ -122,7 +122,7 @@ class Engine:
         return operation
 
     def _start_plan(self, call: CollectiveCall, selection: Selection, tag: int) -> InFlight:
-        """Begin a plan of messages with `tag`, or a plan on host memory as a pipeline."""
+        """Begin a plan of messages with MPI tag `tag`, or a shared-memory plan as a pipeline of segments."""
         executable: MessageExecutable | PipelineExecutable
         if selection.algorithm is None or not selection.algorithm.uses_shared_memory:
             executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
@@ -218,7 +218,7 @@ class Engine:
         return algorithm.is_hybrid and len(self.nodes) > 1
 
     def _require_shared_memory(self, algorithm: Algorithm) -> None:
-        """Raise UnavailableError or UsageError unless the ranks can run this algorithm of shared memory."""
+        """Raise UnavailableError or UsageError unless the ranks can run this algorithm, which uses shared memory."""
         if not self._is_two_level(algorithm):
             self.node.require(algorithm.full_name)
 

@@ -34,9 +34,9 @@ class Executable(Protocol):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The functions that a run calls, for timing one by one; empty before the first binding.
+        """A tuple of the functions that a run calls, for timing one by one; empty before the first binding.
 
-        If the functions overlap in time, the tuple has the executable as its only item.
+        If these functions overlap in time, the only item of the tuple is the executable itself.
         """
 
     def free(self) -> None:

@@ -83,7 +83,7 @@ class PipelineExecutable(PlanExecutable):
                 progress.idle(backoff)
 
     def start(self) -> Pipeline:
-        """Return the pipeline in flight, which waits for its turn and for the node's ranks as it advances."""
+        """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered."""
         self._require_live()
         for step in self._before:
             step()
@@ -128,11 +128,11 @@ class PipelineExecutable(PlanExecutable):
         return len(self._segments)
 
     def post_entry(self) -> None:
-        """Begin to enter the collective together with the ranks of the node; does not block."""
+        """Announce this rank's entry to the other ranks of the node, without blocking."""
         self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
 
     def try_to_enter(self) -> bool:
-        """Return whether the node's ranks have entered; if so, lower the plan again if buffers have moved.
+        """Return whether the node's ranks have all announced their entry; if a buffer has moved, lower the plan again.
 
         Raises:
             MismatchError: on all ranks of the node, if they entered different collectives.
@@ -149,17 +149,17 @@ class PipelineExecutable(PlanExecutable):
         return True
 
     def slot_of(self, number: int) -> PipelineSlot:
-        """Return the slot of segment `number`."""
+        """Return the slot (shared buffers of the node) in which segment number `number` runs."""
         slots = self._context.node.pipeline_slots
         return slots[number % len(slots)]
 
     def finish(self) -> None:
-        """Make the calls after the plan."""
+        """Run the local work that follows the plan, such as the division of `avg`."""
         for step in self._after:
             step()
 
     def _lower_segments(self, locations: tuple[int, ...]) -> None:
-        """Lower every segment for access to buffers at `locations`, or to the slots if `locations` is empty."""
+        """Make each segment's program: access the buffers at `locations`, or the slots if `locations` is empty."""
         self._actions.clear()
         self._locations = locations
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
@@ -168,7 +168,7 @@ class PipelineExecutable(PlanExecutable):
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
 
     def get_actions(self, number: int) -> list[Action]:
-        """Return the actions of a segment; the first call for a segment binds its actions."""
+        """Return a segment's actions (calls, messages, fences); the first call makes them, later calls return them again."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]
@@ -198,7 +198,7 @@ class Pipeline(InFlight):
         queue.append(self)
 
     def poll(self) -> bool:
-        """Go on by a few calls per segment, without blocking; return whether anything was done."""
+        """Make a few calls of each segment in flight, without blocking; return whether any was made."""
         if self.done or self._queue[0] is not self:
             return False
         try:
@@ -213,7 +213,7 @@ class Pipeline(InFlight):
         return self.done
 
     def _enter(self) -> bool:
-        """Enter together with the node's ranks; return whether all have entered."""
+        """Announce this rank's entry, once; return whether all ranks of the node have announced theirs."""
         if not self._posted:
             self._executable.post_entry()
             self._posted = True
@@ -221,7 +221,7 @@ class Pipeline(InFlight):
         return self._entered
 
     def _advance_tasks(self) -> bool:
-        """Start the next segment if its slot is free, and advance those in flight; return whether any advanced."""
+        """Start the next segment if its slot is free, and advance segments in flight; return whether any advanced."""
         moved = False
         if self._number < self._executable.segments:
             slot = self._executable.slot_of(self._number)

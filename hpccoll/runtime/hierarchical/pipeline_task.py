@@ -53,7 +53,7 @@ def bind_actions(
 
 
 class PipelineTask:
-    """A segment in flight; it begins when all ranks of the node have finished the slot's previous segment."""
+    """A segment in flight; it begins when the node's ranks have finished the previous segment in the same slot."""
 
     __slots__ = ("_actions", "_arrived", "_begun", "_next", "_requests", "_slot", "done")
 

@@ -2,7 +2,8 @@
 
 Every chunk has a home, where its new values are stored: the node's shared memory if other ranks access the chunk there,
 the user's output if the rank's result contains the chunk, else scratch memory. An input chunk is read from the user's
-input until a new value of the chunk is stored, so no chunk is copied only to be reduced into.
+input until a new value of the chunk is stored. A reduction therefore reads its operand in the user's input and writes
+to the home, without copying the chunk there first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class ChunkLocations:
         used: whether the rank holds the chunk at any time, shape (C,).
         in_place: whether input and output share memory.
         in_slot: whether new values of the chunk are stored in the node's shared memory, shape (C,).
-        separate: whether neighbouring chunks must not be merged, because the user's memory has gaps between them.
+        separate: whether neighbouring chunks must stay separate ranges, because the user's memory has gaps between
+            them.
     """
 
     def __init__(

@@ -127,8 +127,8 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # MPI matches a sender's messages in order, so receives may start late only for a sender's only message.
-                # Messages for the same chunks are reduced one by one; if the second is received late, its sender waits.
+                # MPI matches a sender's messages in order, so only a sender's only message may be received late.
+                # Messages for the same chunks are all received early, because a late receive delays the sender.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local
@@ -177,7 +177,7 @@ class MessageLowering:
         self._instructions.append(Receive(message.peer, part))
 
     def _stage_own_operand(self, move: RankMove) -> IncomingMessage:
-        """Return the rank's own operand as a message; copy it to scratch unless it is in the user's input."""
+        """Return own chunks to reduce into other own chunks, as a message; if they may change, copy them first."""
         current = self._locations.current_ranges(move.sent)
         if any(part.memory is not MemoryKind.SOURCE for part in current):
             current = self._stage(current)
@@ -190,7 +190,7 @@ class MessageLowering:
         return staged
 
     def _start_send(self, dest: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
-        """Start to send chunks, packed if needed; return the numbers of the instructions that start the segments."""
+        """Append the instructions that start sending chunks, packed if needed; return the indices of the `Send`s."""
         ranges = self._locations.current_ranges(chunks)
         count = sum(part.count for part in ranges)
         if not count and not (self._signals and not len(chunks)):
@@ -266,18 +266,18 @@ class MessageLowering:
 
 
 def get_own_value(value: Ints) -> int:
-    """Return the single entry of a step's array in a column, which is one rank's part of a plan."""
+    """Return the only entry of an array with one value per rank, taken from the plan's part for one rank."""
     return int(np.reshape(value, -1)[0])
 
 
 def get_own_chunks(region: Region) -> IntArray:
-    """Return the numbers of the chunks that a region contains in a column, which is one rank's part of a plan."""
+    """Return the chunk numbers of a region that has one row, because the plan's part for one rank contains it."""
     ids = region.ids(1)[0]
     return np.asarray(ids[ids != NO_CHUNK], np.int64)
 
 
 def get_own_move(move: Move) -> RankMove:
-    """Return a `Move` (transfer step) in a column, which is one rank's part of a plan, as a `RankMove`."""
+    """Convert a `Move` (transfer step) from the plan's part for one rank to a `RankMove`."""
     dest, source, op = get_own_value(move.dest), get_own_value(move.source), get_own_value(move.op)
     none = np.empty(0, np.int64)
     sent = get_own_chunks(move.send) if dest != NO_PEER else none

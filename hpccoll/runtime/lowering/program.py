@@ -1,6 +1,6 @@
 """The instructions of one rank, in order: receives, sends, waits, reduces, copies and node fences.
 
-A program refers to offsets in memories, not to addresses, so one program runs on all buffers of the same shape.
+A program (a rank's instructions) contains offsets, not addresses, so it runs on all buffers of the same size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MemoryRange:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """An instruction to start receiving from rank `peer` into `place`."""
+    """An instruction to start receiving from rank `peer` into the memory range `place`."""
 
     peer: int
     place: MemoryRange
@@ -58,7 +58,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An instruction to start sending `place` to rank `peer`."""
+    """An instruction to start sending the memory range `place` to rank `peer`."""
 
     peer: int
     place: MemoryRange
@@ -111,7 +111,7 @@ Instruction: TypeAlias = Receive | Send | Wait | LocalInstruction
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A plan lowered for one rank: instructions in order, and the elements that they need of each scratch memory."""
+    """One rank's instructions for a plan, in order, and how many elements they need of each scratch memory."""
 
     instructions: tuple[Instruction, ...]
     work: int

@@ -68,7 +68,7 @@ class RemoteAccesses:
             self.written[owners, chunks] = True
 
     def _find_owned(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
-        """Return owner and number of each chunk in `region` as two arrays; leave out ranks whose `owner` is NO_PEER."""
+        """Return two arrays, the owner and the number of each chunk in `region`; skip rows whose `owner` is NO_PEER."""
         ids = region.ids(len(self.ranks))
         is_owned = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
         return np.broadcast_to(owner[:, None], ids.shape)[is_owned], ids[is_owned]
@@ -88,8 +88,8 @@ class RemoteAccesses:
         """Whether round `t` needs a second fence; the same on all ranks.
 
         A second fence is needed if, since the previous fence, a rank wrote a chunk that other ranks also loaded, and
-        another rank accesses the chunk after round `t`. The chunk's new value is copied from scratch to the chunk's own
-        memory between the two fences.
+        another rank accesses the chunk after round `t`. Between the two fences, the writing rank copies the chunk's new
+        value from scratch to the chunk's own memory.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)

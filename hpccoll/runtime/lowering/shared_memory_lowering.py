@@ -1,12 +1,13 @@
 """Lowers rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
-A rank accesses another rank's chunks in one of two ways. Direct access uses the user's own memory. In staged access,
-every chunk that other ranks access lies in its rank's slot, memory that the node's ranks share: the chunk is copied to
-the slot before the first fence, and from the slot to the output after the last fence.
+A rank accesses another rank's chunks in one of two ways. In direct access, it loads and stores in the other rank's
+input and output arrays. In staged access, every rank has a slot (a buffer in memory that the node's ranks share) for
+the chunks that other ranks access. A rank copies these chunks to its slot before the first fence, and from its slot to
+its output after the last fence.
 
 The result of a load must not become visible to other ranks before the next fence. If other ranks still load from the
-memory that a result belongs in, the result goes to scratch and is copied after the next fence. If no rank accesses a
-chunk again, results for the chunk go to the output at once.
+memory where a result is to be stored, the result goes to scratch and is copied to that memory after the next fence. If
+no rank accesses a chunk again, results for the chunk go to the output at once.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class SharedMemoryLowering:
         self._accesses.record_writes(t)
 
     def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
-        """Append copies of `sources` to `outs`, except from a range to itself."""
+        """Append instructions that copy `sources` to `outs`; leave out copies of a range to itself."""
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
     def _lower_fence(self, t: int) -> None:
