@@ -111,7 +111,7 @@ class Communicator:
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
     def reduce(self, x: Any, root: int = 0, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Reduce every rank's `x` by `op` into the root's `x` or `out`; return it; it is unchanged on other ranks."""
+        """Reduce every rank's `x` by `op` into the root's `out` (default: `x`); return that array, unchanged on other ranks."""
         return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
 
     def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
@@ -289,7 +289,7 @@ class Communicator:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
-        """Return the checked call; under HPCCOLL_DEBUG=1, also compare its arguments and `form` on all ranks."""
+        """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
         self._require_open()
         x, out, op, root, algorithm = arguments
         if self._argument_check is None:
@@ -305,6 +305,6 @@ class Communicator:
 
 
 def _release(engine: Engine) -> None:
-    """Free an engine, unless MPI is already finalized."""
+    """Free an engine (the runtime of a communicator), unless MPI is already finalized."""
     if not job.load_mpi().Is_finalized():
         engine.free()

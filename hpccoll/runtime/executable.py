@@ -27,7 +27,7 @@ class Executable(Protocol):
 
     @property
     def in_flight(self) -> bool:
-        """Whether an asynchronous run of the executable is not done."""
+        """Whether an asynchronous run of the executable has begun and is not done."""
 
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part of it is complete."""

@@ -38,7 +38,7 @@ class Context:
 
 
 class PlanExecutable:
-    """The base class of executables that run plans; if `scratch` is None, they share the communicator's pool."""
+    """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
         "__weakref__",
@@ -71,7 +71,7 @@ class PlanExecutable:
 
     @property
     def in_flight(self) -> bool:
-        """Whether an asynchronous run is not done."""
+        """Whether an asynchronous run has begun and is not done."""
         return self.operation is not None and not self.operation.done
 
     def _lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:

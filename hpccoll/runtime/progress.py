@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class InFlight(ABC):
-    """An operation that has begun; `done` once it is complete or has failed, and `error` is the reason if it failed."""
+    """An operation in flight; `done` is set when it completes or fails, and `error` is its exception if it fails."""
 
     __slots__ = ("__weakref__", "done", "error")
 
@@ -31,9 +31,9 @@ class InFlight(ABC):
         self.error: Exception | None = None
 
     def advance(self) -> bool:
-        """Go as far as possible without blocking; return whether the operation is done. Errors are only recorded.
+        """Advance as far as possible without blocking; return whether the operation is done.
 
-        The wait of one operation advances all others, so an error must not surface there.
+        An exception is not raised but kept in `error`, because the caller may be waiting for another operation.
         """
         if not self.done:
             try:
@@ -44,7 +44,7 @@ class InFlight(ABC):
 
     @abstractmethod
     def _advance(self) -> bool:
-        """Go as far as possible without blocking; return whether the operation is complete."""
+        """Advance as far as possible without blocking; return whether the operation is complete."""
 
     def raise_error(self) -> None:
         """Raise the error of a failed operation."""
@@ -53,7 +53,7 @@ class InFlight(ABC):
 
 
 class Progress:
-    """The operations in flight; true if there are plans in flight, which this process must advance itself.
+    """All operations in flight of this process; true if any of them is a plan, which does not advance by itself.
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
@@ -86,7 +86,7 @@ class Progress:
         self.transfers.append(transfer)
 
     def notify(self, listener: Any) -> None:
-        """Call `listener.expect_plans_in_flight()` when the process's first plan is in flight, or now if it has been.
+        """Call `listener.expect_plans_in_flight()` when the process adds its first plan, or now if it has added one.
 
         The listener is referenced weakly.
         """
@@ -96,7 +96,7 @@ class Progress:
             self._listeners.add(listener)
 
     def advance(self) -> None:
-        """Let every in-flight plan go as far as possible without blocking, and MPI move its messages.
+        """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.
 
         Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
         all of them.
@@ -127,7 +127,7 @@ class Progress:
             backoff.pause()
 
     def wait_for_memory(self, done: Callable[[], object]) -> None:
-        """Block until `done`, a function that reads shared memory, returns true. MPI and operations advance."""
+        """Block until `done`, which reads shared memory, returns true; advance operations in flight meanwhile."""
         backoff = Backoff(spins=False)
         while not done():
             self.idle(backoff)
@@ -135,8 +135,9 @@ class Progress:
     def idle(self, backoff: Backoff) -> None:
         """Pause once between two polls of shared memory, and advance what is in flight.
 
-        With nothing in flight here, MPI is polled after each sleep, because messages that MPI buffers may need it. With
-        something in flight, the pause does not sleep, because each poll may move data.
+        If operations are in flight, the pause does not sleep, because each poll may move data. If no operation is in
+        flight, MPI is polled after each sleep, because a message that MPI has buffered moves on only inside an MPI
+        call.
         """
         if self.operations or self.transfers:
             self.advance()

@@ -106,7 +106,7 @@ class MessageTransfer(InFlight):
         return True
 
     def _require_size(self, expected: int) -> None:
-        """Raise CommunicationError unless the received segment has the expected bytes."""
+        """Raise CommunicationError unless the received segment has the expected size."""
         received = self._status.Get_count(MPI.BYTE)
         if received != expected:
             raise CommunicationError(

@@ -143,7 +143,7 @@ class _PlanWalk:
             raise self.error(block, ranks, f"reduces into chunk {chunk}, which was never written")
 
     def find_phases(self, block: TransferBlock) -> _Phases:
-        """Return the chunks that `block` moves, in phases; raise PlanError if one overwrites another of its round."""
+        """Return the chunks that `block` moves; raise PlanError if one overwrites another of the same round."""
         rounds = block.round[block.transfer] - block.first
         op, out, into = block.op[block.transfer], block.out, block.into
         key = rounds * (self.n * self.chunks) + into
@@ -157,10 +157,10 @@ class _PlanWalk:
         return _Phases(op, out, into, list(_list_bounds(rounds, phase, op)))
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
-        """Return, for each moved chunk, how many of its round arrive earlier in the same chunk of the same rank.
+        """Return, for each moved chunk, how many chunks of its round go to the same chunk of the same rank before it.
 
-        `key` is equal for moved chunks that arrive in one round in the same chunk of the same rank. Raises PlanError if
-        a message has a chunk twice, or if a second message to a chunk is copied (not reduced).
+        `key` has one entry per moved chunk, equal for chunks with the same round, receiving rank and receiving chunk.
+        Raises PlanError if a message has a chunk twice, or if a second message to a chunk is copied (not reduced).
         """
         index = np.argsort(key, kind="stable")
         again = np.concatenate([[False], np.diff(key[index]) == 0])
@@ -187,7 +187,7 @@ class _PlanWalk:
 
 @dataclass(frozen=True, slots=True)
 class _Phases:
-    """The chunks that a block moves, in phases: parts of a round in which no chunk of a rank is written twice.
+    """The chunks that a block of transfers moves, in order of phases: parts of a round that write no chunk twice.
 
     `op`, `out` and `into` have one entry per moved chunk. `bounds` has one tuple per phase: the index of the phase's
     first chunk, the index after its last chunk, the index after the round's last chunk (0 if the phase is not the first
@@ -201,7 +201,7 @@ class _Phases:
 
 
 def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield the `bounds` of `_Phases` from the round, the phase and the op of each moved chunk."""
+    """Yield the tuples of `_Phases.bounds`; the arrays have the round, phase and op of each moved chunk."""
     if not len(phase):
         return
     begins = np.nonzero(np.diff(phase, prepend=-1))[0]
@@ -214,7 +214,7 @@ def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
 
 
 def _spread_news(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the updated mask `heard`, shape (n, n), of the ranks of whose arrival each rank knows after `block`."""
+    """Return which ranks each rank has heard from (in a barrier) after `block`, a mask of shape (n, n) like `heard`."""
     bounds = np.searchsorted(block.round, np.arange(block.first, block.stop + 1))
     for t, begin, end in zip(range(block.first, block.stop), bounds[:-1], bounds[1:], strict=True):
         before, heard = heard, heard.copy()

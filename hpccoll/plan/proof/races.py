@@ -99,7 +99,7 @@ class _RaceChecker:
         return _Accesses(*np.divmod(rest, places), access, t)
 
     def add_fence(self, t: int, leader: IntArray) -> None:
-        """Add a fence of round t; raise PlanError if its leaders are inconsistent or a rank waits at two fences."""
+        """Add a fence of round t; raise PlanError for groups of ranks that do not match, or a rank at two fences."""
         members = np.nonzero(leader != NO_PEER)[0]
         alone = members[leader[leader[members]] != leader[members]]
         if len(alone):
@@ -114,8 +114,8 @@ class _RaceChecker:
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
         """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
 
-        Of several ranks that write a chunk in a round, only the first is considered; `check_conflicts` refuses the
-        others.
+        If several ranks write a chunk in a round, only the first is considered here; `check_conflicts` rejects the
+        plan.
         """
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)

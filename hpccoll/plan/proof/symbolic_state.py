@@ -170,7 +170,7 @@ def _check_order(state: SymbolicState, name: str) -> None:
 
 
 def _describe_fault(state: SymbolicState, rank: int, chunk: int, run_again: Callable[[Weights], SymbolicState]) -> str:
-    """Return a text that names the contributions that a chunk lacks or holds too often."""
+    """Return a string that names the contributions that a chunk lacks or has more than once."""
     n = state.n
     if not state.valid[rank, chunk]:
         return "it was never written"

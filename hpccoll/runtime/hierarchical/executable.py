@@ -168,7 +168,7 @@ class PipelineExecutable(PlanExecutable):
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
 
     def get_actions(self, number: int) -> list[Action]:
-        """Return a segment's actions (calls, messages, fences); the first call makes them, later calls return them again."""
+        """Return a segment's actions (calls, messages, fences), which are made once and kept for later runs."""
         actions = self._actions.get(number)
         if actions is None:
             node, call, program = self._context.node, self._call, self._programs[number]

@@ -38,7 +38,7 @@ class PinnedMemory:
     def take(self, nbytes: int) -> Any:
         """Return `nbytes` bytes for a message; allocates new memory if too little is left."""
         if self._used + nbytes > len(self._memory):
-            # Messages in flight keep the old memory alive.
+            # Messages in flight keep the replaced memory alive until they are complete.
             self._memory, self._used = self._module.empty_pinned(max(nbytes, 2 * len(self._memory))), 0
         self._messages += 1
         self._used += nbytes
@@ -54,7 +54,7 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
-    """Yield the calls of a program in order; each wait comes with its request, which can be tested instead of waiting.
+    """Yield (call, request) for each call of a program; a call that waits has its MPI request, others have None.
 
     If `persistent`, the generator creates persistent requests, which its calls start; otherwise it posts each message.
     If `pinned`, messages are copied through pinned host memory.
@@ -141,7 +141,7 @@ class MessageExecutable(PlanExecutable):
                 call()
 
     def start(self) -> MessageRun:
-        """Make the calls that precede the plan, and return the run, which posts messages as it advances."""
+        """Do the local work before the plan, and return the run, which posts its messages as it advances."""
         self._require_live()
         for call in self._before:
             call()
@@ -171,7 +171,7 @@ class MessageExecutable(PlanExecutable):
         run.complete()
 
     def _run_beside_others(self) -> None:
-        """Run while other operations are in flight; waits advance all, since another rank may wait for others first."""
+        """Run once while other operations are in flight, which advance during every wait for a message of this run."""
         for at, call in enumerate(self.calls):
             request = self._requests.get(at)
             if request is None:
@@ -181,7 +181,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun(InFlight):
-    """One run of a message plan in flight: makes the plan's non-persistent calls, then the calls in `after`."""
+    """One run of a message plan in flight: makes the plan's calls, not persistent, then the calls in `after`."""
 
     __slots__ = ("_after", "_calls", "_test")
 
@@ -218,7 +218,7 @@ class MessageRun(InFlight):
             self._finish()
 
     def _finish(self) -> None:
-        """Make the calls that follow the plan."""
+        """Do the local work after the plan, such as the division of `avg`."""
         for call in self._after:
             call()
         self.done = True

@@ -6,8 +6,9 @@ whether a buffer was used before or whether an asynchronous operation is still i
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
 operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
-the persistent form if the call was prepared, which all ranks do together. Plans of other communicators may be in flight
-on one rank only, so they cannot change the form: the blocking form then runs in a thread (`Progress.call`).
+the persistent form if the call was prepared, which all ranks do together. Plans in flight on other communicators do not
+change the form, because only some ranks may have them. While plans are in flight, the blocking form runs in a thread
+(`Progress.call`), and the calling thread advances the plans.
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -214,7 +215,7 @@ class MpiCollectives:
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
-            # In place, MPI's reduce_scatter would write the block to the front of the input, not to its own position.
+            # `own` receives the block, because MPI's reduce_scatter in place would write it to the front of the input.
             own = module.empty(result.count, call.dtype)
             epilogue = (module.bind_copy(result.flat, own), *epilogue)
             result, in_place = replace(result, flat=own, address=module.get_address(own)), False

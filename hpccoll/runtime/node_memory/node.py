@@ -72,7 +72,7 @@ class NodeMemory:
     def _own_and_others(
         self, segments: dict[int, MappedSegment], count: int, line: int
     ) -> tuple[memoryview, list[memoryview]]:
-        """Return `count` words of a cache line in this rank's segment, and the same words of the other ranks."""
+        """Return `count` words of cache line number `line` in this rank's segment, and in the other ranks' segments."""
         own, *others = (self._words(segments, rank, count, _LINE_BYTES * line) for rank in (self.rank, *self.others))
         return own, others
 
@@ -82,7 +82,7 @@ class NodeMemory:
         return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
 
     def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
-        """Return slot `number`, in the segments of the node's ranks."""
+        """Return slot number `number`, which has a buffer and a counter in the segment of each rank of the node."""
         begin, (own, others) = _WORDS_BYTES + number * self.slot_bytes, self._own_and_others(segments, 1, number + 2)
         memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
         return PipelineSlot(number, own, others, self.barrier.synchronize, memory)

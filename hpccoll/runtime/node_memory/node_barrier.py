@@ -21,8 +21,8 @@ from hpccoll.runtime.progress import Progress
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# Word 0 of a rank counts its fences; words 1 to 3 and 4 to 6 hold its even and odd entries with two buffer locations.
-# Two sets of words suffice because a rank is at most one entry ahead of the ranks that still read its words.
+# Word 0 counts a rank's fences; words 1 to 3 and 4 to 6 are its even and odd entries: fingerprint and two locations.
+# Words for two entries suffice, because a rank is at most one entry ahead of the ranks that still read its words.
 _ENTRY_WORDS = (1, 4)
 WORDS: Final = 8
 _SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
@@ -99,7 +99,10 @@ class NodeBarrier:
         return self.compare()
 
     def post(self, entry: int, source: int = 0, result: int = 0) -> None:
-        """Begin to enter a collective without blocking; `compare` once `all_arrived`. The arguments are `enter`'s."""
+        """Begin what `enter` does, with the same arguments, but without blocking.
+
+        The caller calls `compare` once `all_arrived` returns true.
+        """
         self._publish(entry, source, result)
         if self._synchronize is not None:
             self._synchronize()

@@ -1,4 +1,4 @@
-"""Pipeline slots: shared memory through which a node's ranks pass one segment of a collective each.
+"""Pipeline slots: buffers in shared memory; a slot carries one segment of a collective between a node's ranks.
 
 A slot has one buffer and one counter for every rank of the node, and one message tag. Ranks synchronise on a slot
 without blocking: a rank counts its arrival, works on other slots, and tests later whether all ranks have arrived. The

@@ -108,7 +108,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return True
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
-        """Return the calls of a direct run on the buffers at `locations`, two per rank; `enter` is the first fence."""
+        """Return a direct run's calls after `NodeBarrier.enter`; the other ranks' buffers are at `locations`."""
         node, program, itemsize = self._context.node, self._lower(), self._call.dtype.itemsize
         used = program.work + program.landing
         scratch = self._take_scratch(used + bounce_count(itemsize))
@@ -119,7 +119,10 @@ class SharedMemoryExecutable(PlanExecutable):
         return [*binder.bind(before), *binder.bind(after)]
 
     def _bind_staged(self, slot: int) -> StagedCalls:
-        """Return the calls of a staged run, one segment per slot from `slot` on; `enter` is the first fence."""
+        """Return a staged run's calls before and after `NodeBarrier.enter`, and the slot number for the next run.
+
+        The segments use the two slots (shared buffers) in turn, beginning with number `slot`.
+        """
         node = self._context.node
         calls: tuple[list[BoundCall], list[BoundCall]] = [], []
         for number, segment in enumerate(self._segments()):

@@ -106,7 +106,7 @@ class LocalBinder:
 
 
 def _can_tile_together(group: Sequence[Reduce | Copy], added: Reduce | Copy) -> bool:
-    """Whether an instruction can run tile by tile with a group of others: overlapping operands must coincide."""
+    """Whether an instruction can join a group that runs tile by tile: overlapping ranges must start together."""
     for other in group:
         if other.out.count != added.out.count:
             return False
