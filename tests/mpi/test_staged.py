@@ -8,6 +8,7 @@ is overwritten. Once with messages through pinned host memory, once with MPI tak
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from hpccoll.peers import library_engine, start_engine
 from hpccoll.plan import Operation, replay
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
+from hpccoll.runtime.arrays.interface import view_host_memory
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.command import CommandResult
 from hpccoll.runtime.cuda import probe
@@ -32,24 +34,33 @@ from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, MessageRun, message_calls
 
 FLOAT = DTYPES["float32"]
-JUNK = np.float32(-777)
+JUNK, SPOILT = np.float32(-777), 0xDD
+
+
+class Owner:
+    """Keeps pinned memory; when it is gone, the memory is spoilt, as if another allocation used it."""
 
 
 class Stream(NumPyModule):
-    """NumPy's memory behind a queue: steps happen when they are synchronised, in order, or not at all."""
+    """NumPy's memory behind a queue: steps happen when they are synchronised, in order, or not at all.
+
+    A queued copy keeps no pinned memory alive, as on a device.
+    """
 
     name, on_device = "stream", True
 
     def __init__(self) -> None:
+        super().__init__()
         self.queue: deque[Any] = deque()
         self.log: list[str] = []
+        self._pinned: list[Any] = []
 
-    def later(self, name, step):
+    def later(self, name, step, keep=None):
         def queue():
             self.log.append(name)
             self.queue.append(step)
 
-        return queue
+        return partial(lambda queue, _: queue(), queue, keep)
 
     def empty(self, count, dtype):
         return np.full(count, JUNK, dtype.numpy)
@@ -67,10 +78,10 @@ class Stream(NumPyModule):
         return self.later("divide", super().bind_divide(out, divisor))
 
     def bind_copy_to_host(self, host, flat):
-        return self.later("fetch", super().bind_copy_to_host(host, flat))
+        return self.later("fetch", super().bind_copy_to_host(self.as_unowned(host), flat), keep=host)
 
     def bind_copy_from_host(self, flat, host):
-        return self.later("deliver", super().bind_copy_from_host(flat, host))
+        return self.later("deliver", super().bind_copy_from_host(flat, self.as_unowned(host)), keep=host)
 
     def synchronize(self):
         self.log.append("synchronize")
@@ -78,7 +89,10 @@ class Stream(NumPyModule):
             self.queue.popleft()()
 
     def empty_pinned(self, nbytes):
-        return np.full(nbytes, 0x77, np.uint8)
+        self._pinned.append(memory := np.full(nbytes, 0x77, np.uint8))
+        owner = Owner()
+        weakref.finalize(owner, memory.fill, SPOILT)
+        return view_host_memory(self.get_address(memory), nbytes, owner)
 
 
 MESSAGES = [known for known in list_algorithms() if not known.uses_shared_memory]
