@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: i
     return wrong
 
 
+def find_by_owner(addresses: list[AddressRange], place: MemoryRange) -> AddressRange:
+    """Return the addresses of a place, by its owner."""
+    return addresses[place.owner]
+
+
 def print_rates(device: Any) -> None:
     """Print the rates of a copy, and of what rank 0 of two does in a two-shot all-reduce of two such vectors."""
     import cupy
@@ -123,9 +129,8 @@ def print_rates(device: Any) -> None:
         places = [MemoryRange(MemoryKind.SOURCE, 0, size // 4, owner) for owner in range(2)]
         steps: list[LocalInstruction] = [Reduce(places[0], places[1], places[0]), Copy(*places)]
         addresses = [AddressRange(device.address(array), size) for array in (a, b)]
-        (call,) = bind(device, steps, lambda place, found=addresses: found[place.owner], "add", DTYPES["float32"])
-        copy = measure(lambda b=b, a=a: cupy.copyto(b, a), 2 * size)
-        fused = measure(lambda call=call: call(0), 4 * size)
+        (call,) = bind(device, steps, partial(find_by_owner, addresses), "add", DTYPES["float32"])
+        copy, fused = measure(partial(cupy.copyto, b, a), 2 * size), measure(partial(call, 0), 4 * size)
         print(f"{size // MiB} MiB: copy {copy:.0f} GB/s, fused two-shot kernel {fused:.0f} GB/s", flush=True)
 
 

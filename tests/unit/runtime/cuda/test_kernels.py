@@ -6,6 +6,8 @@ import itertools
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,3 +288,13 @@ def test_every_kernel_compiles_for_every_architecture(tmp_path, dtype):
     kernels = list(dict.fromkeys(kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)))
     _, said = compiled(kernels, tmp_path, "fatbin")
     assert said.count("0 bytes spill stores") == len(kernels) * len(ARCHITECTURES)
+
+
+@pytest.mark.slow
+@needs_gxx
+def test_the_check_for_gpus_runs_on_the_host():
+    root = Path(__file__).parents[4]
+    command = [sys.executable, "tests/gpu/check_kernels.py", "--dry"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "13 cases, 0 wrong elements\n"
