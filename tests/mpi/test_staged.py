@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,18 +43,23 @@ class Owner:
 
 
 class Stream(NumPyModule):
-    """NumPy's memory behind a queue: steps happen when they are synchronised, in order, or not at all.
+    """NumPy's memory behind two queues: steps happen when they are synchronised, in order, or not at all.
 
-    A queued copy keeps no pinned memory alive, as on a device.
+    Work goes to the queue number `current`. A queued copy keeps no pinned memory alive, as on a device.
     """
 
     name, on_device = "stream", True
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: deque[Any] = deque()
+        self.queues: tuple[deque[Any], deque[Any]] = deque(), deque()
+        self.current = 0
         self.log: list[str] = []
         self._pinned: list[Any] = []
+
+    @property
+    def queue(self):
+        return self.queues[self.current]
 
     def later(self, name, step, keep=None):
         def queue():
@@ -61,6 +67,17 @@ class Stream(NumPyModule):
             self.queue.append(step)
 
         return partial(lambda queue, _: queue(), queue, keep)
+
+    def continue_stream(self, previous):
+        if previous not in (None, self.current) and self.queues[previous]:
+            last = self.queues[previous][-1]
+            self.queue.append(partial(self._run_until, self.queues[previous], last))
+        return self.current
+
+    def _run_until(self, queue, last):
+        """Run a queue up to and including a step, which may have run already."""
+        while any(step is last for step in queue):
+            queue.popleft()()
 
     def empty(self, count, dtype):
         return np.full(count, JUNK, dtype.numpy)
@@ -211,6 +228,26 @@ def test_asynchronous_ones_share_the_stream(eng, stream):
     for i, x in enumerate(arrays):
         made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 100 + i)
         assert x.tobytes() == wanted(eng, made, [data(r, 100 + i) for r in range(n)])[rank].tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("algorithm", ["ring", None])
+def test_a_run_goes_on_behind_what_it_queued_on_another_stream(eng, stream, takes, algorithm, op):
+    """The user changes streams while the run is in flight; the result is then complete on every stream."""
+    if algorithm is None and not takes:
+        pytest.skip("MPI takes no device memory")
+    n, x = eng.size, stream.empty(1000, FLOAT)
+    known = get_algorithm(Operation.ALL_REDUCE, "ring")
+    made = job(stream, known, 0, op, x, x, 1000)
+    right = wanted(eng, made, [data(r, 1000) for r in range(n)])[eng.rank] / np.float32(n if op == "avg" else 1)
+    if algorithm is None:
+        made = replace(made, algorithm=None, library=True)
+    stream.later("mine", partial(np.copyto, x, data(eng.rank, 1000)))()
+    run = eng.start(made)
+    while not run.done:
+        stream.current ^= 1
+        run.advance()
+    assert np.allclose(x, right, rtol=1e-4, atol=1e-6) if algorithm is None else x.tobytes() == right.tobytes()
 
 
 class Watched:

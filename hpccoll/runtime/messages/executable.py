@@ -7,7 +7,8 @@ calls into a tuple, so a run only makes them. First calls on new arrays and asyn
 Kernels and copies on device memory are queued on the current stream, which MPI does not know. If work is queued, the
 stream is synchronised before a message starts, because queued kernels may still write the data to send or read the
 memory to receive into. Where MPI cannot take device memory, messages pass through pinned host memory, which is reused
-as soon as no message is in flight.
+as soon as no message is in flight. A run ends with a synchronisation, so its result is complete on every stream, and
+its pinned and scratch memory is free for other runs.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ class PinnedMemory:
     """Pinned host memory for the messages in flight; reused from its start when no message is in flight."""
 
     def __init__(self, module: ArrayModule) -> None:
-        self._module, self._memory, self._used, self._messages = module, module.empty_pinned(0), 0, 0
+        self._module, self._used, self._messages = module, 0, 0
+        self._memories = [module.empty_pinned(0)]  # the latest is in use; queued copies may still read the others
 
     def take(self, nbytes: int) -> Any:
         """Return `nbytes` bytes for a message; allocates new memory if too little is left."""
-        if self._used + nbytes > len(self._memory):
-            # Messages in flight keep the replaced memory alive until they are complete.
-            self._memory, self._used = self._module.empty_pinned(max(nbytes, 2 * len(self._memory))), 0
+        size = len(self._memories[-1])
+        if self._used + nbytes > size:
+            self._memories.append(self._module.empty_pinned(max(nbytes, 2 * size)))
+            self._used = 0
         self._messages += 1
         self._used += nbytes
-        return self._memory[self._used - nbytes : self._used]
+        return self._memories[-1][self._used - nbytes : self._used]
 
     def release(self) -> None:
         """Record that one message is complete."""
@@ -90,6 +93,8 @@ def message_calls(
             case Reduce() | Copy():
                 yield bind_local(step, space), None
                 queued = module.on_device
+    if queued:  # queued work must be done before its pinned and scratch memory is used again or given back
+        yield module.synchronize, None
 
 
 def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
@@ -112,7 +117,12 @@ class MessageExecutable(PlanExecutable):
         scratch: ScratchPool | None = None,
         tag: int = BLOCKING_TAG,
     ) -> None:
+        module = call.module
+        if call.operation.reduces:
+            module.require_reduction(call.reduction.function, call.dtype)
         super().__init__(context, call, selection, scratch)
+        if module.on_device and self._after:
+            self._after = (*self._after, module.synchronize)
         self._program = program = self._lower()
         self._space = AddressSpace(self._call, program, self._take_scratch(program.work + program.landing))
         self._tag, self._in_flight = tag, context.progress.operations
@@ -145,7 +155,7 @@ class MessageExecutable(PlanExecutable):
         self._require_live()
         for call in self._before:
             call()
-        return MessageRun(self._message_calls(persistent=False), self._after)
+        return MessageRun(self._message_calls(persistent=False), self._after, self._call.module)
 
     def free(self) -> None:
         """Free the executable and its persistent requests; a later run raises UsageError."""
@@ -181,17 +191,29 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun(InFlight):
-    """One run of a message plan in flight: makes the plan's calls, not persistent, then the calls in `after`."""
+    """One run of a message plan in flight: makes the plan's calls, not persistent, then the calls in `after`.
 
-    __slots__ = ("_after", "_calls", "_test")
+    `module` is the array module of the memory. Each part of a run is ordered after the previous part, even if the user
+    has changed the CUDA stream in between.
+    """
 
-    def __init__(self, calls: Iterator[tuple[BoundCall, MPI.Request | None]], after: tuple[BoundCall, ...]) -> None:
+    __slots__ = ("_after", "_calls", "_module", "_stream", "_test")
+
+    def __init__(
+        self,
+        calls: Iterator[tuple[BoundCall, MPI.Request | None]],
+        after: tuple[BoundCall, ...],
+        module: ArrayModule,
+    ) -> None:
         super().__init__()
         self._calls, self._after = calls, after
+        self._module, self._stream = module, module.continue_stream(None)
         self._test: Callable[[], Any] | None = None
 
     def _advance(self) -> bool:
         """Make calls until one would wait for a message; return whether the run is complete. Never blocks."""
+        if self._module.on_device:
+            self._stream = self._module.continue_stream(self._stream)
         while not self.done:
             if self._test is not None:
                 if not self._test():

@@ -46,7 +46,9 @@ class PointToPoint:
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host
         segments = cut_payload(buffer, payload)
         requests = [self._comm.Irecv([segment, MPI.BYTE], source, tag) for segment in segments]
-        last: list[BoundCall] = [] if host is None else [buffer.module.bind_copy_from_host(buffer.flat, host)]
+        last: list[BoundCall] = []
+        if host is not None:  # the copy must be done before the pinned memory is given back
+            last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
         transfer = MessageTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
