@@ -99,7 +99,7 @@ class Engine:
 
         A shared-memory plan on device memory waits for the node's ranks, queues its kernels, and returns None.
         """
-        selection = self.select(call)
+        selection = self.select(call, asynchronous=True)
         algorithm = selection.algorithm
         self.library.use_non_blocking()
         tag = FIRST_ASYNC_TAG + self._asynchronous_calls % ASYNC_TAGS
@@ -161,29 +161,30 @@ class Engine:
         self.node.symmetric.free_with(executable, call.source, call.result)
         return executable
 
-    def select(self, call: CollectiveCall) -> Selection:
+    def select(self, call: CollectiveCall, *, asynchronous: bool = False) -> Selection:
         """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
 
         Writes the selection of `auto` to the selection log, if there is one. For device memory, the first call that
-        considers the MPI library starts probe processes and waits for them.
+        is not asynchronous and considers the MPI library starts probe processes, and waits for them and for all ranks.
 
         Raises:
-            UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's.
+            UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's, or
+                which does not take device memory.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
         if call.library:
-            if not self.library.can_run(call):
+            if not self.library.can_run(call, asynchronous=asynchronous):
                 raise UsageError(
                     f"the MPI library's own {operation.value} gives another result for {dtype.name} and "
-                    f"{reduction.name} here; choose an algorithm by name, or auto"
+                    f"{reduction.name} here, or does not take device memory; choose an algorithm by name, or auto"
                 )
             return Selection(None, 1, "asked for")
         if call.algorithm is not None:
             selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self.size, nbytes), "asked for")
         else:
             shared = not self.node.problem and not call.module.on_device
-            offered = self.library.can_run(call)
+            offered = self.library.can_run(call, asynchronous=asynchronous)
             buffer = self.buffer_kind(call)
             selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
             if self._log is not None:

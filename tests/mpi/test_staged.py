@@ -8,6 +8,8 @@ is overwritten. Once with messages through pinned host memory, once with MPI tak
 from __future__ import annotations
 
 import random
+import threading
+import time
 import weakref
 from collections import deque
 from dataclasses import replace
@@ -33,6 +35,7 @@ from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, MessageRun, message_calls
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 
 FLOAT = DTYPES["float32"]
 JUNK, SPOILT = np.float32(-777), 0xDD
@@ -231,23 +234,81 @@ def test_asynchronous_ones_share_the_stream(eng, stream):
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
-@pytest.mark.parametrize("algorithm", ["ring", None])
-def test_a_run_goes_on_behind_what_it_queued_on_another_stream(eng, stream, takes, algorithm, op):
+def test_a_run_goes_on_behind_what_it_queued_on_another_stream(eng, stream, op):
     """The user changes streams while the run is in flight; the result is then complete on every stream."""
-    if algorithm is None and not takes:
-        pytest.skip("MPI takes no device memory")
     n, x = eng.size, stream.empty(1000, FLOAT)
-    known = get_algorithm(Operation.ALL_REDUCE, "ring")
-    made = job(stream, known, 0, op, x, x, 1000)
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, op, x, x, 1000)
     right = wanted(eng, made, [data(r, 1000) for r in range(n)])[eng.rank] / np.float32(n if op == "avg" else 1)
-    if algorithm is None:
-        made = replace(made, algorithm=None, library=True)
     stream.later("mine", partial(np.copyto, x, data(eng.rank, 1000)))()
     run = eng.start(made)
     while not run.done:
         stream.current ^= 1
         run.advance()
-    assert np.allclose(x, right, rtol=1e-4, atol=1e-6) if algorithm is None else x.tobytes() == right.tobytes()
+    assert x.tobytes() == right.tobytes()
+
+
+def by_library(stream, x, op="sum", asked=True):
+    """An all-reduce in place, by the MPI library or by `auto`."""
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, op, x, x, len(x))
+    return replace(made, algorithm=None, library=asked)
+
+
+@pytest.mark.parametrize("all_pass", [True, False])
+def test_the_ranks_agree_whether_the_library_takes_device_memory(space, stream, all_pass):
+    """The probe of one rank fails, for instance by a time limit: all ranks must still make the same selection."""
+    eng = Engine(space, lambda: all_pass or space.rank > 0)
+    for x in (stream.empty(5, FLOAT), stream.empty(2**20, FLOAT)):
+        found = space.allgather(eng.select(by_library(stream, x, asked=False)).name)
+        assert len(set(found)) == 1
+        assert eng.library.can_run(by_library(stream, x)) is all_pass
+    eng.free()
+
+
+def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
+    """MPI libraries lack non-blocking reductions of device memory; and such a call waits for nobody to agree."""
+    eng, x = Engine(space, lambda: True), stream.empty(5, FLOAT)
+    for _ in range(2):
+        selection = eng.select(by_library(stream, x, asked=False), asynchronous=True)
+        assert selection.algorithm is not None
+        with pytest.raises(UsageError, match="device memory"):
+            eng.start(by_library(stream, x))
+        assert eng.select(by_library(stream, x)).algorithm is None
+    eng.free()
+
+
+def test_the_library_blocks_in_device_memory_beside_plans_in_flight(space, stream, monkeypatch):
+    """What is queued is queued by the user's thread, on the user's stream; only MPI's call is in another thread."""
+    eng, x, y = Engine(space, lambda: True), stream.empty(1000, FLOAT), stream.empty(7, FLOAT)
+    monkeypatch.setattr(MpiCollectives, "_complete", lambda *_: pytest.fail("the non-blocking form ran"))
+    threads = set()
+    queue = Stream.later
+
+    def noted(self, name, step, keep=None):
+        call = queue(self, name, step, keep)
+
+        def note():
+            threads.add(threading.current_thread())
+            call()
+
+        return note
+
+    monkeypatch.setattr(Stream, "later", noted)
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, "sum", x, x, 1000)
+    x[:] = data(eng.rank, 1000)
+    average = by_library(stream, y, "avg")
+    prepared = eng.prepare(average)
+    for step in (partial(eng.run, average), prepared):
+        if eng.rank:
+            time.sleep(0.1)  # the plan of rank 0 is in flight for so long
+        run = eng.start(made)
+        stream.later("mine", partial(y.fill, eng.rank))()
+        step()
+        stream.synchronize()
+        assert (y == np.float32((eng.size - 1) / 2)).all()
+        while not run.advance():
+            eng.progress.advance()
+    assert threads == {threading.main_thread()}
+    eng.free()
 
 
 class Watched:

@@ -28,7 +28,10 @@ class CupyModule:
 
     def _bind(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> BoundCall:
         """Return a function that calls `function` with this module's device current, as CuPy requires."""
-        return partial(_call_on_device, self._cupy.cuda.Device(self.device), partial(function, *arguments, **options))
+        return self.bind_device(partial(function, *arguments, **options))
+
+    def bind_device(self, call: BoundCall) -> BoundCall:
+        return partial(_call_on_device, self._cupy.cuda.Device(self.device), call)
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._bind(self._cupy.empty, count, dtype.numpy)()
@@ -97,6 +100,9 @@ class TorchCudaModule:
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self._device, self.device = torch, device, int(device.index)
 
+    def bind_device(self, call: BoundCall) -> BoundCall:
+        return partial(_call_on_device, self._torch.cuda.device(self._device), call)
+
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._torch.empty(count, dtype=getattr(self._torch, dtype.name), device=self._device)
 
@@ -164,7 +170,7 @@ class TorchCudaModule:
 
 
 def _call_on_device(device: Any, call: BoundCall) -> Any:
-    """Make `device` (a `cupy.cuda.Device`) current during a call, and return the call's result."""
+    """Make a device, an object of CuPy or torch, current during a call, and return the call's result."""
     with device:
         return call()
 

@@ -35,6 +35,9 @@ class ArrayModule(Protocol):
     def empty(self, count: int, dtype: DType) -> FlatArray:
         """Return a new uninitialised array of `count` elements."""
 
+    def bind_device(self, call: BoundCall) -> BoundCall:
+        """Return a function that makes this module's CUDA device current during `call`, also in another thread."""
+
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         """Return a function that sets out = function(left, right); `function` is NumPy's name, such as `add`."""
 

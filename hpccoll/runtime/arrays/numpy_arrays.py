@@ -26,6 +26,9 @@ class NumPyModule:
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return np.empty(count, dtype.numpy)
 
+    def bind_device(self, call: BoundCall) -> BoundCall:
+        return call
+
     def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
         if (half := self._bind_half(function, left, right, out)) is not None:
             return half

@@ -28,13 +28,14 @@ from typing import Final
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.agreement import gather_or_raise, run_or_raise
+from hpccoll.runtime.agreement import gather_or_raise, run_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.node_memory.segment import map_segments, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
+from hpccoll.runtime.progress import get_progress
 
 _EVENTS: Final = 0  # the number of the event handles in `IpcCloseCounters`; buffers have the numbers from 1
 _REMEDY: Final = (
@@ -260,6 +261,7 @@ def device_empty(node: NodeMemory, shape: int | tuple[int, ...], dtype: str, dev
             shared.
     """
     node.require("a symmetric buffer of device memory")
+    wait_for_ranks(node.comm, get_progress())
     with ExitStack() as stack:
         run_or_raise(node.comm, partial(_make_current, device, stack), _cannot_share)
         if node.device is None:

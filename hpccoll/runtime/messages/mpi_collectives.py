@@ -8,7 +8,7 @@ Until the first asynchronous operation of a communicator, all ranks use the bloc
 operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
 the persistent form if the call was prepared, which all ranks do together. Plans in flight on other communicators do not
 change the form, because only some ranks may have them. While plans are in flight, the blocking form runs in a thread
-(`Progress.call`), and the calling thread advances the plans.
+(`Progress.call`), and the calling thread advances the plans. Collectives on device memory always use the blocking form.
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -23,9 +23,10 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
+from hpccoll.errors import UnavailableError
 from hpccoll.plan import Operation
-from hpccoll.runtime.agreement import wait_for_ranks
-from hpccoll.runtime.arrays import BoundCall, Buffer, FlatArray, run_all
+from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, FlatArray, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, has_same_semantics, order_arguments
@@ -48,8 +49,8 @@ class MpiExecutable(partial[object]):
     plan = None
     live = True
     in_flight = False
-    blocking: BoundCall  # blocking form, called until the first asynchronous operation of the communicator
-    non_blocking: BoundCall  # non-blocking form, called from the first asynchronous operation on
+    blocking: BoundCall  # blocking form beside plans in flight, called until the first asynchronous operation
+    non_blocking: BoundCall  # non-blocking form (for host memory), called from the first asynchronous operation on
     request: MPI.Prequest | None = None
     memories: tuple[FlatArray, ...] = ()  # kept alive: buffer specifications hold only addresses
 
@@ -100,6 +101,7 @@ class _MpiCall:
     prologue: tuple[BoundCall, ...]
     epilogue: tuple[BoundCall, ...]
     memories: tuple[FlatArray, ...]
+    module: ArrayModule
 
     def surround(self, call: BoundCall) -> BoundCall:
         """Return a call that makes the calls of the prologue, then `call`, then the calls of the epilogue."""
@@ -117,23 +119,31 @@ class MpiCollectives:
     def __init__(self, comm: MPI.Intracomm, progress: Progress, takes_device_memory: Callable[[], bool]) -> None:
         self._comm, self._progress = comm, progress
         self._takes_device_memory = takes_device_memory
+        self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
         self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ())
         self._has_large_counts = MPI.Get_version()[0] >= 4
         self._uses_non_blocking = self._expects_plans = False
         self._bound: WeakSet[MpiExecutable] = WeakSet()
         progress.notify(self)
 
-    def can_run(self, call: CollectiveCall) -> bool:
+    def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
 
-        For device memory, the first call starts probe processes and waits for them.
+        Asynchronous calls on device memory never can, because Open MPI lacks non-blocking reductions of device memory.
+        For other calls on device memory, the first call of this method starts probe processes, waits for them and for
+        the other ranks, and agrees with the other ranks. Collective.
         """
         if not has_same_semantics(call.operation, call.dtype, call.reduction):
             return False
         elements = call.count * (self._comm.size if call.operation.has_blocks else 1)
         if elements > MOST_ELEMENTS and not self._has_large_counts:
             return False
-        return not call.module.on_device or self._takes_device_memory()
+        if not call.module.on_device:
+            return True
+        if self._works_on_device is None and not asynchronous:
+            wait_for_ranks(self._comm, self._progress)
+            self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
+        return bool(self._works_on_device) and not asynchronous
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
         """Return an executable that runs a collective any number of times. `can_run(call)` must be true.
@@ -143,13 +153,13 @@ class MpiCollectives:
         """
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
-        if on_all_ranks and call.operation in self._persistent:
+        if on_all_ranks and call.operation in self._persistent and not mpi.module.on_device:
             wait_for_ranks(self._comm, self._progress)
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
-        non_blocking = mpi.surround(partial(self._complete, start))
         bound = MpiExecutable(mpi.surround(blocking))
-        bound.blocking, bound.non_blocking = mpi.surround(blocking), non_blocking
+        bound.blocking = mpi.surround(partial(self._progress.call, blocking))
+        bound.non_blocking = bound.blocking if mpi.module.on_device else mpi.surround(partial(self._complete, start))
         bound.request, bound.memories = request, mpi.memories
         self._set_form(bound)
         self._bound.add(bound)
@@ -158,10 +168,10 @@ class MpiCollectives:
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
         mpi = self._translate(call)
-        if self._uses_non_blocking:
+        if self._uses_non_blocking and not mpi.module.on_device:
             mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
         else:
-            self._progress.call(mpi.surround(self._bind_blocking(mpi)))
+            mpi.surround(partial(self._progress.call, self._bind_blocking(mpi)))()
 
     def start(self, call: CollectiveCall) -> NonBlockingCollective:
         """Start a collective and return at once; `can_run(call)` must be true."""
@@ -191,7 +201,7 @@ class MpiCollectives:
         if self._uses_non_blocking or (self._expects_plans and bound.request is not None):
             bound.replace_function(bound.non_blocking)
         elif self._expects_plans:
-            bound.replace_function(partial(self._progress.call, bound.blocking))
+            bound.replace_function(bound.blocking)
 
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""
@@ -203,7 +213,7 @@ class MpiCollectives:
 
     def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
         """Return a call that runs the collective in its blocking form; runs nothing itself."""
-        return partial(getattr(self._comm, mpi.method), *mpi.arguments)
+        return mpi.module.bind_device(partial(getattr(self._comm, mpi.method), *mpi.arguments))
 
     def _bind_non_blocking(self, mpi: _MpiCall) -> Callable[[], MPI.Request]:
         """Return a call that starts the collective and returns its MPI request; starts nothing itself."""
@@ -232,7 +242,7 @@ class MpiCollectives:
         op = get_op(call.dtype, call.reduction.name) if call.operation.reduces else None
         arguments = order_arguments(call.operation, specify(source), specify(result), op, call.root, in_place)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
-        return _MpiCall(METHODS[call.operation], arguments, prologue, epilogue, memories)
+        return _MpiCall(METHODS[call.operation], arguments, prologue, epilogue, memories, module)
 
 
 def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:
