@@ -59,8 +59,7 @@ def message_calls(
 ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
     """Yield (call, request) for each call of a program; a call that waits has its MPI request, others have None.
 
-    If `persistent`, the generator creates persistent requests, which its calls start; otherwise it posts each message.
-    If `pinned`, messages are copied through pinned host memory.
+    Messages are posted, or sent by persistent requests that the calls start; if `pinned`, through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -71,10 +70,9 @@ def message_calls(
             case Receive(peer, place) | Send(peer, place):
                 view, sends = space.own_view(place), isinstance(step, Send)
                 host = staging.take(place.count * space.itemsize) if staging else None
-                if sends and host is not None and place.count:
+                if copies := sends and host is not None and place.count > 0:
                     yield module.bind_copy_to_host(host, view), None
-                    queued = module.on_device
-                if queued:
+                if queued or copies:
                     yield module.synchronize, None
                     queued = False
                 message = module.as_bytes(view) if host is None else host
