@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan import Machine
-from hpccoll.plan.simulation import MachineError, build_machine
+from hpccoll.plan import Link, Machine
+from hpccoll.records import explain_validation_error
+from hpccoll.units import GB
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MAX_CHARACTERS = 2**20
+# Values outside the limits of these types are mistakes, or would overflow.
+Name: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
+Microseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
+
+
+class MachineError(UsageError):
+    """Raised if a key in the description of a machine is missing, unknown, of the wrong type or out of range."""
+
+
+class LinkTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of the tables [within] and [between] of a TOML file; `overhead_us` is `alpha_us` by default."""
+
+    alpha_us: Microseconds
+    bandwidth_GBps: Bandwidth  # noqa: N815
+    overhead_us: float | None = None
+
+    def make_link(self, where: str) -> Link:
+        """Return the link that this table describes; raise MachineError, which names `where`, for a wrong overhead."""
+        overhead = self.alpha_us if self.overhead_us is None else self.overhead_us
+        if not 0 <= overhead <= self.alpha_us:
+            raise MachineError(f"{where}: need 0 <= overhead_us <= alpha_us; found {overhead:g} and {self.alpha_us:g}")
+        return Link(self.alpha_us * 1e-6, 1 / (self.bandwidth_GBps * GB), overhead * 1e-6)
+
+
+class MachineFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a TOML file that describes a machine model; without `reduce_GBps`, reductions cost nothing."""
+
+    name: Name
+    ranks_per_node: Annotated[int, Meta(ge=1, le=2**20)]
+    within: LinkTable
+    between: LinkTable
+    nics_per_node: Annotated[int, Meta(ge=1)] = 1
+    reduce_GBps: Bandwidth | None = None  # noqa: N815
+    sources: tuple[Name, ...] = ()
+    call_us: Microseconds = 0.0
 
 
 def list_machines() -> list[str]:
@@ -49,7 +91,7 @@ def load_machine(name: str) -> Machine:
 def parse_machine(text: str, source: str) -> Machine:
     """Return the machine model that a TOML string describes.
 
-    `source` is the name of the file or machine model for error messages. `build_machine` documents the valid keys.
+    `source` is the name of the file or machine model for error messages. `MachineFile` documents the valid keys.
 
     Raises:
         MachineError: `text` is not TOML, or does not describe a machine model.
@@ -63,3 +105,22 @@ def parse_machine(text: str, source: str) -> Machine:
     except ValueError as error:  # an integer with more digits than Python converts
         raise MachineError(f"{source}: {error}") from error
     return build_machine(data, source)
+
+
+def build_machine(found: Mapping[str, Any], where: str) -> Machine:
+    """Return the machine model that a parsed TOML file describes; `where` is the file's name for error messages.
+
+    Raises:
+        MachineError: a key is missing, unknown, of the wrong type or out of range; the message names it.
+    """
+    try:
+        file = msgspec.convert(found, MachineFile)
+    except msgspec.ValidationError as error:
+        keys = f"{', '.join(MachineFile.__struct_fields__)}; in a link {', '.join(LinkTable.__struct_fields__)}"
+        raise MachineError(f"{where}: {explain_validation_error(error, found)}; the known keys are {keys}") from error
+    ranks, nics = file.ranks_per_node, file.nics_per_node
+    if nics > ranks:
+        raise MachineError(f"{where}: nics_per_node = {nics} is more than ranks_per_node = {ranks}; give each one NIC")
+    within, between = (getattr(file, name).make_link(f"{where}, [{name}]") for name in ("within", "between"))
+    gamma = 1 / (file.reduce_GBps * GB) if file.reduce_GBps else 0.0
+    return Machine(file.name, ranks, within, between, nics, gamma, file.sources, file.call_us * 1e-6)

@@ -27,36 +27,14 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, SimulatedPlanRecord
-from hpccoll.records.record import SCHEMA, Record
+from hpccoll.records.record import SCHEMA, Record, explain_validation_error
 from hpccoll.records.run import RunRecord, SlurmJob, Versions
 from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
 
 __all__ = [
-    "FEWEST_FOR_P99",
-    "SCHEMA",
-    "SEND_RECV",
-    "CaseKey",
-    "CollectiveCase",
-    "CollectiveRecord",
-    "DemoRecord",
-    "FaultEntry",
-    "FindingRecord",
-    "LabRecord",
-    "PreflightNodeRecord",
-    "PreflightPairRecord",
-    "PreflightSummaryRecord",
-    "ProvenPlanRecord",
-    "Record",
-    "RunRecord",
-    "ScalingPoint",
-    "ScalingRecord",
-    "SimulatedPlanRecord",
-    "SlurmJob",
-    "Staging",
-    "StopReason",
-    "TimeSummary",
-    "TrainStepRecord",
-    "TrainSummaryRecord",
-    "Versions",
-    "make_json_schema",
-]
+    "FEWEST_FOR_P99", "SCHEMA", "SEND_RECV", "CaseKey", "CollectiveCase", "CollectiveRecord", "DemoRecord",
+    "FaultEntry", "FindingRecord", "LabRecord", "PreflightNodeRecord", "PreflightPairRecord",
+    "PreflightSummaryRecord", "ProvenPlanRecord", "Record", "RunRecord", "ScalingPoint", "ScalingRecord",
+    "SimulatedPlanRecord", "SlurmJob", "Staging", "StopReason", "TimeSummary", "TrainStepRecord",
+    "TrainSummaryRecord", "Versions", "explain_validation_error", "make_json_schema",
+]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,8 +16,6 @@ SCHEMA = "hpccoll/1"
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]  # a time, a rate or a ratio
-
-RecordT = TypeVar("RecordT", bound="Record")
 
 
 def about(description: str) -> Meta:
@@ -45,14 +43,15 @@ class Record(Struct, frozen=True):
         try:
             return msgspec.convert(line, cls)
         except msgspec.ValidationError as error:
+            reason = explain_validation_error(error, line)
             raise UsageError(
-                f"{location}: record of kind {cls.kind}: {_explain_error(error, line)}; correct or remove the line "
-                "(`hpccoll schema` prints the valid fields), and measure again what is missing"
+                f"{location}: record of kind {cls.kind}: {reason}; correct or remove the line (`hpccoll schema` prints "
+                "the valid fields), and measure again what is missing"
             ) from error
 
 
-def _explain_error(error: msgspec.ValidationError, line: Mapping[str, Any]) -> str:
-    """Return an error message with the field's path, its value (which msgspec leaves out) and the reason."""
+def explain_validation_error(error: msgspec.ValidationError, line: Mapping[str, Any]) -> str:
+    """Return an error message with the path of the wrong field, its value (which msgspec omits) and the reason."""
     reason, _, path = str(error).partition(" - at `$.")
     path = path.rstrip("`")
     value: Any = line

@@ -8,12 +8,11 @@ explain a simulation, and `bounds` gives lower bounds on the time of plans of me
 from hpccoll.plan.simulation.bounds import Bounds, compute_bounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.critical_path import CriticalPath, MessageWait
-from hpccoll.plan.simulation.machine import Link, Machine, MachineError, build_machine
+from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.simulator import Simulation, simulate
 from hpccoll.plan.simulation.timeline import Slice, Timeline, build_round_timeline, build_simulated_timeline
 
 __all__ = [
-    "Bounds", "ChunkBytes", "CriticalPath", "Link", "Machine", "MachineError", "MessageWait",
-    "Simulation", "Slice", "Timeline", "build_machine", "build_round_timeline", "build_simulated_timeline",
-    "compute_bounds", "simulate",
+    "Bounds", "ChunkBytes", "CriticalPath", "Link", "Machine", "MessageWait", "Simulation", "Slice", "Timeline",
+    "build_round_timeline", "build_simulated_timeline", "compute_bounds", "simulate",
 ]  # fmt: skip

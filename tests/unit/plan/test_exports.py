@@ -13,7 +13,7 @@ VOCABULARY = """
 EXPORTS = {
     "hpccoll.plan": VOCABULARY,
     "hpccoll.plan.proof": "Proof check SendAction RecvAction check_program flatten_plan",
-    "hpccoll.plan.simulation": "Machine Link MachineError build_machine simulate Simulation compute_bounds Timeline",
+    "hpccoll.plan.simulation": "Machine Link simulate Simulation compute_bounds Timeline",
 }
 
 
