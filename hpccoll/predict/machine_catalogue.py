@@ -28,7 +28,7 @@ class MachineError(UsageError):
     """Raised if a key in the description of a machine is missing, unknown, of the wrong type or out of range."""
 
 
-class LinkTable(Struct, frozen=True, forbid_unknown_fields=True):
+class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the tables [within] and [between] of a TOML file; `overhead_us` is `alpha_us` by default."""
 
     alpha_us: Microseconds
@@ -43,13 +43,13 @@ class LinkTable(Struct, frozen=True, forbid_unknown_fields=True):
         return Link(self.alpha_us * 1e-6, 1 / (self.bandwidth_GBps * GB), overhead * 1e-6)
 
 
-class MachineFile(Struct, frozen=True, forbid_unknown_fields=True):
+class MachineDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a TOML file that describes a machine model; without `reduce_GBps`, reductions cost nothing."""
 
     name: Name
     ranks_per_node: Annotated[int, Meta(ge=1, le=2**20)]
-    within: LinkTable
-    between: LinkTable
+    within: LinkDescription
+    between: LinkDescription
     nics_per_node: Annotated[int, Meta(ge=1)] = 1
     reduce_GBps: Bandwidth | None = None  # noqa: N815
     sources: tuple[Name, ...] = ()
@@ -91,7 +91,7 @@ def load_machine(name: str) -> Machine:
 def parse_machine(text: str, source: str) -> Machine:
     """Return the machine model that a TOML string describes.
 
-    `source` is the name of the file or machine model for error messages. `MachineFile` documents the valid keys.
+    `source` is the name of the file or machine model for error messages. `MachineDescription` documents the valid keys.
 
     Raises:
         MachineError: `text` is not TOML, or does not describe a machine model.
@@ -114,9 +114,9 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
         MachineError: a key is missing, unknown, of the wrong type or out of range; the message names it.
     """
     try:
-        file = msgspec.convert(found, MachineFile)
+        file = msgspec.convert(found, MachineDescription)
     except msgspec.ValidationError as error:
-        keys = f"{', '.join(MachineFile.__struct_fields__)}; in a link {', '.join(LinkTable.__struct_fields__)}"
+        keys = f"{', '.join(MachineDescription.__struct_fields__)}; in a link {', '.join(LinkDescription.__struct_fields__)}"
         raise MachineError(f"{where}: {explain_validation_error(error, found)}; the known keys are {keys}") from error
     ranks, nics = file.ranks_per_node, file.nics_per_node
     if nics > ranks:
