@@ -116,7 +116,8 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     try:
         file = msgspec.convert(found, MachineDescription)
     except msgspec.ValidationError as error:
-        keys = f"{', '.join(MachineDescription.__struct_fields__)}; in a link {', '.join(LinkDescription.__struct_fields__)}"
+        of_machine, of_link = (", ".join(kind.__struct_fields__) for kind in (MachineDescription, LinkDescription))
+        keys = f"{of_machine}; in a link {of_link}"
         raise MachineError(f"{where}: {explain_validation_error(error, found)}; the known keys are {keys}") from error
     ranks, nics = file.ranks_per_node, file.nics_per_node
     if nics > ranks:
