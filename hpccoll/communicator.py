@@ -22,8 +22,6 @@ from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import ArrayModule, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.cuda.device import device_empty
-from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.messages.point_to_point import PointToPoint
@@ -58,7 +56,7 @@ class Communicator:
         self._comm, self._message_comm = comm, comm.Dup()
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self._engine = Engine(comm, is_mpi_cuda_aware)
+        self._engine = Engine(comm, _takes_device_memory)
         self.local_rank = self._engine.node.ranks.index(comm.rank)
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
         self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
@@ -225,6 +223,8 @@ class Communicator:
 
     def cupy_empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
         """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
+        from hpccoll.runtime.cuda.device import device_empty
+
         self._require_open()
         return device_empty(self._engine.node, shape, dtype)
 
@@ -237,6 +237,8 @@ class Communicator:
         name = str(dtype).removeprefix("torch.")
         if kind != "cuda":
             return as_torch_tensor(self.empty(shape, name))
+        from hpccoll.runtime.cuda.device import device_empty
+
         self._require_open()
         return as_torch_tensor(device_empty(self._engine.node, shape, name, int(index) if index else None))
 
@@ -302,6 +304,13 @@ class Communicator:
             memory = self._engine.buffer_kind(call).value
             compared.update(root=call.root, algorithm=name, call=form, memory=memory)
         return call
+
+
+def _takes_device_memory() -> bool:
+    """Whether MPI accepts device memory; the first call on a host with a GPU starts probe processes."""
+    from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
+
+    return is_mpi_cuda_aware()
 
 
 def _release(engine: Engine) -> None:

@@ -113,6 +113,8 @@ def algorithm(
     """
 
     def register(make: Make) -> Make:
+        if not make.__module__.startswith("hpccoll.algorithms."):
+            _register_built_in()  # otherwise a built-in algorithm of this name would later replace the user's
         _REGISTERED[operation, name] = make_algorithm(
             operation, name, make, cost, period, uses_shared_memory=uses_shared_memory
         )
@@ -135,14 +137,44 @@ def make_algorithm(
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
+@cache
+def _register_built_in() -> None:
+    """Import the files of the package, which registers their algorithms."""
+    from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms
+        barriers,
+        bine,
+        binomial_tree,
+        bruck,
+        chain,
+        circulant,
+        direct,
+        double_tree,
+        dual_root,
+        hierarchical,
+        hierarchical_all_to_all,
+        hybrid_blocks,
+        hybrid_slices,
+        neighbor_exchange,
+        pairwise,
+        pat,
+        recursive_doubling,
+        ring,
+        scatter_all_gather,
+        shared_memory,
+        swing,
+    )
+
+
 def list_algorithms() -> list[Algorithm]:
     """Return all registered algorithms, sorted by operation and name."""
+    _register_built_in()
     return [_REGISTERED[key] for key in sorted(_REGISTERED, key=lambda key: (key[0].value, key[1]))]
 
 
 @cache
 def get_algorithm(operation: Operation, name: str) -> Algorithm:
     """Return a registered algorithm, or raise UnknownNameError, which lists the operation's algorithms."""
+    _register_built_in()
     known = _REGISTERED.get((operation, name))
     if known is None:
         raise UnknownNameError(f"algorithm for {operation.value}", name, list_algorithm_names(operation))
@@ -151,4 +183,5 @@ def get_algorithm(operation: Operation, name: str) -> Algorithm:
 
 def list_algorithm_names(operation: Operation) -> list[str]:
     """Return the names of an operation's registered algorithms, sorted."""
+    _register_built_in()
     return [name for registered, name in sorted(_REGISTERED, key=str) if registered is operation]

@@ -9,6 +9,9 @@ Binding a plan means to create, for given arrays, the functions that each run th
 persistent MPI request). A message plan runs unbound at its first call on given arrays. A repeated call binds the plan
 and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
 first call. Asynchronous calls and calls with a `premul_sum` factor are never cached.
+
+The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
+many ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,20 +31,20 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
-from hpccoll.runtime.cuda.executable import DeviceExecutable
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 from hpccoll.runtime.job import detect_layout, get_mpi_library
-from hpccoll.runtime.lowering import Program, lower_plan
-from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import InFlight, get_progress
-from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import load_tuning_table
+
+if TYPE_CHECKING:
+    from hpccoll.runtime.hierarchical.executable import PipelineExecutable
+    from hpccoll.runtime.lowering import Program
+    from hpccoll.runtime.messages.executable import MessageExecutable
 
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
@@ -125,8 +128,12 @@ class Engine:
         """Begin a plan of messages with MPI tag `tag`, or a shared-memory plan as a pipeline of segments."""
         executable: MessageExecutable | PipelineExecutable
         if selection.algorithm is None or not selection.algorithm.uses_shared_memory:
+            from hpccoll.runtime.messages.executable import MessageExecutable
+
             executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
         else:
+            from hpccoll.runtime.hierarchical.executable import PipelineExecutable
+
             self._require_shared_memory(selection.algorithm)
             executable = PipelineExecutable(self._context, call, selection, ScratchPool())
         self.node.symmetric.free_with(executable, call.source, call.result)
@@ -155,6 +162,8 @@ class Engine:
         if selection.algorithm is None:
             executable = self.library.bind(call, on_all_ranks=on_all_ranks)
         else:
+            from hpccoll.runtime.messages.executable import MessageExecutable
+
             executable = self._make_executable(call, selection)
             if isinstance(executable, MessageExecutable):
                 executable.bind()
@@ -236,12 +245,21 @@ class Engine:
         if algorithm is None:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
+            from hpccoll.runtime.messages.executable import MessageExecutable
+
             return MessageExecutable(context, call, selection, scratch)
         self._require_shared_memory(algorithm)
         if self._is_two_level(algorithm):
+            from hpccoll.runtime.hierarchical.executable import PipelineExecutable
+
             return PipelineExecutable(context, call, selection, scratch)
-        kind = DeviceExecutable if call.module.on_device else SharedMemoryExecutable
-        return kind(context, call, selection, scratch)
+        if call.module.on_device:
+            from hpccoll.runtime.cuda.executable import DeviceExecutable
+
+            return DeviceExecutable(context, call, selection, scratch)
+        from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
+
+        return SharedMemoryExecutable(context, call, selection, scratch)
 
     def _lower(
         self,
@@ -256,6 +274,8 @@ class Engine:
         sizes: tuple[int, ...] | None,
     ) -> Program:
         """Lower an algorithm's plan to this rank's program; `Context` describes the arguments."""
+        from hpccoll.runtime.lowering import lower_plan
+
         return lower_plan(
             algorithm.plan(self.size, root, chunks, self.nodes),
             self.rank,

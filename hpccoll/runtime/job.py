@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -142,6 +140,8 @@ def collect_versions() -> dict[str, str | None]:
 
 def _find_version(names: tuple[str, ...]) -> str | None:
     """Return the version of the first installed package of `names`, with its name if `names` has several."""
+    from importlib import metadata
+
     for name in names:
         try:
             version = metadata.version(name)
@@ -191,6 +191,8 @@ def _find_leader(host_comm: MPI.Comm, rank: int, environ: Mapping[str, str]) -> 
 
 def find_commit() -> str | None:
     """Return the git commit of the running source, with `+` if files are modified; None outside a git checkout."""
+    import subprocess
+
     git = ["git", "-C", str(Path(__file__).parents[1])]
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]

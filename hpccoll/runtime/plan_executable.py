@@ -10,13 +10,14 @@ from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
-from hpccoll.runtime.lowering import Program
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import Selection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hpccoll.runtime.lowering import Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ An unusable table file causes a warning, not an error.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import re
@@ -64,9 +62,11 @@ def _read_processor_name() -> str:
 
 def default_table_path(site: TuningSite) -> Path:
     """Return the path in the user's data directory for the table of `site`; the file need not exist."""
+    from hashlib import blake2b
+
     from platformdirs import user_data_path
 
-    digest = hashlib.blake2b(f"{site.mpi}\n{site.host}\n{site.layout}".encode(), digest_size=4).hexdigest()
+    digest = blake2b(f"{site.mpi}\n{site.host}\n{site.layout}".encode(), digest_size=4).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.+]+", "-", f"{site.mpi} {site.layout}").strip("-")
     return user_data_path("hpccoll", appauthor=False) / "tuning" / f"{readable}-{digest}.json"
 
@@ -85,6 +85,8 @@ def read_table(path: Path) -> TuningTable:
     Raises:
         UsageError: the file does not exist, cannot be read, or does not hold a table.
     """
+    import json
+
     try:
         return TuningTable.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -123,6 +125,8 @@ def write_table(path: Path, table: TuningTable) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    import json
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

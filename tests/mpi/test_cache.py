@@ -14,7 +14,7 @@ import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import call_cache, engine
+from hpccoll.runtime import call_cache, engine, lowering
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.messages import executable as execute
 
@@ -61,7 +61,7 @@ def test_what_was_bound_is_what_runs(hpc, monkeypatch):
     for _ in range(2):
         reduce(hpc, x)
     monkeypatch.setattr(execute, "message_calls", None)
-    monkeypatch.setattr(engine, "lower_plan", None)
+    monkeypatch.setattr(lowering, "lower_plan", None)
     for _ in range(3):
         reduce(hpc, x)
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import hpccoll.algorithms
+import hpccoll.plan
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hpccoll").rglob("*.py"))
 
@@ -75,6 +78,12 @@ DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
 DRIVES_DEVICES = {"runtime", "peers"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
+NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks
+    *("cupy", "importlib.metadata", "msgspec", "psutil", "subprocess", "torch"),
+    *(f"hpccoll.plan.{name}" for name in ("drawing", "interchange", "proof", "serial_replay", "simulation")),
+    *(f"hpccoll.runtime.{name}" for name in ("command", "cuda", "hierarchical", "lowering", "shared_memory")),
+    *("hpccoll.algorithms.ring", "hpccoll.records", "hpccoll.runtime.messages.executable"),
+}
 MOST_LINES_OF_FILE = 420
 MOST_LINES_OF_FUNCTION = 39
 
@@ -317,3 +326,19 @@ def test_plans_load_without_mpi_or_devices(module):
     code = f"import sys, {module}; print(*sorted({DEVICES!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.split() == []
+
+
+def test_a_communicator_loads_no_more_than_it_needs():
+    code = "import sys, hpccoll; hpccoll.Communicator(); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(run.stdout.split())
+    assert "hpccoll.runtime.engine" in loaded
+    assert loaded & NOT_FOR_A_COMMUNICATOR == set()
+
+
+def test_every_name_that_a_package_exports_can_be_imported():
+    """Some names are imported at their first use: `check` of `hpccoll.plan`, for example."""
+    for package in (hpccoll, hpccoll.plan, hpccoll.algorithms):
+        assert [name for name in package.__all__ if not hasattr(package, name)] == []
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = package.nothing

@@ -8,7 +8,6 @@ have a barrier and slots of their own, so that they run beside blocking plans.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
@@ -134,4 +133,6 @@ class NodeMemory:
 
 def fingerprint_of(facts: Sequence[object]) -> int:
     """Return a hash of the arguments of a collective that is the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT
+    from hashlib import blake2b
+
+    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT

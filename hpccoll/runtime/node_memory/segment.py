@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
@@ -110,6 +106,8 @@ def _map(nbytes: int, path: str, device: int, inode: int, *, own: int | None) ->
 def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
     """Return the descriptor of a new memfd and an empty path; if `reserve` is true, allocate all pages."""
     if reserve:
+        import psutil
+
         _require(nbytes, psutil.virtual_memory().available, "memory", "ask for smaller buffers, or for more memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
     try:
@@ -124,12 +122,14 @@ def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
 
 def _create_file(directory: Path, nbytes: int) -> tuple[int, str]:
     """Return the descriptor and path of a new file in `directory`, with all pages allocated."""
+    from shutil import disk_usage
+
     remedy = (
         f"enlarge it (mount -o remount,size=... {directory}; docker run --shm-size=...), or name a directory on "
         f"another memory file system in {DIRECTORY}"
     )
-    _require(nbytes, shutil.disk_usage(directory).free, str(directory), remedy)
-    path = directory / f"hpccoll-{os.getpid()}-{secrets.token_hex(8)}"
+    _require(nbytes, disk_usage(directory).free, str(directory), remedy)
+    path = directory / f"hpccoll-{os.getpid()}-{os.urandom(8).hex()}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         # Without allocation, the first access to a page beyond the file system's limit would kill the process.
@@ -154,7 +154,11 @@ def _require(nbytes: int, free: int, where: str, remedy: str) -> None:
 def _shared_directory(given: str | None) -> Path:
     """Return the directory for segment files: `given`, or /dev/shm if it exists, or that of temporary files."""
     memory = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
-    return Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
+    if given or memory.is_dir():
+        return Path(given) if given else memory
+    from tempfile import gettempdir
+
+    return Path(gettempdir())
 
 
 def words(segment: Any, count: int, start: int = 0) -> memoryview:

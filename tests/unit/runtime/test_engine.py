@@ -13,10 +13,12 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
+from hpccoll.runtime import lowering
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import NUMPY, NumPyModule, ScratchPool, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
 from hpccoll.runtime.hierarchical.executable import PipelineExecutable
+from hpccoll.runtime.messages import executable
 from hpccoll.runtime.node_memory import node
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import BufferKind, Selection, choose_chunk_count
@@ -203,7 +205,7 @@ def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(eng
 
 
 def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
-    made = recorded(monkeypatch, module, "MessageExecutable")
+    made = recorded(monkeypatch, executable, "MessageExecutable")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
     [(_, _, _, scratch, tag)] = made
     assert tag == FIRST_ASYNC_TAG
@@ -292,7 +294,7 @@ def test_only_prepared_collectives_may_become_persistent(engine, monkeypatch):
 
 
 def test_plans_are_lowered_once_for_the_same_arguments(engine, monkeypatch):
-    lowered = recorded(monkeypatch, module, "lower_plan")
+    lowered = recorded(monkeypatch, lowering, "lower_plan")
     for count in (3, 3, 4, 4):
         engine.run(request(np.ones(count), algorithm="ring"))
     assert [arguments[2] for arguments in lowered] == [3, 4]

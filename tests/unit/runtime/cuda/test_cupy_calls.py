@@ -127,7 +127,7 @@ def test_torch_buffers_are_on_the_device_that_is_named(comm, monkeypatch):
         named.append(device)
         return np.zeros(shape, dtype)
 
-    monkeypatch.setattr(communicator, "device_empty", empty)
+    monkeypatch.setattr("hpccoll.runtime.cuda.device.device_empty", empty)
     with communicator.Communicator(comm) as hpc:
         for device in ("cuda", "cuda:1", torch.device("cuda:0")):
             assert hpc.torch_empty(3, torch.float64, device=device).dtype is torch.float64
