@@ -206,7 +206,7 @@ class Communicator:
         group.Free()
         return communicator
 
-    def empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
         Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
@@ -221,7 +221,7 @@ class Communicator:
         self._require_open()
         return self._engine.node.symmetric.empty(shape, dtype)
 
-    def cupy_empty(self, shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
+    def cupy_empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
         """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
         from hpccoll.runtime.cuda.device import device_empty
 

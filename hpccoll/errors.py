@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 
 class HpccollError(Exception):
     """Base class of all exceptions of hpccoll."""
@@ -16,10 +18,12 @@ class UsageError(HpccollError, ValueError):
 
 
 class UnknownNameError(UsageError):
-    """The name of an algorithm, dtype or similar is unknown; the message lists the valid names."""
+    """The name of an algorithm, dtype or similar is unknown; the message lists similar names, then all valid names."""
 
     def __init__(self, what: str, name: str, valid: list[str]) -> None:
-        super().__init__(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(valid))}")
+        similar = get_close_matches(name, valid, n=2)
+        hint = f"did you mean {' or '.join(similar)}? " if similar else ""
+        super().__init__(f"unknown {what} {name!r}; {hint}choose one of: {', '.join(sorted(valid))}")
 
 
 class BufferError(UsageError):

@@ -29,19 +29,25 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def parse_range(text: str) -> range:
-    """Return the rank counts in a string such as `8` or `1:128`, last included; raise UsageError for another string."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is not a range of ranks; write one number or FIRST:LAST, such as 2:128")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if not 1 <= first <= last:
-        raise UsageError(f"range of ranks {text!r} is empty or starts below 1; need 1 <= FIRST <= LAST")
-    return range(first, last + 1)
+def parse_ranks(text: str) -> list[int]:
+    """Return the rank counts in a string such as `8`, `1:128` (last included) or `1,2,4:6`, ascending, each once.
+
+    Raises UsageError for another string.
+    """
+    counts: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", part.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not a list of rank counts; write numbers or FIRST:LAST, such as 1,2,4:128")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last:
+            raise UsageError(f"range of ranks {part!r} is empty or starts below 1; need 1 <= FIRST <= LAST")
+        counts.update(range(first, last + 1))
+    return sorted(counts)
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return sizes from `smallest` to `largest`, each `factor` times the previous; 0 is followed by `factor`.
+    """Return sizes from `smallest`, each `factor` times the previous, then `largest`; 0 is followed by `factor`.
 
     Raises UsageError if the range is empty or `factor` is below 2.
     """
@@ -53,7 +59,7 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
     sizes = [smallest]
     while max(sizes[-1], 1) * factor <= largest:
         sizes.append(max(sizes[-1], 1) * factor)
-    return sizes
+    return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
 def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:

@@ -65,7 +65,7 @@ class BenchOptions:
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
-@click.option("-n", "--iterations", type=click.IntRange(1), help="Iterations per row; default: as many as needed.")
+@click.option("-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default: 45 for all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")

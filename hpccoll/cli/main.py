@@ -90,7 +90,7 @@ def hpccoll() -> None:
       mpirun -n 4 hpccoll bench all_reduce
 
     Exit status: 0 success; 1 a result was wrong or a comparison regressed; 2 usage; 3 something that was asked for is
-    not available here; 4 the communication failed.
+    not available here; 4 the communication failed; 130 interrupted; 141 the reader of standard output closed the pipe.
     """  # noqa: D301 - \b is click's, and keeps the lines apart
 
 

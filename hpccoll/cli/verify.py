@@ -24,7 +24,7 @@ from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan import Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
-from hpccoll.units import parse_range
+from hpccoll.units import parse_ranks
 
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
@@ -203,7 +203,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
-@click.option("--ranks", default="1:32", show_default=True, metavar="N|FIRST:LAST", help="Rank counts to prove.")
+@click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
 @click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
 def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
@@ -212,7 +212,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
     is your own algorithm. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
     3 and 8 chunks, and for uneven layouts of ranks on nodes.
     """
-    algorithms, counts = resolve_algorithms(names), parse_range(ranks)
+    algorithms, counts = resolve_algorithms(names), parse_ranks(ranks)
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []

@@ -24,6 +24,9 @@ Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
 
 
+_NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
+
+
 class Operation(Enum):
     """The collective operations, named as in torch.distributed."""
 
@@ -39,9 +42,14 @@ class Operation(Enum):
 
     @classmethod
     def from_name(cls, name: str) -> Operation:
-        """Return the operation called `name`; raise UnknownNameError, which lists the valid names, if there is none."""
+        """Return the operation called `name`, also by MPI's or nccl-tests' name, such as `allreduce` or `bcast`.
+
+        Raises:
+            UnknownNameError: there is no such operation; lists the valid names.
+        """
+        plain = name.lower().replace("_", "").removesuffix("block")
         for operation in cls:
-            if operation.value == name:
+            if operation.value.replace("_", "") == _NAMES_ELSEWHERE.get(plain, plain):
                 return operation
         raise UnknownNameError("operation", name, [operation.value for operation in cls])
 

@@ -34,14 +34,32 @@ def _table() -> dict[str, DType]:
 
 
 DTYPES = _table()
+_NAMES_ELSEWHERE = {"half": "float16", "float": "float32", "double": "float64"}
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
 
 
-def get_dtype(name: str) -> DType:
-    """Return an element type by name, or raise UnknownNameError with the valid names."""
+def get_dtype(given: Any) -> DType:
+    """Return an element type for a name, a NumPy dtype or scalar type, or a torch dtype.
+
+    Names are NumPy's, and nccl-tests' `half`, `float` and `double`.
+
+    Raises:
+        UnknownNameError: there is no such element type; lists the valid names.
+    """
+    name = _NAMES_ELSEWHERE.get(given, given) if isinstance(given, str) else _get_name(given)
     if name not in DTYPES:
         raise UnknownNameError("dtype", name, list(DTYPES))
     return DTYPES[name]
+
+
+def _get_name(given: Any) -> str:
+    """Return the name of a NumPy dtype, a scalar type (Python's `float` is float64) or a torch dtype."""
+    if str(given).startswith("torch."):
+        return str(given).removeprefix("torch.")
+    try:
+        return str(np.dtype(given).name)
+    except TypeError:
+        return str(given)
 
 
 def dtype_from_numpy(numpy: np.dtype[Any]) -> DType:

@@ -95,7 +95,7 @@ class SymmetricBuffers:
         self._made = 0
         self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
-    def empty(self, shape: int | tuple[int, ...], dtype: str) -> NDArray[Any]:
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return this rank's array of a new symmetric buffer, uninitialised; collective.
 
         Raises:
@@ -112,7 +112,7 @@ class SymmetricBuffers:
         self.register(own, flat.__array_interface__["data"][0], nbytes, peers)
         return np.asarray(flat.view(element.numpy).reshape(extents))
 
-    def agree_on(self, shape: int | tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], DType]:
+    def agree_on(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], DType]:
         """Return the shape and element type if all ranks passed the same; otherwise raise an error. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:

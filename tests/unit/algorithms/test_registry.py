@@ -109,8 +109,25 @@ def test_plans_that_cannot_be(ranks, root, chunks):
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(UnknownNameError, match="choose one of: bine, chain, double_tree, dual_root, hierarchical, "):
         get_algorithm(Operation.ALL_REDUCE, "rings")
-    with pytest.raises(UnknownNameError, match="unknown operation 'allreduce'; choose one of: all_gather, all_reduce"):
-        Operation.from_name("allreduce")
+    with pytest.raises(
+        UnknownNameError, match=r"'allreduc'; did you mean all_reduce.*\? choose one of: all"
+    ):
+        Operation.from_name("allreduc")
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("allreduce", Operation.ALL_REDUCE),
+        ("Allreduce", Operation.ALL_REDUCE),
+        ("bcast", Operation.BROADCAST),
+        ("reduce_scatter_block", Operation.REDUCE_SCATTER),
+        ("alltoall", Operation.ALL_TO_ALL),
+        ("barrier", Operation.BARRIER),
+    ],
+)
+def test_operations_are_found_by_their_names_in_mpi_and_nccl_tests(name, operation):
+    assert Operation.from_name(name) is operation
 
 
 def test_an_algorithm_of_ones_own_needs_no_registration():

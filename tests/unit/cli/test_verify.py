@@ -145,11 +145,14 @@ def test_records_to_standard_output_come_alone():
     ("arguments", "message"),
     [
         (["rings"], "unknown operation 'rings'; choose one of: all_gather, all_reduce"),
-        (["all_reduce/rings"], "unknown algorithm for all_reduce 'rings'; choose one of: bine"),
+        (
+            ["all_reduce/rings"],
+            "algorithm for all_reduce 'rings'; did you mean ring or swing? choose one of: bine",
+        ),
         (["/ring"], "unknown operation ''"),
         (["--ranks", "9:2"], "range of ranks '9:2' is empty"),
         (["--ranks", "0:2"], "starts below 1"),
-        (["--ranks", "some"], "'some' is not a range of ranks"),
+        (["--ranks", "some"], "'some' is not a list of rank counts"),
         (["--json", "/nowhere/x.jsonl"], "--json /nowhere/x.jsonl: cannot write this file (No such file or directory)"),
         (["--rank", "4"], "No such option"),
     ],

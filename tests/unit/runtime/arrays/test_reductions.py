@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,10 +41,12 @@ def test_a_reduction_is_defined_or_refused_with_a_remedy(name, op):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"unknown reduction 'average'; choose one of: avg, band"):
+    with pytest.raises(UnknownNameError, match=r"'average'; did you mean avg\? choose one of: avg, band"):
         Reduction.parse("average")
-    with pytest.raises(UnknownNameError, match=r"unknown dtype 'float8'; choose one of: bfloat16"):
+    with pytest.raises(UnknownNameError, match=r"unknown dtype 'float8'; did you mean float.* choose one of: bfloat16"):
         get_dtype("float8")
+    with pytest.raises(UnknownNameError, match="unknown dtype 'object'"):
+        get_dtype(object)
     with pytest.raises(UnknownNameError, match=r"unknown dtype '<U3'"):
         dtype_from_numpy(np.dtype("<U3"))
 
@@ -148,3 +151,26 @@ def test_scaling_in_place_has_the_bits_of_scaling_elsewhere(name, count):
         NUMPY.bind_scale(elsewhere, x, factor, x.shape)()
         NUMPY.bind_scale(x, x, factor, x.shape)()
         assert x.tobytes() == elsewhere.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("half", "float16"),
+        ("float", "float32"),
+        ("double", "float64"),
+        (float, "float64"),
+        (np.float32, "float32"),
+        (np.dtype("int8"), "int8"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        (bool, "bool"),
+    ],
+)
+def test_element_types_are_found_by_the_names_and_types_of_other_libraries(given, name):
+    assert get_dtype(given) is DTYPES[name]
+
+
+def test_element_types_are_found_by_torchs_types():
+    torch = pytest.importorskip("torch")
+    assert get_dtype(torch.bfloat16) is DTYPES["bfloat16"]
+    assert get_dtype(torch.float) is DTYPES["float32"]
