@@ -109,9 +109,7 @@ def test_plans_that_cannot_be(ranks, root, chunks):
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(UnknownNameError, match="choose one of: bine, chain, double_tree, dual_root, hierarchical, "):
         get_algorithm(Operation.ALL_REDUCE, "rings")
-    with pytest.raises(
-        UnknownNameError, match=r"'allreduc'; did you mean all_reduce.*\? choose one of: all"
-    ):
+    with pytest.raises(UnknownNameError, match=r"'allreduc'; did you mean all_reduce.*\? choose one of: all"):
         Operation.from_name("allreduc")
 
 
