@@ -41,7 +41,7 @@ class Communicator:
     communicator's ranks on its node.
 
     Args:
-        comm: the MPI communicator to duplicate, which is collective; None means MPI.COMM_WORLD.
+        comm: the MPI communicator, which the constructor duplicates (collective); None means MPI.COMM_WORLD.
         adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
 
     Raises:

@@ -26,8 +26,8 @@ USER_MEMORY = (MemoryKind.SOURCE, MemoryKind.RESULT)
 class ChunkSegment:
     """A segment: elements low[c] to high[c] (exclusive) of each of the C chunks; `low` and `high` have shape (C,).
 
-    A segment is small enough for one slot (a buffer in shared memory). Segments are reduced in the order of ranks that
-    whole chunks have, so cutting chunks into segments changes no bit of the result.
+    A segment is small enough for one slot (a buffer in shared memory). A segment is reduced over the ranks in the same
+    order as a whole chunk, so cutting chunks into segments changes no bit of the result.
     """
 
     low: IntArray

@@ -18,8 +18,8 @@ FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
     """Block until every rank of `comm` has called this; the operations in flight advance meanwhile. Collective.
 
-    Call this before blocking MPI calls, which do not advance operations in flight: a rank that came early would block
-    in MPI while another rank still waits for one of these operations.
+    Every rank calls `wait_for_ranks` before a blocking MPI call, in which its operations in flight would stand still
+    although other ranks may wait for them.
     """
     progress.wait_until(comm.Ibarrier().Test)
 

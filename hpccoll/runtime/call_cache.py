@@ -85,7 +85,7 @@ class CallCache:
         return seen
 
     def keep(self, executable: Executable) -> None:
-        """Record a prepared executable, so that `clear` frees it if the user has not."""
+        """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:

@@ -187,7 +187,7 @@ class _PlanWalk:
 
 @dataclass(frozen=True, slots=True)
 class _Phases:
-    """The chunks that a block of transfers moves, in order of phases: parts of a round that write no chunk twice.
+    """The chunks that a block of transfers moves, sorted by phase (a part of a round that writes no chunk twice).
 
     `op`, `out` and `into` have one entry per moved chunk. `bounds` has one tuple per phase: the index of the phase's
     first chunk, the index after its last chunk, the index after the round's last chunk (0 if the phase is not the first

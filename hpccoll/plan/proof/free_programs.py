@@ -1,4 +1,4 @@
-"""The proof of free programs: one list of sends and receives per rank, without the rounds of a plan.
+"""The proof of free programs, which are one list of sends and receives per rank, without the rounds of a plan.
 
 Messages between two ranks arrive in the order in which they were sent. A synchronous send completes when its receive
 starts, a buffered send completes immediately, and a receive completes when its message has arrived. Receives name their

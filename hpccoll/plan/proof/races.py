@@ -5,11 +5,12 @@ In array shapes, n is the number of ranks, C of chunks per rank, and A of access
 In a plan that obeys the following four rules, the values after a round do not depend on the speed of the ranks, and
 equal those of a plan in which loads and stores are messages.
 
-- If two ranks access the same place and one of them writes, a fence in which both ranks take part must separate the
-  accesses. Steps of one rank need no fence, because they run in order.
-- Conflicting accesses need no fence between them if a rank loads from a place that its owner overwrites by a load in
-  the same or a later round, and the next fence of the owner includes the reading rank. The reading rank gets the old
-  contents, because the data of a load becomes visible to other ranks only at the next fence of the loading rank.
+- If two ranks access the same chunk of a rank and one of them writes, a fence in which both ranks take part must
+  separate the accesses. Steps of one rank need no fence, because they run in order.
+- Conflicting accesses need no fence between them if a rank loads from another rank's chunk, the owner overwrites this
+  chunk by a load in the same or a later round, and the owner's next fence includes the reading rank. The reading rank
+  gets the old contents, because the data of a load becomes visible to other ranks only at the next fence of the loading
+  rank.
 - A rank may access another rank's memory only after the first fence of both (the other rank has started by then) and
   before the last fence of both (the other rank has not finished yet).
 - No rank may read data that its own earlier step of the same round wrote, except by a load from itself, which reads the
@@ -99,7 +100,7 @@ class _RaceChecker:
         return _Accesses(*np.divmod(rest, places), access, t)
 
     def add_fence(self, t: int, leader: IntArray) -> None:
-        """Add a fence of round t; raise PlanError for groups of ranks that do not match, or a rank at two fences."""
+        """Add a fence of round t; raise PlanError if a rank's leader has another leader, or a rank is in two fences."""
         members = np.nonzero(leader != NO_PEER)[0]
         alone = members[leader[leader[members]] != leader[members]]
         if len(alone):
@@ -153,7 +154,7 @@ class _RaceChecker:
                 raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
     def check_conflicts(self, shared: _Accesses) -> None:
-        """Raise PlanError if no fence separates accesses of two ranks to one place, at least one of which writes."""
+        """Raise PlanError if no fence separates two ranks' accesses to one chunk, at least one of which writes."""
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]

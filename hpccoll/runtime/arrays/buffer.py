@@ -71,7 +71,7 @@ def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:
     """Return the array module for new memory: NumPy's if `memory` is `host`, CuPy's if it is `cuda`.
 
     If `memory` is `cuda`, device number `local_rank` modulo the number of devices becomes current, also for torch;
-    `local_rank` is this rank's number on its node. Call this function before allocating device memory.
+    `local_rank` is this rank's number on its node. Call `get_array_module` before allocating device memory.
 
     Raises:
         UnavailableError: `memory` is `cuda`, but there is no CUDA device or CuPy is not installed.

@@ -70,7 +70,7 @@ class HalfPrecision:
         return partial(_run_widened, getattr(np, function), left, right, out)
 
     def _get_torch(self) -> Any:
-        """Return torch, None while it is not imported, or False if it must not be used; import it for large arrays."""
+        """Return torch, None until large arrays make importing it worthwhile, or False if torch must not be used."""
         if self._torch is None and ("torch" in sys.modules or self._bound >= WORTH_IMPORTING):
             self._torch = _import_torch() or False
         return self._torch

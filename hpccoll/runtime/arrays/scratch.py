@@ -2,8 +2,8 @@
 
 Blocking operations run one at a time, so they share one array. If an operation needs more elements than the array has,
 a new array of at least double the size replaces the old one. Executables (collectives bound to buffers) keep the old
-array alive, so that their persistent requests stay valid. All arrays together, old and new, take at most twice the
-memory of the newest.
+array alive, so that their persistent requests stay valid. The old scratch arrays and the new one together take at most
+twice the memory of the new one.
 """
 
 from __future__ import annotations

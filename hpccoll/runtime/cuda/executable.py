@@ -91,7 +91,7 @@ class DeviceExecutable(PlanExecutable):
             step()
 
     def _raise_not_symmetric(self, alike: bool | None) -> NoReturn:
-        """Raise MismatchError if `alike` is None (the ranks' calls differ), else UsageError (unsymmetric buffer)."""
+        """Raise MismatchError if `alike` is None (the ranks' calls differ), else UsageError."""
         if alike is None:
             self._context.node.raise_mismatch(self._facts)
         raise UsageError(

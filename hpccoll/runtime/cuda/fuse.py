@@ -35,7 +35,7 @@ class KernelLaunch:
     """One kernel launch: runs the same instructions for each row of a table of addresses, in accesses of `width` bytes.
 
     `rows` is the table, in the format that `kernels.generate_source` documents. `units` is the largest number of units
-    (of `KernelSpec.unit` bytes) that any row has to process.
+    (`KernelSpec.unit` bytes each) in any row.
     """
 
     chain: FusedChain
@@ -81,12 +81,12 @@ class _FusionGroup:
         return coincide and any(place in known for place in mine)
 
     def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
-        """Whether the result depends on the order of this group and instructions with these loads and stores."""
+        """Whether instructions with these loads and stores change the result if run before this group, not after it."""
         written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
         return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
-        """Return the group's instructions on registers; if elements are only copied, they are copied as bytes."""
+        """Return the instructions as register numbers, without addresses; elements only copied are treated as bytes."""
         count = len(self.loads)
 
         def number(register: int) -> int:

@@ -131,10 +131,9 @@ class CudaRuntime:
 class IpcCloseCounters:
     """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    Each rank has SLOTS counters, and buffer b is counted in counter b modulo SLOTS. If this counter equals, on every
-    other rank, the number of buffers that share it, no other rank maps any of these buffers. Buffers that share a
-    counter may be freed later than necessary, never too early. This rank writes the counters `own` and reads the
-    counters `others`.
+    Each rank has SLOTS counters, and buffer b is counted in counter b modulo SLOTS. No other rank maps any buffer of
+    counter i once counter i of every other rank equals the number of these buffers. Buffers that share a counter may be
+    freed later than necessary, never too early. This rank writes the counters `own` and reads the counters `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:

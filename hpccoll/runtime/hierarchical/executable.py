@@ -128,11 +128,11 @@ class PipelineExecutable(PlanExecutable):
         return len(self._segments)
 
     def post_entry(self) -> None:
-        """Announce this rank's entry to the other ranks of the node, without blocking."""
+        """Tell the other ranks of the node, without blocking, that this rank enters the collective."""
         self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
 
     def try_to_enter(self) -> bool:
-        """Return whether the node's ranks have all announced their entry; if a buffer has moved, lower the plan again.
+        """Return whether the node's ranks have all entered the collective; lower the plan again if a buffer has moved.
 
         Raises:
             MismatchError: on all ranks of the node, if they entered different collectives.
@@ -159,7 +159,7 @@ class PipelineExecutable(PlanExecutable):
             step()
 
     def _lower_segments(self, locations: tuple[int, ...]) -> None:
-        """Make each segment's program: access the buffers at `locations`, or the slots if `locations` is empty."""
+        """Lower the plan for each segment, to access buffers at `locations`, or the slots if `locations` is empty."""
         self._actions.clear()
         self._locations = locations
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
@@ -213,7 +213,7 @@ class Pipeline(InFlight):
         return self.done
 
     def _enter(self) -> bool:
-        """Announce this rank's entry, once; return whether all ranks of the node have announced theirs."""
+        """Enter the collective, at the first call; return whether all ranks of the node have entered it."""
         if not self._posted:
             self._executable.post_entry()
             self._posted = True

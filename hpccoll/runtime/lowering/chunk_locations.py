@@ -2,8 +2,8 @@
 
 Every chunk has a home, where its new values are stored: the node's shared memory if other ranks access the chunk there,
 the user's output if the rank's result contains the chunk, else scratch memory. An input chunk is read from the user's
-input until a new value of the chunk is stored. A reduction therefore reads its operand in the user's input and writes
-to the home, without copying the chunk there first.
+input until a new value of the chunk is stored. The first reduction into a chunk reads its operand in the user's input
+and writes the result to the chunk's home, so the input is never copied first.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of ranges of equal total length at the same offsets; return tuples with one piece from each list."""
+    """Cut lists of memory ranges, equal in total length, at common offsets; return tuples of matching pieces."""
     cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
     return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 

@@ -177,7 +177,7 @@ class MessageLowering:
         self._instructions.append(Receive(message.peer, part))
 
     def _stage_own_operand(self, move: RankMove) -> IncomingMessage:
-        """Return own chunks to reduce into other own chunks, as a message; if they may change, copy them first."""
+        """Treat a reduction of own chunks into own chunks as a message; copy its operand first if that may change."""
         current = self._locations.current_ranges(move.sent)
         if any(part.memory is not MemoryKind.SOURCE for part in current):
             current = self._stage(current)

@@ -68,7 +68,7 @@ class RemoteAccesses:
             self.written[owners, chunks] = True
 
     def _find_owned(self, region: Region, owner: IntArray) -> tuple[IntArray, IntArray]:
-        """Return two arrays, the owner and the number of each chunk in `region`; skip rows whose `owner` is NO_PEER."""
+        """Return two arrays, the owner and the number of each chunk in `region`; skip ranks with `owner` NO_PEER."""
         ids = region.ids(len(self.ranks))
         is_owned = (ids != NO_CHUNK) & (owner != NO_PEER)[:, None]
         return np.broadcast_to(owner[:, None], ids.shape)[is_owned], ids[is_owned]

@@ -1,9 +1,8 @@
 """Lowers rounds of loads, stores and fences to instructions on the memory that the ranks of a node share.
 
-A rank accesses another rank's chunks in one of two ways. In direct access, it loads and stores in the other rank's
-input and output arrays. In staged access, every rank has a slot (a buffer in memory that the node's ranks share) for
-the chunks that other ranks access. A rank copies these chunks to its slot before the first fence, and from its slot to
-its output after the last fence.
+A rank accesses another rank's chunks in one of two ways. In direct access, a rank loads from and stores to the other
+ranks' input and output arrays. In staged access, a rank copies the chunks that other ranks access to its slot (a buffer
+in memory that the node's ranks share) before the first fence, and from the slot to its output after the last fence.
 
 The result of a load must not become visible to other ranks before the next fence. If other ranks still load from the
 memory where a result is to be stored, the result goes to scratch and is copied to that memory after the next fence. If

@@ -189,7 +189,7 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun(InFlight):
-    """One run of a message plan in flight: makes the plan's calls, not persistent, then the calls in `after`.
+    """One run of a message plan in flight, without persistent requests; ends with the calls in `after`.
 
     `module` is the array module of the memory. Each part of a run is ordered after the previous part, even if the user
     has changed the CUDA stream in between.

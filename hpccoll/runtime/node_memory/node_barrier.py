@@ -99,7 +99,7 @@ class NodeBarrier:
         return self.compare()
 
     def post(self, entry: int, source: int = 0, result: int = 0) -> None:
-        """Begin what `enter` does, with the same arguments, but without blocking.
+        """Begin to enter a collective without blocking; the arguments are those of `enter`.
 
         The caller calls `compare` once `all_arrived` returns true.
         """
@@ -119,7 +119,7 @@ class NodeBarrier:
         return True
 
     def compare(self) -> bool | None:
-        """Return whether DIRECT is the same in the latest entries of all ranks; None if their fingerprints differ."""
+        """Return whether the bit DIRECT is equal in all ranks' latest entries; None if their fingerprints differ."""
         at = _ENTRY_WORDS[(self._entries - 1) & 1]
         entry, differing_bits = self._own[at], 0
         for other in self._others:
