@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.errors import (
+    BufferError,
+    CommunicationError,
+    DeadlockError,
+    HpccollError,
+    LauncherError,
+    MismatchError,
+    PlanError,
+    ReductionError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+    WrongResultError,
+)
+
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator as Communicator
     from hpccoll.runtime.arrays import Reduction as Reduction
     from hpccoll.runtime.arrays import premul_sum as premul_sum
 
 __version__ = "0.1.0"
-__all__ = ["Communicator", "Reduction", "premul_sum"]
+__all__ = [
+    "BufferError",
+    "CommunicationError",
+    "Communicator",
+    "DeadlockError",
+    "HpccollError",
+    "LauncherError",
+    "MismatchError",
+    "PlanError",
+    "Reduction",
+    "ReductionError",
+    "UnavailableError",
+    "UnknownNameError",
+    "UsageError",
+    "WrongResultError",
+    "premul_sum",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,3 +58,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(reductions, name)
     raise AttributeError(f"module 'hpccoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are imported at their first use."""
+    return sorted([*__all__, "__version__"])
