@@ -3,7 +3,8 @@
 #
 # README.md beside this file lists the steps. Every step has a time limit, so that a step that hangs costs little, and
 # writes a log to OUT (default out/). FIRST and LAST select steps by number. Set PYTHON to the interpreter of an
-# environment with hpccoll[cuda12] or hpccoll[cuda13], hpccoll[torch], an MPI library and pytest-mpi.
+# environment with hpccoll[cuda12] or hpccoll[cuda13], hpccoll[torch], an MPI library and pytest-mpi. Set WHEELS to a
+# folder of wheels to install them first, on a machine without a network.
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.." || exit 2
 first=${1:-0} last=${2:-99}
@@ -36,6 +37,9 @@ step() {
 versions='import cupy, mpi4py, numpy, torch
 print(numpy.__version__, torch.__version__, torch.cuda.nccl.version(), cupy.__version__, mpi4py.__version__)'
 job='from hpccoll.runtime import job; print(job.get_world().size, job.get_mpi_library())'
+if [ -n "${WHEELS:-}" ]; then
+    step 60 0-wheels "$python" -m pip install --quiet --no-index --no-deps --force-reinstall "$WHEELS"/*.whl
+fi
 step 20 0-gpus nvidia-smi --query-gpu=name,driver_version,compute_mode,mig.mode.current --format=csv
 step 60 0-versions "$python" -c "$versions"
 step 30 0-mpi "${two[@]}" "$python" -c "$job"

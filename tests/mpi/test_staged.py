@@ -406,7 +406,7 @@ def probed(monkeypatch):
     def answer(passes):
         result = CommandResult("probe", passes, True, "", "worked on 1 rank\n")
         monkeypatch.setattr(probe, "list_device_names", lambda: ("GPU",))
-        monkeypatch.setattr(probe, "probe_operation", lambda _: result)
+        monkeypatch.setattr(probe, "probe_operation", lambda _, **__: result)
         probe.is_mpi_cuda_aware.cache_clear()
 
     yield answer

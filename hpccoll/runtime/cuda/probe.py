@@ -2,10 +2,11 @@
 
 MPI libraries have claimed CUDA support that they lack and denied support that they have. A library without CUDA support
 crashes on a device pointer. Each operation is therefore tested in a separate MPI job, which may crash or hang. The
-command of each process is `python -m hpccoll.runtime.cuda.probe OPERATION device|host`.
+command of each process is `python -m hpccoll.runtime.cuda.probe OPERATION device|host FIRST`.
 
-With the argument `host`, the probe uses host memory and needs no GPU. Device buffers are allocated by cuMemAlloc and
-passed to MPI by address, so neither torch nor CuPy is needed. A probe of one rank does not test the network.
+Rank r of the job uses device number FIRST + r. With the argument `host`, the probe uses host memory and needs no GPU.
+Device buffers are allocated by cuMemAlloc and passed to MPI by address, so neither torch nor CuPy is needed. A probe of
+one rank does not test the network.
 """
 
 from __future__ import annotations
@@ -48,22 +49,37 @@ def list_device_names() -> tuple[str, ...]:
 
 @cache
 def is_mpi_cuda_aware() -> bool:
-    """Whether MPI accepts device memory in all REQUIRED_OPERATIONS; probed once per process.
+    """Whether MPI accepts memory of the current device in all REQUIRED_OPERATIONS; probed once per process.
 
     Cost: nothing without a GPU; otherwise one process per operation, a few seconds each.
     """
-    return bool(list_device_names()) and all(has_passed(probe_operation(name)) for name in REQUIRED_OPERATIONS)
+    if not list_device_names():
+        return False
+    device = find_current_device()
+    return all(has_passed(probe_operation(name, device=device)) for name in REQUIRED_OPERATIONS)
+
+
+def find_current_device() -> int:
+    """Return the number of this thread's current CUDA device; 0 if no device is current."""
+    try:
+        return CudaDriver(device=None).query_int("cuCtxGetDevice")
+    except (OSError, RuntimeError):
+        return 0
 
 
 def probe_operation(
-    operation: str, memory: Literal["device", "host"] = "device", mpirun: Path | None = None, limit_s: float = LIMIT_S
+    operation: str,
+    memory: Literal["device", "host"] = "device",
+    mpirun: Path | None = None,
+    limit_s: float = LIMIT_S,
+    device: int = 0,
 ) -> CommandResult:
     """Run an operation of OPERATIONS on device or host memory in a separate MPI job, and return how the job ended.
 
-    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. The job is killed after `limit_s`
-    seconds.
+    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. Rank 0 uses device number `device`.
+    The job is killed after `limit_s` seconds.
     """
-    arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory]
+    arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory, str(device)]
     with standalone_mpi_environment() as environ:
         if mpirun is None:
             return run_python(arguments, limit_s, environ)
@@ -104,9 +120,9 @@ class HostMemory:
     read = staticmethod(ctypes.string_at)
 
 
-def _open_gpu(rank: int) -> CudaDriver:
-    """Return a CUDA driver with a context on GPU number `rank` modulo the number of GPUs."""
-    return CudaDriver(rank % max(1, CudaDriver(device=None).count_devices()))
+def _open_gpu(number: int) -> CudaDriver:
+    """Return a CUDA driver with a context on GPU number `number` modulo the number of GPUs."""
+    return CudaDriver(number % max(1, CudaDriver(device=None).count_devices()))
 
 
 def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
@@ -165,16 +181,16 @@ OPERATIONS: dict[str, tuple[CallOperation, ExpectResult]] = {
 }
 
 
-def run_operation(operation: str, where: str) -> str:
+def run_operation(operation: str, where: str, first: int = 0) -> str:
     """Test an operation of OPERATIONS on all ranks of this job in `device` or `host` memory; return a success message.
 
-    Collective; starts MPI.
+    Rank r uses device number `first` + r. Collective; starts MPI.
 
     Raises:
         SystemExit: this rank received wrong values.
     """
     mpi, comm = job.load_mpi(), job.get_world()
-    memory = _open_gpu(comm.rank) if where == "device" else HostMemory()
+    memory = _open_gpu(first + comm.rank) if where == "device" else HostMemory()
     call, expect = OPERATIONS[operation]
     for minimum in COUNTS:
         count = minimum - minimum % comm.size
@@ -197,6 +213,6 @@ def _to_float32(values: list[float]) -> bytes:
 
 
 if __name__ == "__main__":
-    sentence = run_operation(sys.argv[1], sys.argv[2])
+    sentence = run_operation(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     if job.get_world().rank == 0:
         sys.stdout.write(sentence + "\n")

@@ -34,6 +34,21 @@ def test_one_failed_operation_makes_mpi_unaware_of_cuda(failing, monkeypatch):
     assert probe.is_mpi_cuda_aware() == (failing is None)
 
 
+def test_the_probe_uses_the_current_device(monkeypatch):
+    """All ranks of a node would otherwise create contexts on its first device."""
+    devices = []
+
+    def run(arguments, *_):
+        devices.append(arguments[-1])
+        return CommandResult("probe", True, True, "", "worked on 1 rank\n")
+
+    monkeypatch.setattr(probe, "list_device_names", lambda: ("GPU",) * 4)
+    monkeypatch.setattr(probe, "find_current_device", lambda: 3)
+    monkeypatch.setattr(probe, "run_python", run)
+    assert probe.is_mpi_cuda_aware()
+    assert devices == ["3"] * len(probe.REQUIRED_OPERATIONS)
+
+
 @pytest.mark.parametrize("stdout", ["", "usage: mpirun\n"])
 def test_job_without_the_expected_output_has_not_passed(stdout):
     assert not probe.has_passed(CommandResult("probe", True, True, "worked", stdout))
