@@ -17,10 +17,5 @@ from hpccoll.algorithms.registry import (
 )
 
 __all__ = [
-    "Algorithm",
-    "algorithm",
-    "get_algorithm",
-    "list_algorithm_names",
-    "list_algorithms",
-    "make_algorithm",
-]
+    "Algorithm", "algorithm", "get_algorithm", "list_algorithm_names", "list_algorithms", "make_algorithm",
+]  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
+from hpccoll.cli.run_record import make_run_record, make_serial_run_record
 from hpccoll.doctor import Finding
 from hpccoll.doctor.checks import HostReport, check_host, check_job
 from hpccoll.doctor.mpi_job import MpiJob, describe_unlaunched_process, start_mpi_job
@@ -80,7 +81,10 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: 
             require_capabilities(required, findings, len(hosts))
         except UnavailableError as error:
             missing = str(error)
-    run = _make_run_record(job) if json_file is not None else {}
+    run: dict[str, Any] = {}
+    if json_file is not None:
+        # The record names no devices, because the CUDA driver may hang in this process; the findings name the devices.
+        run = make_serial_run_record() if job.world is None else make_run_record(job.world, devices=())
     if hosts:
         _write_report(findings, run, verbose, json_file)
     if job.world is not None:
@@ -106,32 +110,6 @@ def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
     while not barrier.Test():  # waiting inside MPI would spin on the cores that are being checked
         time.sleep(POLL_S)
     return [host for host in job.world.gather(report) or [] if host is not None]
-
-
-def _make_run_record(job: MpiJob) -> dict[str, Any]:
-    """Return the record of kind `run`: command, versions, hosts. In an MPI job, the call is collective."""
-    from hpccoll.cli.run_record import make_serial_run_record
-
-    if job.world is None:
-        return make_serial_run_record()
-    from datetime import UTC, datetime
-
-    from hpccoll.records import RunRecord
-    from hpccoll.runtime.job import detect_layout, find_commit
-
-    ranks = detect_layout(job.world)
-    return RunRecord.make(
-        command=" ".join(["hpccoll", *sys.argv[1:]]),
-        versions=job.ranks[job.world.rank].versions,
-        hosts=ranks.hosts,
-        cores=ranks.cores,
-        ranks=ranks.ranks,
-        nodes=ranks.nodes,
-        devices=(),  # this process does not call the CUDA driver, which may hang; the findings name the devices
-        oversubscribed=ranks.oversubscribed,
-        commit=find_commit(),
-        start_time=datetime.now(UTC),
-    ).as_dict()
 
 
 def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, json_file: str | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.measure.output_file import require_writable
 from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
-from hpccoll.preflight.faults import Fault, find_faults, list_excluded_nodes
+from hpccoll.preflight.faults import find_faults, list_excluded_nodes
 from hpccoll.preflight.results import PreflightResults
 from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
 from hpccoll.records import FaultEntry, PreflightSummaryRecord
@@ -106,7 +105,7 @@ def _report_reachability(
 
 def _measure(
     coordinator: Coordinator, threshold: float, exclude_file: str | None, json_file: str | None
-) -> list[Fault]:
+) -> list[FaultEntry]:
     """Measure, write the records and the file of --exclude-file, print tables and faults, and return the faults.
 
     If the measurement is interrupted, the records of the samples so far are still written.
@@ -145,18 +144,18 @@ def _make_run_record(results: PreflightResults) -> dict[str, Any]:
     }
 
 
-def _format_exclude_option(faults: list[Fault]) -> str:
+def _format_exclude_option(faults: list[FaultEntry]) -> str:
     """Return a line with sbatch's --exclude= option for the faulty nodes; an empty string if there is no fault."""
     return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
-def _write_exclude_file(exclude_file: str | None, faults: list[Fault]) -> None:
+def _write_exclude_file(exclude_file: str | None, faults: list[FaultEntry]) -> None:
     """Write the --exclude= option to the file of --exclude-file, if given."""
     if exclude_file is not None:
         Path(exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
 
 
-def _get_exit_status(faults: list[Fault]) -> int:
+def _get_exit_status(faults: list[FaultEntry]) -> int:
     """Return 0 without faults, 1 if something is slow, 4 if something is broken."""
     return max((BROKEN if fault.ratio is None else SLOW for fault in faults), default=0)
 
@@ -169,13 +168,13 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
     return pairs + [results.make_node_record(node) for node in range(len(results.nodes))]
 
 
-def _make_summary(results: PreflightResults, threshold: float, faults: list[Fault]) -> dict[str, Any]:
+def _make_summary(results: PreflightResults, threshold: float, faults: list[FaultEntry]) -> dict[str, Any]:
     """Return the record of kind `preflight_summary`."""
-    entries = tuple(FaultEntry(**asdict(fault)) for fault in faults)
-    return PreflightSummaryRecord(results.nodes, threshold, entries, tuple(list_excluded_nodes(faults))).as_dict()
+    excluded = tuple(list_excluded_nodes(faults))
+    return PreflightSummaryRecord(results.nodes, threshold, tuple(faults), excluded).as_dict()
 
 
-def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
+def _print_results(results: PreflightResults, faults: list[FaultEntry]) -> None:
     """Print tables of pairs (of at most MAX_TABLE_NODES nodes) and nodes, then the faults and the --exclude= option."""
     names = results.nodes
     if len(names) <= MAX_TABLE_NODES:
@@ -195,7 +194,7 @@ def _print_results(results: PreflightResults, faults: list[Fault]) -> None:
     sys.stdout.flush()
 
 
-def _print_faults(faults: list[Fault]) -> None:
+def _print_faults(faults: list[FaultEntry]) -> None:
     """Print each fault with its remedy, then the --exclude= option."""
     for fault in faults:
         print(f"{fault.found}\n    remedy: {fault.remedy}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,13 +20,11 @@ SLURM_VARIABLES = {
 }
 
 
-def read_slurm_job() -> dict[str, str]:
-    """Return this job's values of `SLURM_VARIABLES` from the environment, by record field; empty outside SLURM."""
-    return {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
+def make_run_record(world: Any, devices: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
 
-
-def make_run_record(world: Any) -> dict[str, Any]:
-    """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`."""
+    `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver.
+    """
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
 
@@ -36,7 +35,7 @@ def make_run_record(world: Any) -> dict[str, Any]:
         cores=layout.cores,
         ranks=layout.ranks,
         nodes=layout.nodes,
-        devices=cuda_probe.list_device_names(),
+        devices=cuda_probe.list_device_names() if devices is None else devices,
         oversubscribed=layout.oversubscribed,
         commit=job.find_commit(),
     )
@@ -61,4 +60,5 @@ def _make_record(**facts: Any) -> dict[str, Any]:
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])
-    return RunRecord.make(command=command, start_time=datetime.now(UTC), slurm=read_slurm_job(), **facts).as_dict()
+    slurm = {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
+    return RunRecord.make(command=command, start_time=datetime.now(UTC), slurm=slurm, **facts).as_dict()

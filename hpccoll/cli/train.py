@@ -76,9 +76,8 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
     from hpccoll.runtime import job
 
-    world = (
-        job.get_world()
-    )  # comes first, so that the launcher of another MPI library is not reported as a mesh that does not fit
+    # The world comes first, so that the launcher of another MPI library is not reported as a mesh that does not fit.
+    world = job.get_world()
     mesh = Mesh.parse(strategy, world.size)
     options.require_mesh_fits(mesh)
     if checkpoints.stop_file is not None and checkpoints.directory is None:

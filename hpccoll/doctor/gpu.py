@@ -13,11 +13,8 @@ from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_op
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
-_SLOW_LINKS = (
-    "SYS",
-    "NODE",
-    "PHB",
-)  # links in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge
+# Slow links in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge.
+_SLOW_LINKS = ("SYS", "NODE", "PHB")
 _NVML_SCRIPT = """
 import json, pynvml as n
 n.nvmlInit()

@@ -78,9 +78,8 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
     """Return a problem if one process loads two MPI libraries, because a call may use either of them; else []."""
     files: list[str] = info["files"]
-    if (
-        len({Path(file).parent for file in files}) < 2
-    ):  # one MPI library may have two files: one with its own ABI and one with the ABI of MPI 5
+    # One MPI library may have two files: one with its own ABI and one with the ABI of MPI 5.
+    if len({Path(file).parent for file in files}) < 2:
         return []
     remedy = (
         "keep one: remove the other from LD_PRELOAD and LD_LIBRARY_PATH, unload its module, or set "

@@ -136,9 +136,8 @@ class LabProcesses:
         self._end_throttle(node)
         if node.process is None:
             return
-        if (
-            self.isolation is Isolation.FLAT
-        ):  # without a PID namespace, init kills the node's processes when its input closes
+        if self.isolation is Isolation.FLAT:
+            # Without a PID namespace, init kills the node's processes when its input closes.
             assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:

@@ -46,12 +46,10 @@ class DelaySwitch:
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
         self.links = [open_link(device) for device in devices]
-        self.link_of_address: dict[
-            bytes, socket.socket
-        ] = {}  # link of each Ethernet address, learned from source addresses
-        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = (
-            deque()
-        )  # (time to send, links, frame); in order of time, because all frames wait equally long
+        # The link of each Ethernet address is learned from source addresses.
+        self.link_of_address: dict[bytes, socket.socket] = {}
+        # Entries (time to send, links, frame) are in order of time, because all frames wait equally long.
+        self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 
     def run(self) -> None:

@@ -38,9 +38,8 @@ class AxisGroup:
         """Start sending `x` to the rank at index `dest` of the axis; `x` must not change before `finish_sends`."""
         if self._group is not None:
             with self._timed():
-                self._pending_sends = [
-                    work for work in self._pending_sends if not work.test()
-                ]  # drops the buffers of completed sends
+                # Dropping completed sends frees their buffers.
+                self._pending_sends = [work for work in self._pending_sends if not work.test()]
                 self._pending_sends.append(self._group.isend(x, dest, tag))
 
     def recv(self, x: Any, source: int, tag: int) -> Any:

@@ -14,26 +14,11 @@ all_reduce of (b, features) in each pass. Weights have the shape (out, in), as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hpccoll.parallel.axis_group import AxisGroup
-
-
-class LinearLayer(Protocol):
-    """A linear layer, split over ranks or replicated."""
-
-    def __call__(self, x: Any) -> Any:
-        """Return the layer's output: this rank's slice for a column-parallel layer, else the whole output."""
-
-    @property
-    def weight(self) -> Any:
-        """This rank's shard of the weight."""
-
-    @property
-    def bias(self) -> Any:
-        """This rank's shard of the bias."""
 
 
 class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
@@ -96,14 +81,3 @@ class RowParallelLinear:
     def __call__(self, x: Any) -> Any:
         # Add the bias after the all_reduce, because a bias added on each rank before the sum would count tp times.
         return _ReduceFromTensorParallel.apply(torch.nn.functional.linear(x, self.weight), self.tp) + self.bias
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicatedLinear:
-    """A linear layer that every rank computes in full, without communication: weight (out, in), bias (out)."""
-
-    weight: Any
-    bias: Any
-
-    def __call__(self, x: Any) -> Any:
-        return torch.nn.functional.linear(x, self.weight, self.bias)

@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 ENGINE_NAMES = ("mpi", "gloo", "nccl")
 
 __all__ = [
-    "ENGINE_NAMES",
-    "CheckedBuffers",
-    "LibraryEngine",
-    "MpiEngine",
-    "TorchEngine",
-    "check_buffers",
-    "start_available_engines",
-    "start_engine",
-]
+    "ENGINE_NAMES", "CheckedBuffers", "LibraryEngine", "MpiEngine", "TorchEngine", "check_buffers",
+    "start_available_engines", "start_engine",
+]  # fmt: skip
 
 
 def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:

@@ -5,15 +5,9 @@ then compares the results. Start reading at coordinator.py; faults.py defines wh
 """
 
 from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
-from hpccoll.preflight.faults import Fault, find_faults, list_excluded_nodes
+from hpccoll.preflight.faults import find_faults, list_excluded_nodes
 from hpccoll.preflight.results import PreflightResults
 
 __all__ = [
-    "Coordinator",
-    "Fault",
-    "MeasurementOptions",
-    "PreflightResults",
-    "find_faults",
-    "list_excluded_nodes",
-    "run_worker",
-]
+    "Coordinator", "MeasurementOptions", "PreflightResults", "find_faults", "list_excluded_nodes", "run_worker",
+]  # fmt: skip

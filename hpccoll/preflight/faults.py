@@ -11,29 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Literal, TypeAlias
 
 from hpccoll.preflight.results import DirectedLink, PreflightResults
+from hpccoll.records import FaultEntry
 from hpccoll.units import GB
 
 DEVIATIONS = 4.0
 MAD_TO_SIGMA = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
 LATENCY_FACTOR = 0.6  # the threshold for 1/latency is multiplied by this, because latencies vary more than rates
-FaultKind: TypeAlias = Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault; its fields are those of an element of `faults` in the record of kind `preflight_summary`."""
-
-    kind: FaultKind  # the kind of fault
-    nodes: tuple[str, ...]  # the name of the faulty node, or the names of the faulty link's two nodes
-    found: str  # what was observed, in a sentence with the values
-    ratio: float | None  # the value divided by the median of the others; None for a lost node or broken link
-    remedy: str  # what the user can check
-    exclude: str  # the node to leave out of a job
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
@@ -62,7 +48,7 @@ def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, 
     return ratios
 
 
-def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
+def find_faults(results: PreflightResults, threshold: float) -> list[FaultEntry]:
     """Return the faults: lost nodes, broken links, slow nodes, nodes whose links are all slow, and other slow links.
 
     `threshold` is the fraction of the other values' median below which a value may be slow.
@@ -79,7 +65,7 @@ def find_faults(results: PreflightResults, threshold: float) -> list[Fault]:
     return [*lost, *broken, *slow.values(), *slow_everywhere.values(), *_find_slow_links(names, rest, threshold)]
 
 
-def list_excluded_nodes(faults: Iterable[Fault]) -> list[str]:
+def list_excluded_nodes(faults: Iterable[FaultEntry]) -> list[str]:
     """Return the names of the nodes whose exclusion from a job avoids all faults, sorted."""
     return sorted({fault.exclude for fault in faults})
 
@@ -89,15 +75,15 @@ def _get_ends(link: DirectedLink) -> set[int]:
     return {link.source, link.destination}
 
 
-def _make_lost_node_fault(name: str, reason: str) -> Fault:
+def _make_lost_node_fault(name: str, reason: str) -> FaultEntry:
     """Return the fault of a node that did not answer."""
     remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
-    return Fault("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
+    return FaultEntry("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
 
 
-def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, Fault]:
+def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, FaultEntry]:
     """Return a dictionary from node index to fault, for each node that copies memory or computes slowly."""
-    faults: dict[int, Fault] = {}
+    faults: dict[int, FaultEntry] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
     }
@@ -111,11 +97,11 @@ def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, F
             if node in faults:
                 found = f"{faults[node].found}; it {verb} {ratio:.2f} times theirs"
             remedy = f"check {name}: other processes (top), clock and heat (turbostat), memory (dmidecode, EDAC)"
-            faults[node] = Fault("slow_node", (name,), found, ratio, remedy, name)
+            faults[node] = FaultEntry("slow_node", (name,), found, ratio, remedy, name)
     return faults
 
 
-def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[Fault]:
+def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[FaultEntry]:
     """Return a fault for each pair of nodes whose link is broken in either direction."""
     reasons = {tuple(sorted(_get_ends(link))): link.broken for link in links if link.broken}
     excluded = _choose_ends(list(reasons))
@@ -123,11 +109,13 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
     for (a, b), reason in reasons.items():
         found = f"the link between {names[a]} and {names[b]} is broken: {reason}"
         remedy = f"on {names[a]}: ping {names[b]}; check firewall, routes and the network that MPI uses"
-        faults.append(Fault("broken_link", (names[a], names[b]), found, None, remedy, names[excluded[a, b]]))
+        faults.append(FaultEntry("broken_link", (names[a], names[b]), found, None, remedy, names[excluded[a, b]]))
     return faults
 
 
-def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> dict[int, Fault]:
+def _find_slow_node_links(
+    names: Sequence[str], links: Sequence[DirectedLink], threshold: float
+) -> dict[int, FaultEntry]:
     """Return a dictionary from node index to fault, for each node whose best rate or latency over its links is slow."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
@@ -145,14 +133,14 @@ def _find_slow_node_links(names: Sequence[str], links: Sequence[DirectedLink], t
         verb: find_low_values(values, threshold * LATENCY_FACTOR if verb == "answers" else threshold)
         for verb, values in best.items()
     }
-    faults: dict[int, Fault] = {}
+    faults: dict[int, FaultEntry] = {}
     for node in sorted({node for nodes in low.values() for node in nodes}):
         verbs = [verb for verb in best if node in low[verb]]
         details = " and ".join(_format_value(verb, best[verb][node], low[verb][node], "nodes") for verb in verbs)
         found = f"{names[node]}'s link is slow to every peer: at best, it {details}"
         remedy = f"check the link of {names[node]}: cable, port, rate (ethtool, ibstat), errors (ip -s link)"
         ratio = min(low[verb][node] for verb in verbs)
-        faults[node] = Fault("slow_node_link", (names[node],), found, ratio, remedy, names[node])
+        faults[node] = FaultEntry("slow_node_link", (names[node],), found, ratio, remedy, names[node])
     return faults
 
 
@@ -163,7 +151,7 @@ def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
 
 
-def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[Fault]:
+def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[FaultEntry]:
     """Return a fault for each pair of nodes whose link is slow in either direction."""
     rates = {index: link.bytes_per_s for index, link in enumerate(links) if link.bytes_per_s is not None}
     answers = {index: 1 / link.latency_seconds for index, link in enumerate(links) if link.latency_seconds}
@@ -180,7 +168,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
         found = f"the link between {names[a]} and {names[b]} is slow: {'; '.join(text for _, text in details)}"
         remedy = f"check switches and routes between {names[a]} and {names[b]}; either node may be excluded"
         ratio = min(ratio for ratio, _ in details)
-        faults.append(Fault("slow_link", (names[a], names[b]), found, ratio, remedy, names[excluded[a, b]]))
+        faults.append(FaultEntry("slow_link", (names[a], names[b]), found, ratio, remedy, names[excluded[a, b]]))
     return faults
 
 

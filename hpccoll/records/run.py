@@ -6,9 +6,9 @@ undeclared environment variable can leak into a result file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -72,32 +72,22 @@ class RunRecord(Record, frozen=True, kw_only=True):
     def make(
         cls,
         *,
-        command: str,
         versions: Mapping[str, str | None],
-        hosts: Sequence[str],
-        cores: Sequence[int],
-        ranks: int,
-        nodes: int,
-        devices: Sequence[str],
-        oversubscribed: bool,
-        commit: str | None,
         start_time: datetime,
         slurm: Mapping[str, str] | None = None,
+        **fields: Any,
     ) -> RunRecord:
-        """Return the record of a run; raise UsageError for an unknown package, or a start time without time zone."""
+        """Return the record of a run; `fields` are the fields with the types that this class declares.
+
+        Raises:
+            UsageError: an unknown package, or a start time without time zone.
+        """
         if start_time.tzinfo is None:
             raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")
         return cls(
-            command=command,
             versions=Versions.make(versions),
-            hosts=tuple(hosts),
-            cores=tuple(cores),
-            ranks=ranks,
-            nodes=nodes,
-            devices=tuple(devices),
-            oversubscribed=oversubscribed,
             clock_residual_us=None,
             slurm=SlurmJob(**slurm) if slurm else None,
-            commit=commit,
             start_time=start_time.astimezone(UTC).isoformat(timespec="seconds"),
+            **fields,
         )

@@ -8,15 +8,16 @@ pipeline stage holds consecutive layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from hpccoll.parallel.axis_group import AxisGroup
 from hpccoll.parallel.mesh import Mesh, split_evenly
-from hpccoll.parallel.tensor_parallel import ColumnParallelLinear, LinearLayer, ReplicatedLinear, RowParallelLinear
+from hpccoll.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from hpccoll.train.options import MlpConfig
 
 COLUMN, ROW, REPLICATED = "column", "row", "replicated"
@@ -114,11 +115,11 @@ class StageLayers:
         self._layers = [self._make_layer(index, weight, bias, tp) for index, weight, bias in pairs]
         self._activation = get_activation(model)
 
-    def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> LinearLayer:
+    def _make_layer(self, index: int, weight: Any, bias: Any, tp: AxisGroup) -> Callable[[Any], Any]:
         """Return layer number `index`, split over the tensor-parallel ranks by output, by input or not at all."""
         split = choose_split(self.model, index)
         if split == REPLICATED:
-            return ReplicatedLinear(weight, bias)
+            return partial(torch.nn.functional.linear, weight=weight, bias=bias)
         return ColumnParallelLinear(weight, bias, tp) if split == COLUMN else RowParallelLinear(weight, bias, tp)
 
     @property
