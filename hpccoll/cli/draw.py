@@ -10,7 +10,7 @@ import click
 
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
-from hpccoll.measure.output_file import describe_write_error, require_writable
+from hpccoll.measure.output_file import explain_write_errors, require_writable
 from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
@@ -133,10 +133,8 @@ def draw(
 
 def _write(output: str, drawn: bytes, description: str) -> None:
     """Write the file `output` and print its name, description and size."""
-    try:
+    with explain_write_errors(output, "-o"):
         Path(output).write_bytes(drawn)
-    except OSError as error:
-        raise describe_write_error(output, "-o", error) from error
     click.echo(f"{output}: {description}, {len(drawn):,} bytes")
 
 

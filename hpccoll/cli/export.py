@@ -9,6 +9,7 @@ import click
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.measure.output_file import explain_write_errors
 from hpccoll.plan import Operation, Plan, check
 from hpccoll.units import parse_size
 
@@ -43,12 +44,8 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
         return
     proof = check(plan)
     text = _format_plan(plan, suffix, nbytes)
-    try:
+    with explain_write_errors(output, "-o"):
         Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        from hpccoll.measure.output_file import describe_write_error
-
-        raise describe_write_error(output, "-o", error) from error
     counts = f"{proof.cost.steps} steps, {proof.messages} messages"
     click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({counts}), as {SUFFIXES[suffix]}")
 

@@ -51,7 +51,7 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     """
     if not is_printing_rank():
         return 0
-    from hpccoll.measure.output_file import require_writable
+    from hpccoll.measure.output_file import explain_write_errors, require_writable
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
     from hpccoll.report.load import load_results
@@ -64,7 +64,9 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     groups = group_curves(results.rows)
     models = _choose_models(results, groups, machine, no_bound)
     findings = collect_findings(results, groups, models, _read_bench_request)
-    _write_page(output, render_page(results, groups, models, findings, build_node_pair_sections(results)))
+    page = render_page(results, groups, models, findings, build_node_pair_sections(results))
+    with explain_write_errors(output, "-o"):
+        Path(output).write_text(page, encoding="utf-8")
     with open_json_lines(json_file) as lines:
         if json_file is not None:
             lines.write(make_serial_run_record())
@@ -119,16 +121,6 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         return BenchRequest(operations, tuple(sizes), PLACES[options["place"] or "both"], itemsize)
     except (click.ClickException, HpccollError, KeyError, TypeError, ValueError):
         return None  # the command of another version, or with a path that contains blanks
-
-
-def _write_page(output: str, text: str) -> None:
-    """Write (or overwrite) the page; raise UsageError if that fails."""
-    from hpccoll.measure.output_file import describe_write_error
-
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise describe_write_error(output, "-o", error) from error
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:

@@ -232,7 +232,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
     """Draw the algorithm that is fastest in simulation, for rank counts to `max_ranks` and message sizes MAP_SIZES."""
-    from hpccoll.measure.output_file import describe_write_error, require_writable
+    from hpccoll.measure.output_file import explain_write_errors, require_writable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 
@@ -245,7 +245,5 @@ def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks
         raise UsageError("--map compares algorithms of one OP over rank counts: name one OP, and --ranks 4 or more")
     with show_progress("simulated", len(algorithms) * len(counts)) as advance:
         grid = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)
-    try:
+    with explain_write_errors(map_file, "--map"):
         draw_winner_map(grid).savefig(map_file, dpi=160)
-    except OSError as error:
-        raise describe_write_error(map_file, "--map", error) from error

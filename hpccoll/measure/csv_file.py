@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.measure.comparison import EngineComparison, compare_engines
-from hpccoll.measure.output_file import describe_write_error
+from hpccoll.measure.output_file import explain_write_errors
 from hpccoll.records import CollectiveCase, CollectiveRecord, TimeSummary
 
 _TIMES = tuple(f"{name}_us" for name in TimeSummary.__struct_fields__)
@@ -17,7 +17,7 @@ _RESULT = ("iterations", "stop", *_TIMES, "algbw_GBps", "busbw_GBps", "wrong", "
 COLUMNS = (*CollectiveCase.__struct_fields__, *_RESULT, *_RATIO)
 
 
-def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--csv") -> None:
+def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     """Write a CSV file: a heading, then one line per record in the order of the printed table; None is an empty cell.
 
     Raises:
@@ -29,13 +29,10 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path, option: str
         for entry in case.entries
         for record in entry.records
     ]
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-    except OSError as error:
-        raise describe_write_error(path, option, error) from error
+    with explain_write_errors(path, "--csv"), Path(path).open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
 
 
 def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:

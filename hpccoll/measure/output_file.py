@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpccoll.errors import UsageError
 
 
-def describe_write_error(path: str | Path, option: str, error: OSError) -> UsageError:
-    """Return the UsageError for a file that cannot be written; its message names the command-line option."""
-    reason = error.strerror or str(error)
-    return UsageError(f"{option} {path}: cannot write this file ({reason}); name a file in a writable directory")
+@contextmanager
+def explain_write_errors(path: str | Path, option: str) -> Iterator[None]:
+    """Context manager that converts an OSError in its body to a UsageError, which names the command-line option."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of standard output has ended, which is no error: `hpccoll ... | head`
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "name a file in a writable directory"
+        raise UsageError(f"{option} {path}: cannot write this file ({reason}); {remedy}") from error
 
 
 def require_writable(path: str | Path, option: str) -> None:
     """Raise UsageError unless `path` can be opened for writing; does not change or leave behind any file."""
     file = Path(path)
-    try:
+    with explain_write_errors(path, option):
         new = not file.exists()
-        with file.open("ab"):
-            pass
+        file.open("ab").close()
         if new:
             file.unlink()
-    except OSError as error:
-        raise describe_write_error(path, option, error) from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines, get_engine_sort_key
-from hpccoll.measure.output_file import describe_write_error, require_writable
+from hpccoll.measure.output_file import explain_write_errors, require_writable
 from hpccoll.measure.table import PLACES, format_title
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
@@ -65,27 +65,25 @@ class LineLook(NamedTuple):
         }
 
 
-def require_plot(path: str | Path, option: str = "--plot") -> None:
+def require_plot(path: str | Path) -> None:
     """Raise UsageError unless `path` has a known suffix and can be written; leaves no file behind."""
-    _require_suffix(path, option)
-    require_writable(path, option)
+    _require_suffix(path)
+    require_writable(path, "--plot")
 
 
-def write_plot(records: Iterable[CollectiveRecord], path: str | Path, option: str = "--plot") -> None:
+def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     """Write (or overwrite) a plot of all records, in the format that the suffix of `path` names.
 
     Raises:
         UsageError: the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
     """
-    _require_suffix(path, option)
+    _require_suffix(path)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
     if not cases:
-        raise UsageError(f"{option} {path}: nothing to draw: no row has more than 0 bytes; give a --max-bytes above 0")
+        raise UsageError(f"--plot {path}: nothing to draw: no row has more than 0 bytes; give a --max-bytes above 0")
     figure = draw_figure(cases)
-    try:
+    with explain_write_errors(path, "--plot"):
         figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
-    except OSError as error:
-        raise describe_write_error(path, option, error) from error
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
@@ -104,9 +102,9 @@ def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     return figure
 
 
-def _require_suffix(path: str | Path, option: str) -> None:
+def _require_suffix(path: str | Path) -> None:
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
+        raise UsageError(f"--plot {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
 
 
 def _assign_looks(names: Iterable[Name]) -> dict[Name, LineLook]:

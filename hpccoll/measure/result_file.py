@@ -19,7 +19,7 @@ import msgspec
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import read_collective_record
-from hpccoll.measure.output_file import describe_write_error
+from hpccoll.measure.output_file import explain_write_errors
 from hpccoll.records import SCHEMA, CollectiveRecord
 
 STDOUT = "-"
@@ -123,17 +123,13 @@ class RecordWriter:
         if self._name is None:
             return
         line = json.dumps(record, separators=self._separators, allow_nan=False) + "\n"
-        try:
+        with explain_write_errors(self._name, self._option):
             if self._stream is None:
                 sys.stdout.write(line)
                 sys.stdout.flush()
             else:
                 self._stream.write(line.encode())
                 self._stream.flush()
-        except BrokenPipeError:
-            raise  # the reader of standard output has ended, which is no error: `hpccoll ... | head`
-        except OSError as error:
-            raise describe_write_error(self._name, self._option, error) from error
 
     def close(self) -> None:
         """Close the file; standard output stays open."""
@@ -150,7 +146,7 @@ class RecordWriter:
 
 def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
     """Open a file for writing: truncate it, or, to resume, remove only an incomplete last line and seek to the end."""
-    try:
+    with explain_write_errors(path, option):
         if not (resume and path.exists()):
             return path.open("wb")
         intact = read_records(path, option).intact
@@ -159,9 +155,7 @@ def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
         stream.seek(max(intact - 1, 0))
         if stream.read(1) not in (b"", b"\n"):
             stream.write(b"\n")
-    except OSError as error:
-        raise describe_write_error(path, option, error) from error
-    return stream
+        return stream
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
