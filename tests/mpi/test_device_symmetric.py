@@ -120,6 +120,7 @@ def by_kernels(name, op, in_place):
     return operation is not Operation.BARRIER and not scaled and not (operation is Operation.ALL_TO_ALL and in_place)
 
 
+@pytest.mark.full_except_on(2, 3)
 @pytest.mark.parametrize("name", [name for name in SHARED if SHARED[name].operation is not Operation.BARRIER])
 @settings(max_examples=1)
 @given(data=st.data())

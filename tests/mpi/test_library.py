@@ -92,6 +92,7 @@ def rows() -> list[tuple[Operation, str, str]]:
     ]
 
 
+@pytest.mark.full_except_on(2, 3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operation", Operation)
 def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
