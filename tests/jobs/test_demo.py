@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,40 @@ def test_every_example_has_its_values_here() -> None:
     assert set(AFTER) == {each.name for each in EXAMPLES}
 
 
+RUN_EXAMPLES = """
+import sys
+from hpccoll.cli.main import main
+from hpccoll.runtime.job import get_world
+for name in sys.argv[2:]:
+    if get_world().rank == 0:
+        print(f"== {name}", flush=True)
+    if main(["demo", name, "--json", f"{sys.argv[1]}/{name}.jsonl"]) != 0:
+        sys.exit(f"demo {name} failed")
+"""
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, dict[str, str]]]:
+    """A function that runs all examples for a number of ranks in one job; it returns their folder and outputs."""
+
+    @cache
+    def run_examples(ranks: int) -> tuple[Path, dict[str, str]]:
+        folder = tmp_path_factory.mktemp("demo")
+        names = [each.name for each in EXAMPLES if each.ranks == ranks]
+        words = [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, "-c", RUN_EXAMPLES, str(folder), *names]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
+        assert done.returncode == 0, done.stderr
+        parts = re.split(r"^== (\w+)\n", done.stdout, flags=re.MULTILINE)
+        return folder, dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    return run_examples
+
+
 @pytest.mark.parametrize("name", AFTER)
-def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
-    example, out = get_example(name), tmp_path / "demo.jsonl"
-    done = hpccoll(example.ranks, "demo", name, "--json", str(out))
-    assert done.returncode == 0, done.stderr
-    run, record = (json.loads(line) for line in out.read_text().splitlines())
+def test_each_rank_holds_what_it_should(examples: Any, name: str) -> None:
+    example = get_example(name)
+    folder, outputs = examples(example.ranks)
+    run, record = (json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines())
     assert (run["kind"], run["ranks"], record["kind"], record["name"]) == ("run", example.ranks, "demo", name)
     for each in (run, record):
         jsonschema.validate(each, make_json_schema())
@@ -107,12 +136,12 @@ def test_each_rank_holds_what_it_should(tmp_path: Path, name: str) -> None:
         alike(record["after"][title], values, tolerance(name))
     if name in BEFORE:
         alike(next(iter(record["before"].values())), BEFORE[name], 0)
-    lines = [line for line in done.stdout.splitlines() if re.match(r"rank \d+ ", line)]
+    lines = [line for line in outputs[name].splitlines() if re.match(r"rank \d+ ", line)]
     assert [line.split()[1] for line in lines] == [str(rank) for rank in range(example.ranks)]
     for line in example.description:
-        assert line in done.stdout
+        assert line in outputs[name]
     for library, text in format_library_calls(example).items():
-        assert f"\n{library}:\n    {text.splitlines()[0]}" in done.stdout
+        assert f"\n{library}:\n    {text.splitlines()[0]}" in outputs[name]
 
 
 def test_the_barrier_costs_little_beyond_the_last_to_come(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from hpccoll.doctor.stale_shared_memory import list_library_files
 from hpccoll.records import make_json_schema
+from tests.depth import mark_full
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 SHM = Path("/dev/shm")
@@ -52,9 +53,12 @@ def alone(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(**more))
 
 
-def test_one_process_checks_every_area(tmp_path: Path) -> None:
+def test_one_process_checks_every_area_and_leaves_no_shared_memory(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
+    before = {path.name for path in SHM.iterdir()}
     done = alone("--json", str(out))
+    left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.in_use]
+    assert not left
     assert (done.returncode, done.stderr) == (0, "")
     run, findings = read(out)
     for record in (run, *findings):
@@ -80,6 +84,7 @@ def test_ranks_report_each_finding_once(tmp_path: Path) -> None:
     assert [each for each in findings if each["area"] == "binding"]
 
 
+@pytest.mark.full
 def test_json_on_standard_output_has_only_records() -> None:
     done = hpccoll(2, "doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -144,14 +149,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             path.unlink(missing_ok=True)
 
 
-def test_no_shared_memory_is_left_behind() -> None:
-    before = {path.name for path in SHM.iterdir()}
-    assert alone().returncode == 0
-    left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.in_use]
-    assert not left
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [mark_full(1), 2])
 def test_missing_requirement_ends_with_status_3(ranks: int) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
