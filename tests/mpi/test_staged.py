@@ -21,7 +21,7 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.errors import UsageError
+from hpccoll.errors import ReductionError, UsageError
 from hpccoll.measure.data import get_reduction_function, make_input
 from hpccoll.peers import library_engine, start_engine
 from hpccoll.plan import Operation, replay
@@ -33,6 +33,7 @@ from hpccoll.runtime.command import CommandResult
 from hpccoll.runtime.cuda import probe
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_lowering
+from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, MessageRun, message_calls
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
@@ -312,6 +313,22 @@ def test_the_library_blocks_in_device_memory_beside_plans_in_flight(space, strea
     eng.free()
 
 
+@pytest.mark.parametrize("op", ["sum", "premul"])
+def test_a_reduction_without_kernels_is_refused_before_anything_is_sent(eng, stream, monkeypatch, op):
+    def refuse(_, function, dtype):
+        raise ReductionError(f"no kernel for {function} of {dtype.name}")
+
+    monkeypatch.setattr(Stream, "require_reduction", refuse)
+    monkeypatch.setattr(executable, "message_calls", lambda *_, **__: pytest.fail("a message was about to be sent"))
+    x = stream.empty(5, FLOAT)
+    reduction = Reduction("premul_sum", np.float32(2)) if op == "premul" else op
+    made = job(stream, get_algorithm(Operation.ALL_REDUCE, "ring"), 0, reduction, x, x, 5)
+    for call in (eng.run, eng.start, eng.prepare):
+        with pytest.raises(ReductionError, match="no kernel"):
+            call(made)
+    assert not stream.log
+
+
 class Watched:
     """A communicator that notes how much is queued whenever a message starts."""
 
@@ -356,10 +373,10 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, takes, persistent)
 
     x = stream.empty(700, FLOAT)
     made = job(stream, get_algorithm(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
-    executable = MessageExecutable(eng._context, made, eng.select(made))
+    bound = MessageExecutable(eng._context, made, eng.select(made))
     stream.later("mine", partial(np.copyto, x, data(eng.rank, 700)))()
     watched: Any = Watched(eng.comm, stream, queued)
-    taken = message_calls(executable._program, executable._space, watched, 1, persistent=persistent, pinned=not takes)
+    taken = message_calls(bound._program, bound._space, watched, 1, persistent=persistent, pinned=not takes)
     for step, _ in list(taken) if persistent else taken:
         step()
     stream.synchronize()
