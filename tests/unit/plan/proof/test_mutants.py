@@ -22,6 +22,7 @@ from hpccoll.plan import Operation, Plan, check, replay
 from tests.unit.plan.proof.faults import FAULTS, NoRoom, site
 from tests.unit.plan.referee import acted, fault_of, written
 
+pytestmark = pytest.mark.xdist_group("mutants")  # one process makes the mutants, once for all tests of this file
 RANKS = (2, 3, 4, 5, 8)
 MESSAGES = [
     algorithm for algorithm in list_algorithms() if not algorithm.uses_shared_memory

@@ -22,6 +22,7 @@ from hpccoll.plan import Plan, check
 from hpccoll.plan.interchange.json_plans import from_json, to_json
 from tests.unit.plan.shared_referee import fault_in_some_order
 
+pytestmark = pytest.mark.xdist_group("shared mutants")  # one process makes the mutants, once for all tests of this file
 RANKS = (2, 3, 4)
 ORDERS, MANY_ORDERS = 12, 100
 SHARED = [algorithm for algorithm in list_algorithms() if algorithm.uses_shared_memory]
