@@ -32,8 +32,9 @@ LINE_WIDTH = 110
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
-    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm: it is proven
-    correct and then runs the example of its collective. The exit status is 4 if --force ran into the deadlock.
+    Without NAME the examples are listed. NAME may also be FILE.py:FUNCTION, your own algorithm: it is proven correct
+    and then runs the example of its collective. The exit status is 4 if an example deadlocks, as send_send_deadlock
+    does with --force.
     """
     if name is None:
         _print_examples()

@@ -27,7 +27,7 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine model, the value of --nodes, and a fitted model's median errors on fitted and on other sizes."""
+    """The machine model, the value of --nodes, and a fitted model's median errors at fitted and at other sizes."""
 
     machine: Machine
     nodes: int | None
@@ -121,7 +121,7 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Fit a machine model to the measurements of algorithms `names` in a result file, or to all if it has none of them.
+    """Fit a machine model to a result file's measurements of algorithms `names`; if it has none, to all measurements.
 
     Returns the model, its median relative error on the fitted message sizes, and its error on the other sizes.
     """

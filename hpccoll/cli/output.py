@@ -32,7 +32,7 @@ def is_printing_rank() -> bool:
 def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:
     """Open a file for a command's records on the printing rank, and return the writer, a context manager.
 
-    `json_file` is a path, `-` for standard output, or None to write nothing. On all other ranks, the writer
+    `json_file` is a path, `-` for standard output, or None to write nothing. On ranks that do not print, the writer
     writes nothing. Raises a UsageError that names `option` if the file cannot be written.
     """
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)

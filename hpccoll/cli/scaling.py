@@ -43,7 +43,7 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print one table per operation, dtype, kind of buffer and place (in or out), with a column per layout of ranks."""
+    """Print a table per operation, dtype, kind of buffer and in or out of place, with a column per layout of ranks."""
     for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=_get_table_key), key=_get_table_key):
         members = list(group)
         places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})

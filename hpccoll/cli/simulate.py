@@ -80,9 +80,9 @@ def simulate(
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine.
 
-    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. The machine is
-    built in (summit, dgx-h100, h200, workstation, laptop), a TOML file, fitted to a bench record (fit:FILE), or
-    described by --alpha, --beta and --gamma.
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. --machine is
+    the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
+    a model to bench results. --alpha, --beta and --gamma replace --machine.
     """
     algorithms = resolve_algorithms(names or ("all_reduce",))
     counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]

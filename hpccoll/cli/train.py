@@ -76,7 +76,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
     from hpccoll.runtime import job
 
-    # The world comes first, so that the launcher of another MPI library is not reported as a mesh that does not fit.
+    # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
     world = job.get_world()
     mesh = Mesh.parse(strategy, world.size)
     options.require_mesh_fits(mesh)

@@ -115,7 +115,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 
 
 def _resolve_registered(name: str) -> list[Algorithm]:
-    """Return the registered algorithm OP/ALGORITHM, or all algorithms of OP."""
+    """Return the built-in algorithm OP/ALGORITHM, or all built-in algorithms of OP."""
     op, slash, algorithm = name.partition("/")
     valid = sorted(each.value for each in Operation)
     if op not in valid:

@@ -22,8 +22,7 @@ class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         calls: names of the functions in in_*.py that the example runs, each on new copies of the arguments.
-        inputs: for each argument of a call, the values of the first ranks, None for all other ranks; a list is passed
-            as an array.
+        inputs: for each argument of a call, the values on the first ranks, which get lists as arrays; others get None.
         description: two lines of text.
         titles: table headings of the arguments and of all results.
         operation: the collective that `algorithm` runs; None if the example is not about one collective.

@@ -15,7 +15,7 @@ _CALLS = 20_000
 
 
 def check_clock(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency, read below `root`."""
+    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency, from files below `root`."""
     return [check_clock_source(root), check_perf_counter(), *check_frequency(root)]
 
 

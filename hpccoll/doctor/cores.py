@@ -24,7 +24,7 @@ _FEWER_RANKS = (
 
 
 def check_cores(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the cores and the CPU quota of this process; topology and quota are read below `root`."""
+    """Return findings on the cores and the CPU quota of this process, from files below `root`."""
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
     found, remedy = f"{len(usable)} of {online} logical cores may be used", ""

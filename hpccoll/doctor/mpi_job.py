@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AREA = "launcher"
 # This program kills its parent process with a message unless it reads something from standard input in time.
-# Inside the parent, neither a thread nor a signal handler would run while MPI_Init hangs in C.
+# The watchdog is a process, because no Python thread or signal handler would run while MPI_Init hangs in C.
 _WATCHDOG = """
 import os, select, signal, sys
 limit, parent, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -1,6 +1,7 @@
 """Find shared memory that ended jobs left behind, and report its owner, age and size. Nothing is removed.
 
-MPICH leaves files in /dev/shm when a rank is killed or aborts. Open MPI also does so when it is started without mpirun.
+MPICH leaves files in /dev/shm when a rank is killed or aborts.
+Open MPI also leaves such files if the job was started without mpirun.
 """
 
 from __future__ import annotations

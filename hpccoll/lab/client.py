@@ -128,7 +128,7 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Return a connection to the supervisor's Unix socket, whose path through /proc stays below 107 bytes."""
+    """Connect to the supervisor, by a short path through /proc because Linux limits a socket's path to 107 bytes."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_LIMIT_S)
     try:

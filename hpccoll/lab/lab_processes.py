@@ -121,7 +121,7 @@ class LabProcesses:
         network.run_network_command(network.enter_network_of(node.process.pid, command))
 
     def set_power(self, name: str, *, on: bool) -> None:
-        """If `on`, start a node unless it runs; else kill its processes without notice and remove its link."""
+        """Start a node if it is off and `on` is true; if `on` is false, kill its processes and remove its link."""
         node = self.nodes[name]
         if on and node.process is None:
             self.start_node(name)

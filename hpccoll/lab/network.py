@@ -56,7 +56,7 @@ def build_control_batch(address: str, delayed: bool) -> str:
 
 
 def build_link_batch(device: str, pid: int, delayed: bool) -> str:
-    """Return the `ip -batch` lines that create a link between `device` and eth0 in the network namespace of `pid`."""
+    """Return the `ip -batch` lines that link `device` to a new eth0 in the network namespace of process `pid`."""
     master = "" if delayed else f"link set {device} master {BRIDGE}\n"
     return f"link add {device} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {pid}\n{master}link set {device} up\n"
 

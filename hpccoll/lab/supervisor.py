@@ -141,7 +141,7 @@ class Supervisor:
 
 
 def read_last_log_lines(paths: LabPaths) -> str:
-    """Return the last line of each log, joined by semicolons."""
+    """Return the last line of each daemon's log, joined by semicolons."""
     last_lines = []
     for path in sorted((paths.dir / "log").glob("*.log")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -150,7 +150,7 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return a listening Unix socket in the state directory, whose path through /proc stays below 107 bytes."""
+    """Listen on a Unix socket, by a short path through /proc because Linux limits a socket's path to 107 bytes."""
     descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)

@@ -78,9 +78,9 @@ class CpuThrottle:
     """Limit a node's processes to a fraction of the CPU time that they would get otherwise.
 
     Stopping the processes for a fraction of wall-clock time is not enough, because a busy machine's scheduler favours
-    threads that were stopped. Therefore the throttle counts and limits the processes' CPU time. The CPU time without
-    throttling is estimated as one core per running thread, or an equal share of the cores if there are more running
-    threads than cores, but at most the mean CPU share of the other nodes' running threads.
+    threads that were stopped. Therefore the throttle counts and limits the processes' CPU time. Without throttling,
+    each running thread is assumed to get a whole core, or an equal share of the cores if more threads run than there
+    are cores. This estimate is reduced if the other nodes' running threads get less CPU time on average.
 
     The processes lose `percent` percent of their CPU time. `root` is the ID of the init process of the throttled node,
     and `other_roots` are those of the other nodes.

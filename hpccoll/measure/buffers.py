@@ -21,7 +21,7 @@ class PreallocatedModule:
         self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
-        """Forget all allocations, so that the next `empty` returns memory from the start of the buffer again."""
+        """Forget all allocations, so that the next call of `empty` starts at the beginning of the buffer."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:

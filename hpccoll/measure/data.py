@@ -22,13 +22,13 @@ PERIOD = 65521
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResult:
-    """A rank's expected output: exactly `values` if `bound` is None, else |output - values| <= bound elementwise."""
+    """A rank's expected output: `values`, with errors of at most `bound` elementwise, or exactly if `bound` is None."""
 
     values: Array
     bound: Array | None = None
 
     def count_wrong(self, output: Array) -> int:
-        """Return how many elements of `output` differ from `values` beyond `bound`; NaNs match if `bound` is None."""
+        """Return how many elements of `output` differ from `values` by more than `bound`; NaNs match if it is None."""
         if self.bound is None:
             same = output == self.values
             if output.dtype.kind in "fcV":

@@ -1,8 +1,8 @@
 """Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
-Each record is one line, flushed before the next case is measured. A run killed inside a line leaves an incomplete last
-line. Readers skip and report an incomplete last line, and writers that resume a file remove such a line.
-Any other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
+Each record is one line, flushed before the next case is measured. A run that is killed while it writes a record leaves
+an incomplete last line. Readers skip and report an incomplete last line, and writers that resume a file remove such a
+line. Any other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
 """
 
 from __future__ import annotations

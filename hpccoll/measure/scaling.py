@@ -55,7 +55,7 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Return the scaling record of measurements that differ only in nodes and ranks; ratios are to the first time."""
+    """Merge measurements that differ only in nodes and ranks; each point's ratio is its time divided by the first's."""
     first = records[0]
     points = tuple(
         ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)
@@ -65,6 +65,6 @@ def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
 
 
 def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
-    """Return a record's sort key: operation, size, in place or not, type, buffer; `mpi` comes before algorithms."""
+    """Return a record's sort key: operation, size, in place or not, type, buffer; engine `mpi` comes first."""
     what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
     return (*what, record.engine != "mpi", record.algorithm or "")

@@ -1,8 +1,9 @@
 """Decides when to stop timing a benchmark case: when its median is precise, or its time or iterations are used up.
 
-After every round of turns, rank 0 applies the stopping rule to each contender and broadcasts the decisions. Stopping as
-soon as the median's interval is narrow favours samples that agree by chance. In simulations, only 93 %
-of the nominal 95 % intervals of cases that stopped with a narrow interval contain the true median.
+Engines and algorithms are timed in turns; after every round, rank 0 decides whether to stop timing each of them, and
+broadcasts the decisions. Stopping as soon as the median's interval is narrow favours samples that agree by chance. In
+simulations of cases that stopped with a narrow interval, only 93 % of the nominal 95 % intervals contain the true
+median.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class OtherProcessLoad:
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return one benchmark per kind of buffer, element type and place (in or out); allocates memory, measures nothing.
+    """Return one benchmark per kind of buffer, element type and in or out of place; allocates memory, measures nothing.
 
     Collective over `world`; `comm` must contain all ranks of `world`. A benchmark case takes up to `row_s` seconds
     or, if `row_s` is None, up to an equal share of `budget_s`.

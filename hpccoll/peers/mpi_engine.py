@@ -22,7 +22,7 @@ class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
     `takes_device_memory` returns whether MPI accepts this rank's device memory; the first call of `prepare` with device
-    buffers calls it on every rank. Device buffers are refused unless every rank's call returned true.
+    buffers calls it on every rank. Device buffers are refused unless `takes_device_memory` returned true on every rank.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 

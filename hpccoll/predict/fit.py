@@ -105,7 +105,7 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
 
 
 class _ParameterLayout:
-    """The order of the K parameters to fit: cost of a call, gamma, cost of a fence, then per link alpha and its betas.
+    """The order of the K parameters to fit: cost of a call, gamma, cost of a fence, then alpha and betas of each link.
 
     A fence is a barrier of the ranks of a node. Fences and links that no measurement uses have no parameters.
     """
@@ -155,7 +155,7 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 
 
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
-    """Return the derivatives of a measurement's simulated time by the parameters, shape (K,), from K + 1 simulations.
+    """Return a simulated time's derivatives with respect to the parameters, shape (K,), from K + 1 simulations.
 
     A simulated time is homogeneous of degree one in the parameters, so it equals the dot product of derivatives and
     parameters.

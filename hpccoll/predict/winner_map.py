@@ -143,7 +143,7 @@ def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]
     """Return the row of a region with most room for a label, and the region's first and last column in this row."""
     from scipy.ndimage import distance_transform_edt
 
-    # A label is about ten times as wide as high, so a horizontal distance counts less than a vertical one.
+    # A label is about ten times as wide as high, so it needs about ten times as much room horizontally as vertically.
     room = distance_transform_edt(np.pad(inside, 1), sampling=(1.0, 0.12))[1:-1, 1:-1]
     row, column = (int(index) for index in np.unravel_index(int(np.argmax(room)), room.shape))
     outside = np.nonzero(~inside[row])[0]

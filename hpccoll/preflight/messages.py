@@ -47,7 +47,7 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 class ControlChannel:
     """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
 
-    The channel uses no collectives, because a collective hangs if any link is broken. `comm` contains all ranks.
+    No collectives are used, because a collective hangs if any link is broken. `comm` contains all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

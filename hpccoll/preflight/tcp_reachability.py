@@ -51,8 +51,8 @@ class ReachabilityServer:
 
     Attributes:
         reports: for each node that sent a report, the nodes that it could not reach, each with the reason.
-        all_reported: event that node 0 sets when it needs no more reports, before it acknowledges any report. A node
-            listens until its report is acknowledged, so that nodes that start later can reach it.
+        all_reported: `threading.Event` that node 0 sets when it needs no more reports, before it acknowledges any
+            report. A node listens until its report is acknowledged, so that nodes that start later can reach it.
     """
 
     def __init__(self, port: int) -> None:

@@ -36,7 +36,7 @@ class CriticalPathEntry(Struct, frozen=True):
 
 
 class FitErrors(Struct, frozen=True):
-    """Median relative errors of the machine model --machine fit:FILE, on sizes used for the fit and on other sizes."""
+    """Median relative errors of a fitted machine model, at message sizes that the fit used and at the other sizes."""
 
     fitted: Amount
     left_out: Amount

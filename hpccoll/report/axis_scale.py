@@ -14,7 +14,7 @@ _NARROW, _WIDE = 0.9, 2.2  # decades; below _NARROW, ticks have equal steps; abo
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """A map of the values from `low` to `high` to the pixels from `start` to `end`; `start` may exceed `end`."""
+    """Maps values between `low` and `high` to pixels between `start` and `end`; `start` may exceed `end`."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ def choose_ticks(scale: AxisScale) -> list[float]:
 
 
 def thin_values(values: Sequence[Value], most: int) -> list[Value]:
-    """Return at most `most` of the values at equal distances in the list, including the first."""
+    """Return at most `most` of the values: the first and others at equal steps in the list."""
     return list(values[:: max(-(-len(values) // most), 1)])
 
 

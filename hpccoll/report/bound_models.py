@@ -2,8 +2,8 @@
 
 `hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
 per job (predict/fit.py): alpha, beta and gamma such that simulated times are closest to the measured times. A bound
-from a fitted model compares an operation with the best performance seen on this machine, not with its data sheet. If
-a result record contains a bound, that bound is used instead.
+from a fitted model compares an operation with the best performance seen on this machine, not with the hardware's data
+sheet. A bound in a result record takes precedence over a model's bound.
 
 The bounds assume message passing. Ranks that access shared memory directly may be faster than the bound.
 """
@@ -35,7 +35,7 @@ _MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 class JobModel:
     """The machine model of one job, and a description of the model's source.
 
-    `error` is the median relative error on sizes that were not used for the fit; None for a named machine.
+    `error` is a fitted model's median relative error at message sizes that the fit left out; None for a named model.
     """
 
     machine: Machine
@@ -72,7 +72,7 @@ class BoundModels:
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
-    """Return a model for each job: `machine` with the job's number of ranks per node."""
+    """Return one copy of the machine model `machine` per job, changed to the job's number of ranks per node."""
     per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
     return BoundModels({job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()})
 
@@ -118,7 +118,7 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Select measurements of the algorithms that are cheapest to simulate, up to `max_cost`; at least one algorithm."""
+    """Select measurements of the algorithms that are cheapest to simulate, of a total cost up to `max_cost`."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}

@@ -68,7 +68,7 @@ class CurveGroup:
         return PLACES[self.in_place]
 
     def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
-        """Return the implementation with the smallest median at a size and its record; None if all are wrong."""
+        """Return the implementation of least median time at a size, and its record; None if all results are wrong."""
         candidates = [
             (curve.implementation, record)
             for curve in self.curves
@@ -83,7 +83,7 @@ class CurveGroup:
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return the groups of comparable curves, in order of appearance, and in place before out of place."""
+    """Return the groups of comparable curves in order of appearance, but in-place groups before out-of-place ones."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
@@ -101,7 +101,7 @@ def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
 
 
 def _make_curves(records: dict[Implementation, dict[int, CollectiveRecord]]) -> tuple[Curve, ...]:
-    """Return one curve per implementation, sorted by implementation; `records` maps sizes to records."""
+    """Return one curve per implementation, sorted; `records` maps each implementation's message sizes to records."""
     ordered = sorted(records.items(), key=lambda item: item[0].sort_key)
     return tuple(Curve(name, tuple(by_size[nbytes] for nbytes in sorted(by_size))) for name, by_size in ordered)
 

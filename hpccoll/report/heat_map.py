@@ -3,8 +3,8 @@
 Colors compare each value with the best quartile of all values: blue is at least as good, yellow to red is worse. The
 median of all values would be a bad reference, because one slow node of four slows down half of all links. Cells of
 broken links are hatched and crossed. With up to 16 nodes, every cell shows its value. With up to 64 nodes, every cell
-is an SVG shape with a <title>. With more nodes, the matrix is a bitmap with one pixel per cell, because browsers cannot
-handle a million shapes.
+is an SVG shape with a <title>. With more than 64 nodes, the matrix is a bitmap with one pixel per cell, because
+browsers cannot handle a million shapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Line charts as SVG elements. The page's style sheet sets the charts' colors and fonts.
 
 A band and whiskers show the 95 % intervals of each line. Every marker has its values as a <title>, which browsers show
-without script. Each part of a line has two shapes, one for a logarithmic and one for a linear vertical axis. The
-attribute `data-alt` has the shape that is hidden at first, and the page's script can swap the two shapes.
+without script. Each part of a line has two shapes, one for a logarithmic and one for a linear vertical axis. One shape
+is displayed, the other is stored in its attribute `data-alt`, and the page's script can swap the two.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _trace_line(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisS
 
 
 def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path around the intervals; an empty string for a single point."""
+    """Return the SVG path around the points' confidence intervals; an empty string for a single point."""
     if len(points) < 2:
         return ""
     upper = [_format_position(point.x, point.high, x_scale, y_scale) for point in points]

@@ -2,7 +2,8 @@
 
 Color and marker together identify a line, so charts stay readable for color-blind readers and in print. MPI, NCCL and
 Gloo have fixed styles. For each operation, up to COLORS implementations get a color: those that are fastest at the most
-message sizes; among equals, the smaller mean slowdown decides. All others are drawn thin and gray ("muted").
+message sizes; among equals, the smaller mean slowdown decides. The lines of all other implementations are thin and gray
+("muted").
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implem
 
 
 def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return sort keys: minus the number of sizes at which an implementation is fastest, then its mean log lag."""
+    """Return sort keys: minus the number of sizes at which an implementation is fastest, and its mean log slowdown."""
     wins: dict[Implementation, int] = {}
     lags: dict[Implementation, list[float]] = {}
     for group in groups:

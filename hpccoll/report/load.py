@@ -127,7 +127,7 @@ def load_results(paths: Sequence[str | Path]) -> Results:
 
 
 def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield (file, whether the user named it): `path` itself, or all `*.jsonl` files below the directory `path`.
+    """Yield (`path`, True) if `path` is a file, else (file, False) for each `*.jsonl` file below the directory `path`.
 
     Raises UsageError if a directory has no `*.jsonl` file.
     """
@@ -193,7 +193,7 @@ class _ResultsBuilder:
             self.others[kind] += 1
 
     def build(self) -> Results:
-        """Return the contents of all files; of runs without records to show, only those of bench and preflight stay."""
+        """Return the contents of all files, without runs that have no records to show and were not meant to measure."""
         shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
         shown |= {row.run.number for row in self.rows}
         return Results(

@@ -40,7 +40,7 @@ class ScalingCurves:
         return group.setting.nodes if self.over == "nodes" else group.setting.ranks
 
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return (x, record) for every job that measured an implementation at a message size."""
+        """Return (position on the x axis, record) for every job that measured an implementation at a message size."""
         points = []
         for group in self.groups:
             for curve in group.curves:
@@ -61,7 +61,7 @@ def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
 
 
 def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
-    """Return the scaling curves of groups, with the x axis and up to three message sizes that all groups have."""
+    """Return the groups sorted by job size, with the choice of x axis and of up to three message sizes in common."""
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"

@@ -16,7 +16,7 @@ from hpccoll.units import format_size
 
 
 def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles) -> list[PageSection]:
-    """Return a section for each operation of which some message size was measured on all job sizes."""
+    """Return a section for each operation with a message size that was measured on all job sizes."""
     return [
         _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
     ]

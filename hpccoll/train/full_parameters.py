@@ -45,7 +45,7 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: MlpConfig, own: Sequenc
 
 
 def assemble_parameters(mesh: Mesh, model: MlpConfig, by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the full parameters by name from the result of `gather_shards`; of copies, the lowest rank's is used."""
+    """Return the full parameters by name from the result of `gather_shards`; replicas come from the lowest rank."""
     full = {
         shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in list_full_parameters(model)
     }

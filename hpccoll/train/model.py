@@ -1,8 +1,8 @@
 """The trained model on a mesh of ranks: the parameter shards and the layers of each rank.
 
 Layers with even index are split by output and layers with odd index by input, so an even layer and the next odd layer
-need no communication between them. A last layer with even index is replicated on all tensor-parallel ranks. Each
-pipeline stage holds consecutive layers.
+need no communication between them. If the last layer has an even index, all tensor-parallel ranks hold a copy of it.
+Each pipeline stage holds consecutive layers.
 """
 
 from __future__ import annotations

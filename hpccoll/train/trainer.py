@@ -109,7 +109,7 @@ class Trainer:
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
-        """Return images and labels of the next global batch, the same on all ranks; local; do not count its samples."""
+        """Return images and labels of the next global batch, the same on all ranks, but do not advance to it; local."""
         return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
 
     def apply_gradients(self) -> None:

@@ -84,7 +84,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
 
 
 def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
-    """Yield (implementation, slowdown) for each significantly slower than the fastest, if both use one MPI library."""
+    """Yield (implementation, slowdown) for each significantly slower one that uses the fastest one's MPI library."""
     fastest = group.find_fastest(nbytes)
     if fastest is None or fastest[1].time_us.min <= 0:
         return
@@ -152,7 +152,7 @@ def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag
 
 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
-    """Yield a note per operation on several nodes whose fastest time for the largest message far exceeds the bound."""
+    """Yield a note per operation on several nodes if its fastest time for the largest message far exceeds the bound."""
     for group in groups:
         fastest = group.find_fastest(group.sizes[-1]) if group.setting.nodes > 1 else None
         bound = None if fastest is None else models.compute_bound_s(fastest[1])

@@ -94,7 +94,7 @@ def _is_beyond(ratio: Interval, limit: float) -> bool:
 
 
 def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if many measurements are significantly faster or slower in the second half of iterations."""
+    """Yield a warning if many measurements became significantly faster or slower in the second half of iterations."""
     compared, drifting = 0, []
     for row in rows:
         samples = row.record.samples_us

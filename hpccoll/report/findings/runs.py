@@ -28,7 +28,7 @@ class BenchRequest:
     itemsize: int
 
     def list_expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
-        """Return (operation, in place, bytes) of every measurement that a complete run contains."""
+        """Return (operation, whether in place, bytes) of every measurement that a complete run contains."""
         expected = set()
         for name in self.operations:
             op = find_timed_operation(name)
@@ -41,7 +41,7 @@ class BenchRequest:
 def find_incomplete_runs(
     results: Results, read_request: Callable[[RecordedRun], BenchRequest | None]
 ) -> Iterator[Finding]:
-    """Yield a finding per file with an incomplete last line, without measurements, or with missing sizes."""
+    """Yield a finding per file whose last line is incomplete, or that lacks some or all requested measurements."""
     for file in results.torn:
         evidence = f"{file}: the last line is incomplete and was skipped"
         yield Finding("run", Severity.WARNING, "a run was cut short while writing a record", evidence, _RESUME)
