@@ -66,7 +66,7 @@ def add_machine_options(command: Command) -> Command:
 def resolve_machine(
     counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> ChosenMachine:
-    """Return the machine model that the options select: built-in, a TOML file, fitted to results, or with given costs.
+    """Return the selected machine model: built in, read from a TOML file, fitted to results, or with given costs.
 
     Args:
         counts: the rank counts to simulate.

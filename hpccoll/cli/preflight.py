@@ -161,7 +161,7 @@ def _get_exit_status(faults: list[FaultEntry]) -> int:
 
 
 def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
-    """Return the records of kinds `preflight_pair` and `preflight_node`; none until all pairs were measured once."""
+    """Return the records of kinds `preflight_pair` and `preflight_node`; [] until all pairs were measured once."""
     if not results.nbytes:
         return []
     pairs = [link.to_record(results.nodes) for link in results.iter_directed_links()]

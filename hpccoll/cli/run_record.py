@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-# The only SLURM variables that are recorded, by field of `SlurmJob`.
+# Maps fields of `SlurmJob` to SLURM variables; no other SLURM variable is recorded.
 SLURM_VARIABLES = {
     "job_id": "SLURM_JOB_ID",
     "job_name": "SLURM_JOB_NAME",

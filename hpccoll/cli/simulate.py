@@ -1,4 +1,4 @@
-"""`hpccoll simulate`: predicts the time, steps, bytes and critical path of algorithms on a machine.
+"""`hpccoll simulate`: predicts the time, steps, bytes and critical path of algorithms on a machine model.
 
 With --json, the command writes one `SimulatedPlanRecord` per algorithm, rank count and message size.
 """
@@ -78,7 +78,7 @@ def simulate(
     json_file: str | None,
     **machine: Any,
 ) -> None:
-    """Predict the time, steps, bytes and critical path of algorithms on a machine.
+    """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
     OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. --machine is
     the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Results above REPLAYED_BYTES (over all ranks) are not checked against a serial replay of the plan, which is slow.
+# Only results of at most this size (over all ranks) are compared with a serial replay of the plan, which is slow.
 REPLAYED_BYTES = 64 * 1024
 
 

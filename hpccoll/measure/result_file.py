@@ -182,7 +182,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _starts_like_record(line: bytes) -> bool:
-    """Whether a damaged line, however short, begins as every record of hpccoll begins."""
+    """Whether a damaged line may be a record cut short: it begins as every record of hpccoll begins."""
     start = line[: 2 * len(_START)].replace(b" ", b"")[: len(_START)]
     return _START.startswith(start) and bool(start)
 

@@ -55,7 +55,7 @@ class TorchCollectives:
         return options
 
     def _single(self, name: str, before: str) -> Any:
-        """Return the group's method called `name`, or called `before` in torch older than 2.13."""
+        """Return the process group's method called `name`, or called `before` in torch older than 2.13."""
         return getattr(self._group, name, None) or getattr(self._group, before)
 
     def _bind_rooted(

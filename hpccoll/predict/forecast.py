@@ -51,7 +51,7 @@ def forecast(
         chunks: number of chunks; None for the number that a run would use.
         root: the root rank; ignored by operations without one.
         full: simulate every rank, even if symmetry makes a few ranks enough.
-        trace: find the critical path; with tracing, a hybrid plan is not split into pipelined segments.
+        trace: find the critical path; with `trace`, the simulation does not split hybrid plans into pipelined segments.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)

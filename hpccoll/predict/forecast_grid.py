@@ -22,7 +22,7 @@ TIE = 1e-9  # relative difference up to which times are equal; the first such al
 
 @dataclass(frozen=True, slots=True)
 class ForecastGrid:
-    """Predicted seconds of each algorithm at each rank count and size, shape (A, R, S); inf where it cannot run."""
+    """Predicted seconds of each algorithm at each rank count and size, shape (A, R, S); inf if it cannot run there."""
 
     machine: Machine
     algorithms: tuple[Algorithm, ...]

@@ -25,7 +25,7 @@ Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
 
 
 class MachineError(UsageError):
-    """Raised if a key in the description of a machine is missing, unknown, of the wrong type or out of range."""
+    """Raised if a key in the description of a machine model is missing, unknown, of the wrong type or out of range."""
 
 
 class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
     overhead_us: float | None = None
 
     def make_link(self, where: str) -> Link:
-        """Return the link that this table describes; raise MachineError, which names `where`, for a wrong overhead."""
+        """Return the link that this TOML table describes; raise MachineError (naming `where`) for a bad overhead_us."""
         overhead = self.alpha_us if self.overhead_us is None else self.overhead_us
         if not 0 <= overhead <= self.alpha_us:
             raise MachineError(f"{where}: need 0 <= overhead_us <= alpha_us; found {overhead:g} and {self.alpha_us:g}")

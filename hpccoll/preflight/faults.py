@@ -1,10 +1,10 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow if it is below a given fraction of the other values' median, and also more than four times their spread
-below this median (spread: the median absolute deviation, scaled to a standard deviation). The condition on the spread
-prevents false faults where healthy links differ, as in tapered networks. Faults name as few nodes as possible. The slow
-links of a slow node are not faults. If all links of a node are slow, the fault names this node alone. The fault of any
-other slow link names its two nodes.
+A value is slow if it is below a given fraction of the other values' median, and if it is also below the median by more
+than four times the spread of the other values. Their spread is the median absolute deviation, scaled to a standard
+deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks. Faults
+name as few nodes as possible. The slow links of a slow node are not faults. If all links of a node are slow, the fault
+names this node alone. The fault of any other slow link names its two nodes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Heat maps as SVG elements: a matrix of nodes by nodes that makes one slow or broken link among thousands visible.
 
-Colors compare each value with the best quartile of all values: blue is at least as good, yellow to red is worse. The
-median of all values would be a bad reference, because one slow node of four slows down half of all links. Cells of
-broken links are hatched and crossed. With up to 16 nodes, every cell shows its value. With up to 64 nodes, every cell
-is an SVG shape with a <title>. With more than 64 nodes, the matrix is a bitmap with one pixel per cell, because
-browsers cannot handle a million shapes.
+Colors compare each value with the quartile that bounds the best quarter of all values: blue is at least as good, yellow
+to red is worse. The median of all values would be a bad reference, because one slow node of four slows down half of all
+links. Cells of broken links are hatched and crossed. With up to 16 nodes, every cell shows its value. With up to 64
+nodes, every cell is an SVG shape with a <title>. With more than 64 nodes, the matrix is a bitmap with one pixel per
+cell, because browsers cannot handle a million shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
 _MIN_SIDE_WITH_UNIT = 34.0  # pixels; the cells of a larger side have room for the unit below the number
 _LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
-# Pairs of a value's ratio to the best quartile and its color; colors get darker as the ratio departs from 1.
+# Pairs of a value's ratio to the best quartile and the ratio's color; colors get darker as the ratio departs from 1.
 _COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),

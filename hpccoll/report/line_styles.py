@@ -36,7 +36,7 @@ _MARKER_PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """The name of a class in the page's style sheet, and the marker as an SVG path around (0, 0)."""
+    """A line's CSS class in the page's style sheet, and its marker as an SVG path around (0, 0)."""
 
     css_class: str
     marker: str
