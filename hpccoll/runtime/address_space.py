@@ -40,7 +40,7 @@ class ChunkSegment:
 
 
 def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
-    """Cut C chunks of `sizes` elements, shape (C,), into `segments` segments that have nearly equal sizes."""
+    """Return `segments` segments, each with a nearly equal share of every chunk; `sizes[c]` is the size of chunk c."""
     return [ChunkSegment(sizes * number // segments, sizes * (number + 1) // segments) for number in range(segments)]
 
 
@@ -70,7 +70,7 @@ class AddressSpace:
 
     Args:
         call: the collective; SOURCE is its input and RESULT its output, and all memory has its dtype.
-        program: this rank's instructions, and how much scratch they need: two memories, named WORK and LANDING.
+        program: this rank's instructions, and how much they need of the two scratch memories, WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
         slots: each rank's slot, a buffer in shared memory, by rank; the key of this rank's own slot is OWN.
         segment: the segment that the program works on; None if the program works on whole chunks.
@@ -135,7 +135,7 @@ class AddressSpace:
         return base + self._start(place) * self.itemsize
 
     def _start(self, place: MemoryRange) -> int:
-        """Return a range's offset: in whole chunks for a user's array, in a packed segment for other memory."""
+        """Return a range's offset, translated from packed segment to whole chunks if the memory is a user's array."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner
@@ -155,5 +155,5 @@ class AddressSpace:
 
 
 def chunk_sizes(plan: Plan, count: int) -> IntArray:
-    """Return the number of elements of each chunk, shape (C,), if the vector or each block has `count` elements."""
+    """Return the number of elements of each chunk, shape (C,); `count` is that of the vector or of one block."""
     return plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

@@ -1,4 +1,4 @@
-"""Lets all ranks begin a step together, and succeed or raise the same error on all ranks."""
+"""Makes all ranks begin a step together, and makes a step succeed on all ranks or raise the same error on all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
     """Block until every rank of `comm` has called this; the operations in flight advance meanwhile. Collective.
 
-    Every rank calls `wait_for_ranks` before a blocking MPI call, in which its operations in flight would stand still
-    although other ranks may wait for them.
+    Every rank calls `wait_for_ranks` before a blocking MPI call. A rank's operations in flight do not advance during a
+    blocking MPI call, although other ranks may wait for them.
     """
     progress.wait_until(comm.Ibarrier().Test)
 

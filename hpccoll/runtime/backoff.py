@@ -31,10 +31,7 @@ class Backoff:
         self._since, self._sleep_s = 0.0, FIRST_SLEEP_S
 
     def pause(self) -> bool:
-        """Return at once; yield the core once some time has passed since the first pause; later sleep, if `sleeps`.
-
-        Returns whether the pause slept.
-        """
+        """Pause: at first not at all, then by yielding the core, later by sleeping; return whether it slept."""
         now = time.perf_counter()
         if not self._since:
             self._since = now

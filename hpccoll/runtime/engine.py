@@ -6,7 +6,7 @@ in the same order, so they count the same number. A tag is used again only after
 rank.
 
 Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
-persistent MPI request). A message plan runs unbound at its first call on given arrays. A repeated call binds the plan
+persistent MPI request). A message plan is not bound at its first call on given arrays. A repeated call binds the plan
 and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
 first call. Asynchronous calls and calls with a `premul_sum` factor are never cached.
 
@@ -173,12 +173,12 @@ class Engine:
     def select(self, call: CollectiveCall, *, asynchronous: bool = False) -> Selection:
         """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
 
-        Writes the selection of `auto` to the selection log, if there is one. For device memory, the first call that
-        is not asynchronous and considers the MPI library starts probe processes, and waits for them and for all ranks.
+        Writes the selection of `auto` to the selection log, if there is one. With device memory, the first call that is
+        not asynchronous and may use the MPI library starts probe processes, and waits for them and for all ranks.
 
         Raises:
-            UsageError: the call asks for the MPI library's own collective, whose result would differ from hpccoll's, or
-                which does not take device memory.
+            UsageError: the call asks for the MPI library's own collective, but its result would differ from hpccoll's,
+                or it does not take device memory.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
@@ -202,7 +202,7 @@ class Engine:
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
 
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
-        """Return the kind of memory (host, symmetric or CUDA) of the buffers, except buffers that only the root has."""
+        """Return the kind of a call's memory (host, symmetric or CUDA), ignoring buffers that only the root has."""
         if call.module.on_device:
             return BufferKind.CUDA
         buffers = [call.source] if call.operation not in (Operation.BROADCAST, Operation.SCATTER) else []

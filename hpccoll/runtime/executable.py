@@ -36,7 +36,7 @@ class Executable(Protocol):
     def calls(self) -> tuple[BoundCall, ...]:
         """A tuple of the functions that a run calls, for timing one by one; empty before the first binding.
 
-        If these functions overlap in time, the only item of the tuple is the executable itself.
+        If the functions of a run overlap in time, the only item of the tuple is the executable itself.
         """
 
     def free(self) -> None:

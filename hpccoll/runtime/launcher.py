@@ -19,8 +19,8 @@ from hpccoll.errors import LauncherError
 
 _MPICH, _OPEN_MPI, _SLURM = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 _STARTERS = {_MPICH: "an mpirun or srun that speaks PMI (MPICH)", _OPEN_MPI: "Open MPI's mpirun", _SLURM: "srun"}
-# Launchers describe a process's rank and job in environment variables with these prefixes.
-# The prefixes match no settings of users, such as OMPI_MCA_btl and OMPI_ALLOW_RUN_AS_ROOT.
+# The prefixes of environment variables in which launchers describe a process's rank and job.
+# Settings of users, such as OMPI_MCA_btl and OMPI_ALLOW_RUN_AS_ROOT, do not begin with any of these prefixes.
 _JOB_PREFIXES = (
     "PMI_",
     "PMIX_",

@@ -53,7 +53,7 @@ class InFlight(ABC):
 
 
 class Progress:
-    """All operations in flight of this process; true if any of them is a plan, which does not advance by itself.
+    """All operations in flight of this process; true if any is a plan, because plans do not advance by themselves.
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
@@ -133,7 +133,7 @@ class Progress:
             self.idle(backoff)
 
     def idle(self, backoff: Backoff) -> None:
-        """Pause once between two polls of shared memory, and advance what is in flight.
+        """Pause once between two polls of shared memory, and advance the operations in flight.
 
         If operations are in flight, the pause does not sleep, because each poll may move data. If no operation is in
         flight, MPI is polled after each sleep, because a message that MPI has buffered moves on only inside an MPI
@@ -146,7 +146,7 @@ class Progress:
             self.poll_mpi()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Call a function that blocks in MPI, in a thread of its own while plans are in flight, and return its result.
+        """Return the result of a function that blocks in MPI, called in a separate thread while plans are in flight.
 
         Without MPI_THREAD_MULTIPLE the function is always called directly; plans in flight then stand still.
         """

@@ -8,10 +8,10 @@ among three implementations that give the same bits.
 - NumPy's own function is used for short arrays and, without torch, for float16, minimum and maximum.
 
 The bits agree because all three implementations compute a sum, product or quotient in float32 and round it to nearest
-even. A processor that rounds a float16 result only once gives the same bits: float32 has 24 bits, at least 2p + 2 for
-p = 11 (Figueroa, "When is double rounding innocuous", 1995). NaNs stay NaNs, with unspecified payload. Minimum and
-maximum do not round, but for a pair of +0 and -0 the implementations may return different zeros. NumPy's function
-therefore computes the minimum or maximum of each pair of +0 and -0.
+even. A processor with float16 arithmetic, which rounds only once, gives the same bits, because float32's 24 bits are at
+least 2p + 2 for float16's p = 11 bits (Figueroa, "When is double rounding innocuous", 1995). NaNs stay NaNs, with
+unspecified payload. Minimum and maximum do not round, but for a pair of +0 and -0 the implementations may return
+different zeros. NumPy's function therefore computes the minimum or maximum of each pair of +0 and -0.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HalfPrecision:
         return partial(_run_widened, getattr(np, function), left, right, out)
 
     def _get_torch(self) -> Any:
-        """Return torch, None until large arrays make importing it worthwhile, or False if torch must not be used."""
+        """Return torch, None if it is not yet worth importing, or False if it is unusable or must not be used."""
         if self._torch is None and ("torch" in sys.modules or self._bound >= WORTH_IMPORTING):
             self._torch = _import_torch() or False
         return self._torch

@@ -64,7 +64,7 @@ class NumPyModule:
 
     def _bind_multiply(self, out: FlatArray, source: FlatArray, factor: FlatArray) -> BoundCall:
         if out.dtype.kind == "c" and len(out) == 1:
-            # NumPy's in-place product of a single complex number is not fused, so the bits differ from other products.
+            # In place, NumPy multiplies a single complex number without fused multiply-add, which changes the bits.
             return _quiet(partial(_multiply_by_copy, source, factor, out))
         return _quiet(partial(np.multiply, source, factor, out))
 

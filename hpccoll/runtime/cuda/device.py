@@ -8,12 +8,13 @@ Work queued after a stream fence starts once everything queued before the fence 
 needs the barrier of the hosts because a stream does not wait at all for an event that was never recorded.
 
 Each rank has two CUDA events, one for even-numbered and one for odd-numbered stream fences. Stream fences are numbered
-together with the host barriers (`NodeBarrier`) that collectives in host memory pass. Two events per rank are enough: a
-rank records the event of fence k again only for fence k + 2, after the barrier of fence k + 1, which every rank enters
-after its waits of fence k. A later record of an event does not affect a wait that was called earlier. With a single
-event, a fast rank could record its event for fence k + 1 before a slow rank waits for fence k. With a single event,
-results would still be right, but work of the slow rank would wait for work that the fast rank queued after fence k.
-Source: CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
+together with the host barriers (`NodeBarrier`) that collectives in host memory pass. Two events per rank are enough,
+because a rank records the event of fence k again only for fence k + 2. Before fence k + 2, the rank has passed the host
+barrier of fence k + 1, which every rank enters after calling its waits of fence k. A later record of an event does not
+affect a wait that was called earlier. With a single event, a fast rank could record its event for fence k + 1 before a
+slow rank waits for fence k. With a single event, results would still be right, but work of the slow rank would wait for
+work that the fast rank queued after fence k. Source: CUDA Runtime API, "Event Management", cudaEventRecord and
+cudaStreamWaitEvent; "Device Management", IPC.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
-        """Unmap each of a buffer's mappings once nothing refers to it; after the last, count the buffer as closed."""
+        """Unmap each of a buffer's mappings once it is unreferenced; after the last one, count the buffer as closed."""
         left = len(mappings)
 
         def close(address: int) -> None:

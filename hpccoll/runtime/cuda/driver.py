@@ -116,7 +116,7 @@ class CudaDriver:
         self.call("cuEventRecord", event, None)
 
     def synchronize_event(self, event: ctypes.c_void_p) -> None:
-        """Block until the work that the event's latest record follows is done."""
+        """Block until all work that was queued before the event's latest record is done."""
         self.call("cuEventSynchronize", event)
 
     def export_event(self, event: ctypes.c_void_p) -> bytes:

@@ -101,7 +101,7 @@ class DeviceExecutable(PlanExecutable):
         )
 
     def _prepare_launches(self, device: SharedDeviceMemory, locations: tuple[int, ...]) -> None:
-        """Prepare kernels and fences that access each rank's input and output at `locations`; launch nothing.
+        """Prepare fences, and kernels that access each rank's input and output at `locations`; launch nothing.
 
         The plan's first fence is left out, because `_queue` already fences on entry.
         """

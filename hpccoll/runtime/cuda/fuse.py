@@ -35,7 +35,7 @@ class KernelLaunch:
     """One kernel launch: runs the same instructions for each row of a table of addresses, in accesses of `width` bytes.
 
     `rows` is the table, in the format that `kernels.generate_source` documents. `units` is the largest number of units
-    (`KernelSpec.unit` bytes each) in any row.
+    (`KernelSpec.unit` bytes each) in any row of the table.
     """
 
     chain: FusedChain
@@ -46,7 +46,7 @@ class KernelLaunch:
 
 @dataclass(slots=True)
 class _FusionGroup:
-    """A group of instructions on the same elements: its loads, reduces and stores."""
+    """A fusion group: the loads, reduces and stores of instructions that work on the same elements."""
 
     function: str
     nbytes: int
@@ -86,7 +86,7 @@ class _FusionGroup:
         return written or any(load.overlaps(other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
-        """Return the instructions as register numbers, without addresses; elements only copied are treated as bytes."""
+        """Return the instructions on numbered registers, without addresses; elements are bytes if none is reduced."""
         count = len(self.loads)
 
         def number(register: int) -> int:
@@ -126,10 +126,10 @@ def plan_launches(
 
 
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
-    """Add an instruction to the latest fusion group that it can join without a changed result, else to a new group.
+    """Add an instruction to the latest fusion group that it can join without changing the result, else to a new group.
 
-    An instruction joins a fusion group only if it can run before all later groups with the same result. The last of
-    `ranges` is the instruction's output.
+    An instruction joins a fusion group only if running it before all later groups does not change the result. The last
+    of `ranges` is the instruction's output.
     """
     *operands, out = ranges
     for group in reversed(groups):

@@ -107,7 +107,7 @@ class CudaRuntime:
         return int(runtime.eventCreateWithFlags(flags))
 
     def stream_wait_event(self, event: int, stream: int) -> None:
-        """Make the stream wait for the event's latest record at the time of this call; returns immediately."""
+        """Make later work on the stream wait for the event's latest record; the host does not wait."""
         self._runtime.streamWaitEvent(stream, event, 0)
 
     def compile_kernel(self, kernel: KernelSpec) -> Any:
@@ -131,9 +131,10 @@ class CudaRuntime:
 class IpcCloseCounters:
     """Counters in shared host memory: each rank counts the buffers whose mappings it has closed.
 
-    Each rank has SLOTS counters, and buffer b is counted in counter b modulo SLOTS. No other rank maps any buffer of
-    counter i once counter i of every other rank equals the number of these buffers. Buffers that share a counter may be
-    freed later than necessary, never too early. This rank writes the counters `own` and reads the counters `others`.
+    Each rank has SLOTS counters, and buffer b is counted in counter b modulo SLOTS. Once counter i of every other rank
+    has reached the number of buffers counted in it, no other rank maps any of these buffers. Buffers that share a
+    counter may be freed later than necessary, never too early. This rank writes the counters `own` and reads the
+    counters `others`.
     """
 
     def __init__(self, own: memoryview, others: Sequence[memoryview]) -> None:

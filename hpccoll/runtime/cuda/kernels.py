@@ -71,7 +71,7 @@ class FusedChain:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel to compile: runs a chain on up to `rows` rows of addresses, in accesses of `width` bytes."""
+    """A kernel to compile: runs a chain (fused instructions) on up to `rows` address rows, in `width`-byte accesses."""
 
     chain: FusedChain
     width: int
@@ -89,7 +89,7 @@ class KernelSpec:
 
 
 def round_up_rows(chain: FusedChain, wanted: int) -> int:
-    """Return the number of address rows `wanted`, rounded up to one of a few sizes so that few kernels are compiled."""
+    """Round a kernel's number of address rows, `wanted`, up to one of a few sizes, so that few kernels are compiled."""
     return min(next(size for size in (1, 8, 64, 512) if wanted <= size), chain.most_rows)
 
 
@@ -151,7 +151,7 @@ def _reduction(chain: FusedChain) -> str:
 
 
 def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str:
-    """Return the C++ expression that reduces the floats `left` and `right`; min and max select operand `a` or `b`."""
+    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield variable `a` or `b`."""
     if function in _SIGNS:
         return f"{left} {_SIGNS[function]} {right}"
     sign = _ORDER[function] + ("=" if ties_left else "")

@@ -122,7 +122,7 @@ class ChunkLocations:
 
 
 def align_ranges(*sides: list[MemoryRange]) -> list[tuple[MemoryRange, ...]]:
-    """Cut lists of memory ranges, equal in total length, at common offsets; return tuples of matching pieces."""
+    """Cut lists of ranges with equal total lengths at the same offsets; return tuples with one piece per list."""
     cuts = sorted({0}.union(*(np.cumsum([part.count for part in side]).tolist() for side in sides)))
     return [tuple(slice_ranges(side, begin, end)[0] for side in sides) for begin, end in pairwise(cuts)]
 

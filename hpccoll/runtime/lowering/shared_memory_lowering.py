@@ -126,7 +126,7 @@ class SharedMemoryLowering:
         return [replace(part, owner=rank) for part in other.merge_ranges(chunks, memory)]
 
     def _find_store_target(self, rank: int, chunks: IntArray) -> list[MemoryRange]:
-        """Return the memory ranges that stores to these chunks of a rank write."""
+        """Return the memory ranges that are written by a store to these chunks of `rank`."""
         if rank == self._rank:
             return self._locations.home_ranges(chunks)
         return [replace(part, owner=rank) for part in self._get_locations(rank).home_ranges(chunks)]
@@ -143,7 +143,8 @@ class SharedMemoryLowering:
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
         """Combine loaded operands in order with the chunks' current values; store the result in the chunks.
 
-        The result goes to scratch first if its memory holds a later operand or is still loaded by other ranks.
+        The result goes to scratch first if a later operand is in the chunks' memory or other ranks still load from
+        there.
         """
         current = self._locations.current_ranges(chunks)
         if self._staged:

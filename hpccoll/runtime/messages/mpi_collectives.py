@@ -6,9 +6,10 @@ whether a buffer was used before or whether an asynchronous operation is still i
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
 operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
-the persistent form if the call was prepared, which all ranks do together. Plans in flight on other communicators do not
-change the form, because only some ranks may have them. While plans are in flight, the blocking form runs in a thread
-(`Progress.call`), and the calling thread advances the plans. Collectives on device memory always use the blocking form.
+the persistent form if the call was prepared (as by `all_reduce_init`), which all ranks do together. Plans in flight on
+other communicators do not change the form, because only some ranks may have them. While plans are in flight, the
+blocking form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device
+memory always use the blocking form.
 
 Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
 """
@@ -129,9 +130,9 @@ class MpiCollectives:
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
 
-        Asynchronous calls on device memory never can, because Open MPI lacks non-blocking reductions of device memory.
-        For other calls on device memory, the first call of this method starts probe processes, waits for them and for
-        the other ranks, and agrees with the other ranks. Collective.
+        The result is false for asynchronous calls on device memory, because Open MPI lacks non-blocking reductions of
+        device memory. With any other call on device memory, `can_run` starts probe processes when first called, waits
+        for them and for the other ranks, and returns the same result on all ranks. Collective.
         """
         if not has_same_semantics(call.operation, call.dtype, call.reduction):
             return False

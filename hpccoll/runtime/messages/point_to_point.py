@@ -73,7 +73,7 @@ class PointToPoint:
 
 
 def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
-    """Cut a buffer's bytes, `payload`, into one or more segments of whole elements, up to LONGEST_SEGMENT bytes."""
+    """Cut a buffer's bytes, `payload`, into segments of whole elements, each of at most LONGEST_SEGMENT bytes."""
     itemsize = buffer.dtype.itemsize
     step = max(LONGEST_SEGMENT // itemsize, 1) * itemsize
     return [payload[start : start + step] for start in range(0, max(buffer.nbytes, 1), step)]

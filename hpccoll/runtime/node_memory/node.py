@@ -106,7 +106,7 @@ class NodeMemory:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
     def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:
-        """Gather the arguments `facts` of all ranks of the node and raise MismatchError with those that differ."""
+        """Gather the arguments `facts` of the node's ranks, and raise a MismatchError that lists the differing ones."""
         facts_by_rank = {self.rank: facts}
         requests = [self.comm.isend(facts, rank, _MISMATCH_TAG) for rank in self.others]
         facts_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}

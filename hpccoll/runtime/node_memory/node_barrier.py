@@ -5,7 +5,7 @@ a rank also publishes a fingerprint of the collective, so ranks that called diff
 difference before they access data.
 
 A rank that reads another rank's word must also see that rank's earlier stores. x86 keeps stores and loads in program
-order. On other machines a rank calls MPI_Win_sync, a full memory barrier, before it writes its word and after it has
+order. On other processors a rank calls MPI_Win_sync, a full memory barrier, before it writes its word and after it has
 read the words of the other ranks.
 """
 
@@ -21,7 +21,7 @@ from hpccoll.runtime.progress import Progress
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# Word 0 counts a rank's fences; words 1 to 3 and 4 to 6 are its even and odd entries: fingerprint and two locations.
+# Word 0 counts a rank's fences; words 1-3 and words 4-6 hold its entries in turn (a fingerprint and two locations).
 # Words for two entries suffice, because a rank is at most one entry ahead of the ranks that still read its words.
 _ENTRY_WORDS = (1, 4)
 WORDS: Final = 8
@@ -37,7 +37,7 @@ class NodeBarrier:
         others: the shared words of each other rank of the node.
         oversubscribed: whether there are more ranks than cores; if so, a wait yields the core sooner.
         progress: the operations in flight, which advance during waits.
-        ordered: whether the machine keeps stores in program order; None means to decide by the machine's type.
+        ordered: whether the processor keeps stores in program order; None means to decide by the processor's type.
     """
 
     __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
@@ -75,7 +75,7 @@ class NodeBarrier:
 
     @property
     def synchronize(self) -> Callable[[], object] | None:
-        """A function that executes a full memory barrier; None if the machine keeps stores in order."""
+        """A function that executes a full memory barrier; None if the processor keeps stores in order."""
         return self._synchronize
 
     @property
@@ -84,7 +84,7 @@ class NodeBarrier:
         return (self._count + 1) & 1
 
     def enter(self, entry: int, source: int = 0, result: int = 0) -> bool | None:
-        """Block until all ranks enter a collective; return whether the bit DIRECT is the same in all ranks' entries.
+        """Block until all ranks enter a collective; return whether they agree on access in place (bit DIRECT).
 
         `enter` returns None on all ranks if ranks entered different collectives or used different arguments.
 
@@ -119,7 +119,7 @@ class NodeBarrier:
         return True
 
     def compare(self) -> bool | None:
-        """Return whether the bit DIRECT is equal in all ranks' latest entries; None if their fingerprints differ."""
+        """Return whether all ranks agree on access in place (bit DIRECT); None if their fingerprints differ."""
         at = _ENTRY_WORDS[(self._entries - 1) & 1]
         entry, differing_bits = self._own[at], 0
         for other in self._others:

@@ -134,7 +134,7 @@ class SymmetricBuffers:
         return own[0], get_dtype(own[1])
 
     def register(self, own: object, address: int, nbytes: int, peers: dict[int, Any]) -> None:
-        """Register this rank's memory as a symmetric buffer until `own` is garbage-collected.
+        """Add this rank's memory to the symmetric buffers until `own` is garbage-collected.
 
         Args:
             own: the object that holds this rank's memory; the user's arrays keep it alive.
@@ -180,7 +180,7 @@ class SymmetricBuffers:
         return _TOKEN | found.number * _LARGEST_OFFSET | (buffer.address - found.address)
 
     def resolve(self, rank: int, token: int) -> tuple[Any, int]:
-        """Return the memory of `rank` in the symmetric buffer of a token, and the token's byte offset.
+        """Return the memory of `rank` in the symmetric buffer that `token` identifies, and the token's byte offset.
 
         Raises:
             UsageError: the symmetric buffer was freed or deleted on this rank.

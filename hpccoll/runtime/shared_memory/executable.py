@@ -189,7 +189,7 @@ def add_peer_buffers(space: AddressSpace, node: NodeMemory, call: CollectiveCall
 
 
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
-    """Whether other ranks can access in place every buffer of this rank that the program makes them access."""
+    """Whether all buffers of this rank that other ranks access in the program can be accessed in place."""
     if program.uses_slots:  # these chunks are in no user's memory
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
