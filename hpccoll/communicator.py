@@ -4,7 +4,7 @@ Names, argument order and in-place defaults follow torch.distributed: an operati
 input works in place unless `out` is given. Every collective passes through `Communicator._collective`.
 
 The module of each algorithm states its cost in alpha (latency of a step), beta (time per byte sent) and gamma (time per
-byte reduced). The first one or two calls on the same arrays prepare an executable, which later calls only run.
+byte reduced). The second call on the same arrays prepares an executable, which later calls only run.
 """
 
 from __future__ import annotations
@@ -271,13 +271,20 @@ class Communicator:
         if executable is not None:
             executable()
             return x if out is None else out
+        unbound = None if async_op else self._engine.unbound.find(operation, x, out, op, root, algorithm)
+        due = not async_op and not self._engine.progress.operations and self._cache.is_due(key)
+        if unbound is not None and not (due and unbound.output_given):
+            return unbound(x, out)
         call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
             operation_in_flight = self._engine.start(call)
             return Work(self.rank, self._engine.progress, operation_in_flight, call.value)
-        executable = self._engine.run(call)
-        if executable is not None and self._argument_check is None and call.output_given:
-            self._cache.add_by_array(key, executable, x, out)
+        executable = self._engine.run(call, again=unbound is not None)
+        if self._argument_check is None:
+            if executable is not None and call.output_given:
+                self._cache.add_by_array(key, executable, x, out)
+            if unbound is None:
+                self._engine.remember(call, x, out, op, algorithm)
         return call.value
 
     def _require_open(self) -> None:

@@ -116,7 +116,7 @@ class AddressSpace:
             array = self._peers[place.memory, place.owner][0]
             if array is None:
                 return None
-        start = self._start(place)
+        start = self.start(place)
         return array[start : start + place.count]
 
     def own_view(self, place: MemoryRange) -> FlatArray:
@@ -132,9 +132,9 @@ class AddressSpace:
             base = self.module.get_address(self._own[place.memory])
         else:
             base = self._peers[place.memory, place.owner][1]
-        return base + self._start(place) * self.itemsize
+        return base + self.start(place) * self.itemsize
 
-    def _start(self, place: MemoryRange) -> int:
+    def start(self, place: MemoryRange) -> int:
         """Return a range's offset, translated from packed segment to whole chunks if the memory is a user's array."""
         if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start

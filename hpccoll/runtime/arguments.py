@@ -83,13 +83,20 @@ def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, roo
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         if operation is Operation.GATHER and rank != root:
             return source, None, None, source.count, False
-        return _with_result(operation, x, source, out, (n, *source.shape), source.count, source.count * n)
+        new = output_shape(operation, source.shape, n)
+        return _with_result(operation, x, source, out, new, source.count, source.count * n)
     count = _block_count(operation, source, n)
-    rows = source.shape[0]
-    if operation is Operation.ALL_TO_ALL:
-        return _with_result(operation, x, source, out, source.shape, count, source.count)
-    block = source.shape[1:] if rows == n else (rows // n, *source.shape[1:])
-    return _with_result(operation, x, source, out, block, count, count)
+    total = source.count if operation is Operation.ALL_TO_ALL else count
+    return _with_result(operation, x, source, out, output_shape(operation, source.shape, n), count, total)
+
+
+def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[int, ...]:
+    """Return the shape of a new output for an input of the given shape, whose first dim n divides if it is split."""
+    if operation in (Operation.ALL_GATHER, Operation.GATHER):
+        return (n, *shape)
+    if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER):
+        return shape[1:] if shape[0] == n else (shape[0] // n, *shape[1:])
+    return shape
 
 
 def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
@@ -122,7 +129,7 @@ def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArr
         raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
     source = as_buffer(x, "x", writable=False)
     count = _block_count(Operation.SCATTER, source, n)
-    block = source.shape[1:] if source.shape[0] == n else (source.shape[0] // n, *source.shape[1:])
+    block = output_shape(Operation.SCATTER, source.shape, n)
     return _with_result(Operation.SCATTER, x, source, out, block, count, count)
 
 

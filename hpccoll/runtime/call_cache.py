@@ -20,6 +20,7 @@ from hpccoll.runtime.executable import Executable
 CAPACITY = 256  # executables found by address
 ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
+MOST_PATIENCE = 256  # most calls that precede the binding of a call whose key belonged to deleted arrays
 
 # The dtype of a bound array, the address and bytes of a torch tensor (otherwise None), and a weak reference.
 # The weak reference's callback removes the cache entry before another array can get the same id.
@@ -32,11 +33,15 @@ class CallCache:
     """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
 
     `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. The keys of `by_array` are `id(x)`
-    for an all_reduce of `x` with default arguments, and tuples for all other calls.
+    for an all_reduce of `x` with default arguments, and tuples for all other calls. `by_kind` holds what carries out
+    calls that are not bound to arrays (see unbound.py).
     """
 
     def __init__(self) -> None:
         self.by_array: dict[Hashable, CachedCall] = {}
+        self.by_kind: dict[Hashable, Any] = {}
+        self._calls_until_due: dict[Hashable, int] = {}
+        self._patience: dict[Hashable, int] = {}  # by array key: the unbound calls before the next binding
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
@@ -58,7 +63,7 @@ class CallCache:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
-        forget = partial(_forget, self.by_array, key)
+        forget = partial(self._forget, key)
         self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
 
     def find_by_address(self, key: Hashable) -> Executable | None:
@@ -84,13 +89,37 @@ class CallCache:
             self._seen.popitem(last=False)
         return seen
 
+    def is_due(self, key: Hashable) -> bool:
+        """Whether a call with the array key `key` should bind an executable; counts the call.
+
+        The first call with a key is not due. Keys contain ids, which Python gives to new arrays again. If an array is
+        deleted after its calls were bound, twice as many calls with its key as before precede the next binding.
+        """
+        left = self._calls_until_due.get(key)
+        if left is None:
+            if len(self._calls_until_due) >= SEEN_CAPACITY:
+                self._calls_until_due.clear()
+            left = self._patience.get(key, 1)
+        self._calls_until_due[key] = max(left - 1, 0)
+        return left == 0
+
+    def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
+        """Remove a cached call after its array was deleted; bind later calls with its key more reluctantly."""
+        if self.by_array.pop(key, None) is None:
+            return
+        if len(self._patience) >= SEEN_CAPACITY:
+            self._patience.clear()
+        self._calls_until_due.pop(key, None)
+        self._patience[key] = min(2 * self._patience.get(key, 1), MOST_PATIENCE)
+
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:
-        """Forget which arrays belong to which executable; the executables are still found by address."""
-        self.by_array.clear()
+        """Forget all that is found without a check of the call; the executables are still found by address."""
+        for known in (self.by_array, self.by_kind, self._calls_until_due, self._patience):
+            known.clear()
 
     def clear(self) -> None:
         """Free all executables; to be called before MPI is finalized."""
@@ -113,16 +142,11 @@ def _is_unchanged(known: KnownArray, array: Any) -> bool:
     return array.dtype is dtype and (storage is None or storage == (array.data_ptr(), array.nbytes))
 
 
-def _forget(calls: dict[Hashable, CachedCall], key: Hashable, _: weakref.ref[Any]) -> None:
-    """Remove a cached call after its array was deleted."""
-    calls.pop(key, None)
-
-
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child clears the attribute `by_array` of each.
+    """Return all call caches of this process; a forked child clears what each finds without a check.
 
-    In a forked child, a collective that finds nothing in `by_array` raises UsageError. Detecting a fork by comparing
+    In a forked child, a collective that finds nothing in the cache raises UsageError. Detecting a fork by comparing
     process ids would cost a system call in every collective.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()

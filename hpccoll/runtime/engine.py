@@ -8,7 +8,8 @@ rank.
 Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
 persistent MPI request). A message plan is not bound at its first call on given arrays. A repeated call binds the plan
 and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
-first call. Asynchronous calls and calls with a `premul_sum` factor are never cached.
+first call. First calls on plain arrays reach the engine only if no earlier call was of the same kind (unbound.py).
+Asynchronous calls and calls with a `premul_sum` factor are never cached.
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -31,12 +32,13 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
-from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.executable import Executable, UnboundProgram
 from hpccoll.runtime.job import detect_layout, get_mpi_library
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.plan_executable import Context
+from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
+from hpccoll.runtime.unbound import UnboundCollectives
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import load_tuning_table
@@ -73,11 +75,17 @@ class Engine:
         )
         self._selector = Selector(comm.size, layout.nodes, table)
         self._log = make_selection_log(comm.rank, comm.size)
+        self.unbound = UnboundCollectives(
+            self.cache.by_kind, self.library, self.progress, self.size, self.select, self._make_unbound_program
+        )
         self._asynchronous_calls = 0
         self._started: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
 
-    def run(self, call: CollectiveCall) -> Executable | None:
-        """Run a collective and wait for its end; return its executable if it is in the call cache, else None."""
+    def run(self, call: CollectiveCall, *, again: bool = False) -> Executable | None:
+        """Run a collective and wait for its end; return its executable if it is in the call cache, else None.
+
+        `again` states that the call ran before with the same arrays, so that it is bound if possible.
+        """
         key = _key(call)
         executable = self.cache.find_by_address(key)
         if executable is not None:
@@ -85,7 +93,7 @@ class Engine:
             return executable
         selection = self.select(call)
         shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
-        again = self.cache.was_seen(key) and not self.progress
+        again = (self.cache.was_seen(key) or again) and not self.progress
         if call.reduction.factor is None and (shared or again):
             executable = self.bind(as_unowned(call), selection)
             self.cache.add_by_address(key, executable)
@@ -260,6 +268,19 @@ class Engine:
         from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
         return SharedMemoryExecutable(context, call, selection, scratch)
+
+    def remember(self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any) -> None:
+        """Let later calls like `call`, a blocking call with the arguments `x` to `algorithm`, skip checks and binding.
+
+        With a selection log, which lists the size of every message, all calls go through `select` instead.
+        """
+        if self._log is None:
+            self.unbound.add(call, x, out, op, algorithm)
+
+    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | None:
+        """Return a program of a selected plan that runs on any host arrays; None if a run needs an executable."""
+        executable = self._make_executable(call, selection)
+        return executable.make_unbound() if isinstance(executable, PlanExecutable) else None
 
     def _lower(
         self,

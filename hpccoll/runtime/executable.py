@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 
 from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
-from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.arrays import BoundCall, FlatArray
 
 
 class Executable(Protocol):
@@ -41,6 +41,13 @@ class Executable(Protocol):
 
     def free(self) -> None:
         """Release the requests and memory of the executable, which cannot run afterwards."""
+
+
+class UnboundProgram(Protocol):
+    """A rank's program that runs on any flat arrays of one dtype and count."""
+
+    def __call__(self, source: FlatArray, result: FlatArray) -> object:
+        """Run the program once on this input and output; return when this rank's part is done."""
 
 
 def raise_freed() -> NoReturn:

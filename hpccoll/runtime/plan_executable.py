@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
-from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.executable import UnboundProgram, raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import Selection
@@ -92,6 +92,10 @@ class PlanExecutable:
         name = algorithm.name if algorithm else ""
         arguments = (name, self._chunks, call.root, call.count, call.dtype.name, call.reduction.name)
         return (call.operation.value, *arguments, memory)
+
+    def make_unbound(self) -> UnboundProgram | None:
+        """Return the same program for any plain arrays, which keeps no array; None if a run needs an executable."""
+        return None
 
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""

@@ -57,10 +57,7 @@ class Selector:
             library: whether the MPI library's own collective gives the same result for this dtype and reduction.
             shared: whether the ranks of each node share memory, as shared-memory algorithms need.
         """
-        low_bits = nbytes.bit_length() - LEADING_BITS
-        if low_bits > 0:
-            nbytes = nbytes >> low_bits << low_bits
-        key = (operation, nbytes, itemsize, buffer, library, shared)
+        key = (operation, round_message_size(nbytes), itemsize, buffer, library, shared)
         selection = self._selections.get(key)
         if selection is None:
             selection = self._selections[key] = self._select_new(*key)
@@ -109,6 +106,12 @@ def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
 
 def _format_us(microseconds: float) -> str:
     return f"{microseconds:.3g} us" if microseconds < 100 else f"{microseconds:.0f} us"
+
+
+def round_message_size(nbytes: int) -> int:
+    """Return the smallest message size that agrees with `nbytes` in its leading three bits."""
+    low_bits = nbytes.bit_length() - LEADING_BITS
+    return nbytes >> low_bits << low_bits if low_bits > 0 else nbytes
 
 
 class SelectionLog:

@@ -147,6 +147,7 @@ class RandomProgram:
         self.pending: list[Pending] = []
         self.groups = [Group(world, list(range(world.size)))]
         self.number, self.last = 0, ""
+        self.kept: dict[tuple[Any, ...], Any] = {}
         for _ in range(3 if world.size > 1 else 0):
             self._add_group()
         for group in self.groups:
@@ -307,7 +308,7 @@ class RandomProgram:
             x[:] = values
             return x
         if kind == "torch" and self.torch is not None:
-            x = self.torch.empty(len(values), dtype=getattr(self.torch, call.dtype))
+            x = self._take(call, kind, half, len(values))
             if len(values):
                 x.view(self.torch.uint8).numpy()[:] = values.view(np.uint8)
             return x
@@ -315,7 +316,22 @@ class RandomProgram:
             wide = np.zeros((len(values), 3), values.dtype)
             wide[:, 1] = values
             return wide[:, 1]
-        return values.copy()
+        x = self._take(call, "numpy", half, len(values))
+        x[:] = values
+        return x
+
+    def _take(self, call: Call, kind: str, half: int, count: int) -> Any:
+        """Return an array for a call: a new one, or the array of an earlier blocking call, as each rank draws it."""
+        key = call.group, call.dtype, kind, half, count
+        if call.blocking and key in self.kept and self.own.random() < 0.6:
+            return self.kept[key]
+        if kind == "torch":
+            x = self.torch.empty(count, dtype=getattr(self.torch, call.dtype))
+        else:
+            x = np.empty(count, get_dtype(call.dtype).numpy)
+        if call.blocking and self.own.random() < 0.5:
+            self.kept[key] = x
+        return x
 
     def _checker(self, call: Call, rank: int, n: int, result: Any, unchanged: Any) -> Callable[[Any], None]:
         """Return the check of what a call returns, and that its input is unchanged."""

@@ -68,20 +68,22 @@ def test_what_was_bound_is_what_runs(hpc, monkeypatch):
 
 def test_everything_that_differs_makes_another_executable(hpc):
     x = np.zeros(12, np.int64)
+    part, unsigned, halves = x[:5], x.view(np.uint64), x.view(np.int32)
     calls = [
         lambda: hpc.all_reduce(x, algorithm="ring"),
         lambda: hpc.all_reduce(x, algorithm="tree"),
         lambda: hpc.all_reduce(x, op="max", algorithm="ring"),
-        lambda: hpc.all_reduce(x[:5], algorithm="ring"),
-        lambda: hpc.all_reduce(x.view(np.uint64), algorithm="ring"),
-        lambda: hpc.all_reduce(x.view(np.int32), algorithm="ring"),
+        lambda: hpc.all_reduce(part, algorithm="ring"),
+        lambda: hpc.all_reduce(unsigned, algorithm="ring"),
+        lambda: hpc.all_reduce(halves, algorithm="ring"),
         lambda: hpc.broadcast(x, root=hpc.size - 1),
         lambda: hpc.reduce(x, root=0, algorithm="tree"),
     ]
     for _ in range(2):
         for call in calls:
             call()
-    assert len(hpc._engine.cache) == len(calls)
+    unbound = hpc.rank != 0  # a reduce is not bound on ranks that get no result
+    assert len(hpc._engine.cache) == len(calls) - unbound
 
 
 def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):

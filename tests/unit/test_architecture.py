@@ -61,13 +61,14 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
-        "plan_executable": (4, "plan_executable"),
+        **{name: (4, name) for name in ("plan_executable", "plain_arrays", "unbound_program")},
         "messages": (5, "messages"),
         "shared_memory": (5, "shared_memory"),
         "hierarchical": (6, "hierarchical"),
         "cuda": (6, "cuda"),
-        "engine": (7, "engine"),
-        "__init__": (8, "__init__"),
+        "unbound": (7, "unbound"),
+        "engine": (8, "engine"),
+        "__init__": (9, "__init__"),
     },
 }
 FRONT_DOOR = {"__version__": 0}  # any other name taken from `hpccoll` itself comes from the communicator's floor

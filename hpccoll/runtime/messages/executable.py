@@ -25,6 +25,7 @@ from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
+from hpccoll.runtime.unbound_program import StepMaker, UnboundMessages
 from hpccoll.selection import Selection
 
 BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
@@ -138,6 +139,13 @@ class MessageExecutable(PlanExecutable):
         self._calls = (*self._before, *(call for call, _ in bound), *self._after)
         first = len(self._before)
         self._requests = {at: request for at, (_, request) in enumerate(bound, first) if request is not None}
+
+    def make_unbound(self) -> UnboundMessages:
+        """Return the same program for any host arrays; it does not advance operations in flight."""
+        program, comm = self._program, self._context.comm
+        steps = StepMaker(self._space, comm=comm, tag=self._tag).make(program.instructions)
+        scratch = self._take_scratch(program.work + program.landing)
+        return UnboundMessages(steps, (scratch[: program.work], scratch[program.work :]))
 
     def __call__(self) -> None:
         if self._calls is None:

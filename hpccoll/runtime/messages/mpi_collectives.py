@@ -16,7 +16,7 @@ Cost: a bound call is one C call behind a `functools.partial`, on buffer specifi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -173,6 +173,15 @@ class MpiCollectives:
             mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
         else:
             mpi.surround(partial(self._progress.call, self._bind_blocking(mpi)))()
+
+    def call(self, method: str, arguments: Sequence[Any]) -> None:
+        """Call mpi4py's `method` on host memory, in the form that this communicator uses now, and wait for its end."""
+        if self._uses_non_blocking:
+            self._complete(partial(getattr(self._comm, f"I{method.lower()}"), *arguments))
+        elif self._progress.operations:
+            self._progress.call(partial(getattr(self._comm, method), *arguments))
+        else:
+            getattr(self._comm, method)(*arguments)
 
     def start(self, call: CollectiveCall) -> NonBlockingCollective:
         """Start a collective and return at once; `can_run(call)` must be true."""

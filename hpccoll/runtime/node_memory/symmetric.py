@@ -61,6 +61,9 @@ class BufferRegistry:
         self._starts: list[int] = []
         self._buffers: dict[int, SymmetricBuffer] = {}
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def add(self, buffer: SymmetricBuffer) -> None:
         """Add a buffer."""
         insort(self._starts, buffer.address)

@@ -22,7 +22,9 @@ from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.shared_memory.staged_program import StagedProgram
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
+from hpccoll.runtime.unbound_program import StepMaker
 from hpccoll.selection import Selection
 
 LEAST_REMOTE_BYTES = 256 * 2**10  # buffers of this size or more: cross-memory attach costs less than slots
@@ -76,6 +78,23 @@ class SharedMemoryExecutable(PlanExecutable):
         super().free()
         self._direct_calls.clear()
         self._staged.clear()
+
+    def make_unbound(self) -> StagedProgram | None:
+        """Return the staged program for any host arrays; None for a direct run, or for one of several segments."""
+        segments = self._segments()
+        if self.direct or len(segments) > 1:
+            return None
+        node, (segment,) = self._context.node, segments
+        program = self._lower(segment.sizes, staged=True)
+        scratch = self._take_scratch(program.work + program.landing)
+        space = AddressSpace(self._call, program, scratch, segment=segment, rank=node.rank)
+        before, after = split_at_first_fence(local_instructions(program))
+        maker, memories = StepMaker(space, node.others, node.barrier.fence), {}
+        for number, slot in enumerate(node.slots):
+            memory = slot_memory(slot, node, self._call)
+            slots = [memory[rank] for rank in (OWN, *node.others)]
+            memories[number] = (scratch[: program.work], scratch[program.work :], *slots)
+        return StagedProgram(node, self._entry, self._facts, maker.make(before), maker.make(after), memories)
 
     def _run_direct(self) -> bool:
         """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""

@@ -164,12 +164,40 @@ def test_forgetting_arrays_keeps_executables_by_address(cache):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_the_second_call_with_an_array_is_due(cache):
+    assert [cache.is_due("key") for _ in range(4)] == [False, True, True, True]
+    assert not cache.is_due("other")
+
+
+def test_calls_with_ids_of_deleted_arrays_are_due_ever_later(cache):
+    """A program that makes a new array for each call gets the same id again and again."""
+    calls = 0
+    for _ in range(5):
+        while not cache.is_due("key"):
+            calls += 1
+        cache.add_by_array("key", FakeExecutable(), np.ones(3), np.ones(3))
+    assert calls == 1 + 2 + 4 + 8 + 16
+    for _ in range(10):
+        while not cache.is_due("key"):
+            pass
+        cache.add_by_array("key", FakeExecutable(), np.ones(3), None)
+    assert sum(not cache.is_due("key") for _ in range(1000)) == call_cache.MOST_PATIENCE
+
+
+def test_counts_of_calls_are_bounded(cache):
+    for number in range(3 * call_cache.SEEN_CAPACITY):
+        cache.is_due(number)
+        cache.add_by_array(number, FakeExecutable(), np.ones(3), None)
+        assert max(len(cache._calls_until_due), len(cache._patience)) <= call_cache.SEEN_CAPACITY
+
+
 def test_a_forked_child_forgets_arrays(cache):
     """So that its next call is checked, and refused: MPI cannot be used after a fork."""
     x = np.ones(3)
     cache.add_by_array("key", FakeExecutable(), x, None)
+    cache.by_kind["kind"] = "collective"
     child = os.fork()
     if not child:
-        os._exit(3 if cache.find_by_array("key", x, None) is None else 4)
+        os._exit(3 if cache.find_by_array("key", x, None) is None and not cache.by_kind else 4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     assert cache.find_by_array("key", x, None) is not None

@@ -1,0 +1,39 @@
+"""Runs a staged program, which copies through slots, on arrays that are given at each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpccoll.runtime.arrays import FlatArray
+from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.unbound_program import Memories, Step
+
+
+@dataclass(frozen=True, slots=True)
+class StagedProgram:
+    """A staged program of one segment, in which the ranks enter exactly as in a staged run of an executable.
+
+    `memories` are, by the number of the slot of a run, all memories after input and output (see unbound_program.py).
+    """
+
+    node: NodeMemory
+    entry: int
+    facts: Sequence[object]
+    before_entry: Sequence[Step]
+    after_entry: Sequence[Step]
+    memories: Mapping[int, Memories]
+
+    def __call__(self, source: FlatArray, result: FlatArray) -> None:
+        node, alike = self.node, None
+        slot = node.next_slot
+        memories = (source, result, *self.memories[slot])
+        while not alike:
+            for step in self.before_entry:
+                step(memories)
+            alike = node.barrier.enter(self.entry)
+            if alike is None:
+                node.raise_mismatch(self.facts)
+        for step in self.after_entry:
+            step(memories)
+        node.next_slot = (slot + 1) % len(node.slots)

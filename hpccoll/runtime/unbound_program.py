@@ -1,0 +1,114 @@
+"""Runs a program on arrays that are given at each run, without binding the program to them.
+
+The arrays and the other memory of a run are in one sequence, in this order: input, output, WORK and LANDING, this
+rank's slot, and the slots of the node's other ranks. A step is a function of such a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mpi4py import MPI
+
+from hpccoll.runtime.address_space import AddressSpace
+from hpccoll.runtime.arrays import NUMPY, FlatArray
+from hpccoll.runtime.lowering import OWN, Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
+
+Memories: TypeAlias = Sequence[FlatArray]
+Step: TypeAlias = Callable[[Memories], object]
+
+
+class StepMaker:
+    """Makes steps of instructions.
+
+    Args:
+        space: locates the instructions' memory ranges; its arrays are ignored.
+        others: the node's other ranks, in the order of their slots in the sequence of memories.
+        fence: the call that waits for the ranks of the node; only for programs with fences.
+        comm: the communicator of the messages; only for programs with messages.
+        tag: the tag of the messages.
+    """
+
+    def __init__(
+        self,
+        space: AddressSpace,
+        others: Sequence[int] = (),
+        fence: Callable[[], object] = bool,
+        comm: MPI.Comm = MPI.COMM_NULL,
+        tag: int = 0,
+    ) -> None:
+        self._space, self._fence, self._comm, self._tag = space, fence, comm, tag
+        self._others: Mapping[int, int] = {rank: at for at, rank in enumerate(others, 5)}
+        self._requests: dict[int, MPI.Request] = {}
+
+    def make(self, instructions: Sequence[Instruction]) -> list[Step]:
+        """Return a step for each of the instructions."""
+        return [self._make_step(index, instruction) for index, instruction in enumerate(instructions)]
+
+    def _make_step(self, index: int, instruction: Instruction) -> Step:
+        """Return the step of instruction number `index`; it must not refer to `self`, whose space has arrays."""
+        fence, requests = self._fence, self._requests
+        match instruction:
+            case Copy(source, out):
+                return _make_copy(*self._locate(source), *self._locate(out))
+            case Reduce():
+                places = [self._locate(place) for place in instruction.ranges]
+                return _make_reduce(self._space.reduce_function, places)
+            case NodeFence():
+                return lambda _: fence()
+            case Wait(start):
+                return lambda _: requests.pop(start).Wait()
+            case Receive(peer, place) | Send(peer, place):
+                post = self._comm.Isend if isinstance(instruction, Send) else self._comm.Irecv
+                return self._make_message(index, post, peer, place)
+
+    def _make_message(self, index: int, post: Callable[..., MPI.Request], peer: int, place: MemoryRange) -> Step:
+        """Return the step that posts a message of instruction number `index` by `Isend` or `Irecv`."""
+        (at, part), nbytes = self._locate(place), place.count * self._space.itemsize
+        requests, tag = self._requests, self._tag
+
+        def post_message(memories: Memories) -> None:
+            """Post the message and keep its request."""
+            requests[index] = post((memories[at][part], nbytes, MPI.BYTE), peer, tag)
+
+        return post_message
+
+    def _locate(self, place: MemoryRange) -> tuple[int, slice]:
+        """Return the number of a range's memory in the sequence of memories, and the range as a slice."""
+        start = self._space.start(place)
+        at = int(place.memory) if place.owner == OWN else self._others[place.owner]
+        return at, slice(start, start + place.count)
+
+
+def _make_copy(source: int, source_part: slice, out: int, out_part: slice) -> Step:
+    """Return a step that copies a part of one memory to a part of another."""
+
+    def copy(memories: Memories) -> None:
+        """Copy the elements."""
+        memories[out][out_part] = memories[source][source_part]
+
+    return copy
+
+
+def _make_reduce(function: str, places: Sequence[tuple[int, slice]]) -> Step:
+    """Return a step that reduces two parts of memories by a function of NumPy into a third part."""
+    (a, a_part), (b, b_part), (out, out_part) = places
+
+    def reduce(memories: Memories) -> None:
+        """Reduce the elements, with the arithmetic of bound executables."""
+        NUMPY.bind_reduce(function, memories[a][a_part], memories[b][b_part], memories[out][out_part])()
+
+    return reduce
+
+
+class UnboundMessages:
+    """A program of messages; `scratch` is the memory for WORK and LANDING."""
+
+    def __init__(self, steps: Sequence[Step], scratch: Memories) -> None:
+        self._steps, self._scratch = steps, scratch
+
+    def __call__(self, source: FlatArray, result: FlatArray) -> None:
+        memories: Any = (source, result, *self._scratch)
+        for step in self._steps:
+            step(memories)
