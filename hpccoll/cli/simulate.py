@@ -172,7 +172,7 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
 
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
-    """Print the table of all cases and, for few cases, their critical paths."""
+    """Print the table of all cases and, if there are only a few, their critical paths."""
     print_table(f"Simulated on {chosen.title}", COLUMNS, [_make_row(case) for case in cases], numbers=COLUMNS[1:])
     print("across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds")
     if len(cases) > MAX_PRINTED_PATHS:

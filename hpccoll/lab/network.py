@@ -16,7 +16,7 @@ MTU = 9000
 # A token bucket of 50,000 B loses several percent of 400 Mbit/s, because it is empty before the kernel's next tick.
 # A token bucket of 131,072 B loses nothing of 400 Mbit/s, and holds TCP's largest frame, 64 KiB.
 MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
-# The queue holds the TCP windows of several senders, because a drop would halve TCP's rate and distort results.
+# The queue has room for several senders' TCP windows, because a drop would halve TCP's rate and distort results.
 MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 

@@ -38,7 +38,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process has ended or handles SIGCONT; srun handles it to forward the signal to its tasks."""
+    """Whether a process must not be stopped: it has ended, or handles SIGCONT, which srun forwards to its tasks."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -45,7 +45,7 @@ class EngineRecords:
         return tuple(record for record in (self.out_of_place, self.in_place) if record is not None)
 
     def get_record(self, in_place: bool) -> CollectiveRecord | None:
-        """Return the record in place or, if `in_place` is False, out of place; None if not measured."""
+        """Return the in-place record or, if `in_place` is False, the out-of-place record; None if not measured."""
         return self.in_place if in_place else self.out_of_place
 
 

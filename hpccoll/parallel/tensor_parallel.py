@@ -26,7 +26,7 @@ class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # to
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
-        """Return a view of `x`; local."""
+        """Return a view of `x`, because the forward pass is the identity; local."""
         ctx.tp = tp
         return x.view_as(x)
 
@@ -46,7 +46,7 @@ class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 
     @staticmethod
     def backward(_: Any, grad: Any) -> tuple[Any, None]:
-        """Return `grad` itself; local."""
+        """Return `grad` itself, because every rank needs the whole gradient of the sum; local."""
         return grad, None
 
 

@@ -66,7 +66,7 @@ def find_faults(results: PreflightResults, threshold: float) -> list[FaultEntry]
 
 
 def list_excluded_nodes(faults: Iterable[FaultEntry]) -> list[str]:
-    """Return the names of the nodes whose exclusion from a job avoids all faults, sorted."""
+    """Return the sorted names of the nodes whose exclusion from a job avoids all faults."""
     return sorted({fault.exclude for fault in faults})
 
 

@@ -1,9 +1,9 @@
 """The color and marker of each implementation, the same in all charts of the page.
 
 Color and marker together identify a line, so charts stay readable for color-blind readers and in print. MPI, NCCL and
-Gloo have fixed styles. For each operation, up to COLORS implementations get a color: those that are fastest at the most
-message sizes; among equals, the smaller mean slowdown decides. The lines of all other implementations are thin and gray
-("muted").
+Gloo have the same color and marker on every page. For each operation, up to COLORS implementations get a color: those
+that are fastest at the most message sizes; among equals, the smaller mean slowdown decides. The lines of all other
+implementations are thin and gray ("muted").
 """
 
 from __future__ import annotations
