@@ -198,7 +198,7 @@ class _TuneOutputs:
         return table
 
     def finish(self) -> None:
-        """Write the tuning table and print the measured times; list algorithms that could not run on standard error."""
+        """Write the tuning table, print the measured times, and warn of algorithms that could not run."""
         if not self.measured:
             return
         table = self._store_table()

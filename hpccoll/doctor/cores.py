@@ -73,7 +73,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota in cores of a cgroup v2 directory, and the file and value that set it; None if unlimited."""
+    """Return a cgroup v2 directory's CPU quota in cores, and the file and value that set it; None if unlimited."""
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -82,7 +82,7 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota in cores of a cgroup v1 directory, and the file and value that set it; None if unlimited."""
+    """Return a cgroup v1 directory's CPU quota in cores, and the file and value that set it; None if unlimited."""
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None

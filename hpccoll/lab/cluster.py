@@ -236,7 +236,7 @@ class Lab:
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return the lab's `isolation`, `why` no better one was chosen, `shape` (the configuration) and `nodes`."""
+        """Return `isolation` (its kind), the reason `why` no better kind works, `shape` (configuration) and `nodes`."""
         return self.client.request("status")
 
 

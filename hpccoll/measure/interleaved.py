@@ -151,7 +151,7 @@ class InterleavedBenchmark:
         return seconds, timer[2]() if timer is not None else 0.0
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing a contender, or None to go on; local. All ranks use rank 0's decision."""
+        """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""
         best = min(each.median_us for each in self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))

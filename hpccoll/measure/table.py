@@ -76,7 +76,7 @@ def format_timings(record: CollectiveRecord | None) -> list[str]:
 
 
 def format_interval(record: CollectiveRecord) -> str:
-    """Return the median's interval in microseconds, such as `[3.02,3.31]`, or `[3.02,3.31]?` below 95 %."""
+    """Return the median's interval in microseconds, such as `[3.02,3.31]`, with a `?` if it covers less than 95 %."""
     sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
     return f"[{_format_time(record.time_us.p50_low)},{_format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
 

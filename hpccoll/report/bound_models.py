@@ -118,7 +118,7 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Select measurements of the algorithms that are cheapest to simulate, of a total cost up to `max_cost`."""
+    """Select measurements of the algorithms that are cheapest to simulate, up to the total cost `max_cost`."""
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
