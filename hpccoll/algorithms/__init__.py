@@ -1,10 +1,11 @@
 """Collective algorithms as plans, one file per family; the first look-up in the registry imports all of them.
 
-An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. The
-function sends and changes no data; it returns lazy `Rounds`, whose steps are computed when they are read. Docstrings
-call the message size in bytes S (as nccl-tests does), the chunk count k, the node count N and the ranks per node L.
+An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. An
+algorithm's function only describes transfers: it returns lazy `Rounds`, whose steps are computed when they are read.
+Docstrings call the message size in bytes S (as nccl-tests does), the chunk count k, the node count N and the ranks per
+node L.
 
-Read `ring` first, then `registry`. `loader` loads a user's own algorithm.
+Read the module `ring` first, then `registry`. `loader` loads a user's own algorithm.
 """
 
 from hpccoll.algorithms.registry import (

@@ -9,9 +9,9 @@ entered the barrier. The last rank then leaves, and every other rank leaves when
 which ends at rank n - 2. The double ring is the slowest barrier, with the least load on the network, because one
 message is in flight at a time. The source of the double ring is Open MPI.
 
-Dissemination: in round t every rank signals the rank 2**t above it (modulo n). After ceil(log2 n) rounds of
-dissemination every rank knows that all ranks have entered. Dissemination works for any n and needs no root. Source:
-Hensgen, Finkel and Manber, IJPP 1988.
+Dissemination: in round t every rank r signals rank r + 2**t (modulo n). After ceil(log2 n) rounds of dissemination
+every rank knows that all ranks have entered. Dissemination works for any n and needs no root. Source: Hensgen, Finkel
+and Manber, IJPP 1988.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Operation, Round
 
 
 def linear_cost(n: int) -> Cost:
-    """A barrier takes 2 (n - 1) steps and sends no data."""
+    """A linear or double-ring barrier takes 2 (n - 1) steps and sends no data."""
     return Cost(2 * (n - 1), Fraction(0), Fraction(0))
 
 
@@ -57,11 +57,11 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
 
 
 def dissemination_cost(n: int) -> Cost:
-    """A barrier takes ceil(log2 n) steps and sends no data."""
+    """A dissemination barrier takes ceil(log2 n) steps and sends no data."""
     return Cost(ceil_log2(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
 def dissemination(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: in round t every rank signals the rank 2**t above it, modulo n."""
+    """Plan a barrier: in round t every rank r signals rank r + 2**t (mod n)."""
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

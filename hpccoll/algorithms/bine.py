@@ -1,4 +1,4 @@
-"""Bine (binomial negabinary) all-reduce: a butterfly whose distances, written in base -2, are all ones.
+"""Bine (binomial negabinary) all-reduce: a butterfly whose distances have only digits 1 in base -2.
 
 The distances abs(1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1. The distances of recursive halving
 (n/2, n/4, ..., 1) are about 1.5 times those of Bine, so recursive halving sends more bytes between groups of nearby

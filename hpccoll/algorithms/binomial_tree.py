@@ -95,7 +95,7 @@ def gather_cost(n: int) -> Cost:
 
 
 def scatter_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; the root sends (n-1)/n S, each edge S/n per rank of the subtree below it."""
+    """S bytes take ceil(log2 n) steps; the root sends (n-1)/n S; an edge carries S/n per rank of its subtree."""
     return Cost(ceil_log2(n), Fraction(sum(_subtree_sizes(n)), n * n), Fraction(n - 1, n))
 
 
@@ -126,7 +126,7 @@ def scatter(rank: IntArray, n: int, root: int) -> Rounds:
 
 
 def barrier_cost(n: int) -> Cost:
-    """A barrier takes 2 ceil(log2 n) steps and sends no data."""
+    """A tree barrier takes 2 ceil(log2 n) steps and sends no data."""
     return Cost(2 * ceil_log2(n), Fraction(0), Fraction(0))
 
 

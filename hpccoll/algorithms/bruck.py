@@ -7,10 +7,10 @@ The receiver's own part is the first operand of each reduction. One rank compute
 
 All-to-all: the block from rank r for rank r + j moves j ranks up. In round t, all blocks for which bit t of j is 1 move
 2**t ranks up in one message, so a block is sent once per 1-bit of j, log2(n)/2 times on average. Bruck's all-to-all
-sends more bytes than pairwise in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a rank's input,
-chunks n to 2n-1 its output, and chunk 2n+j buffers a block of distance j in transit. Bruck's paper rotates all blocks
-before and after the rounds. Instead of rotating, this all-to-all reads a block's first hop from the input, writes its
-last hop to the output, and copies only the rank's own block.
+sends more bytes than the pairwise all-to-all in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a
+rank's input, chunks n to 2n-1 its output, and chunk 2n+j buffers a block of distance j in transit. Bruck's paper
+rotates all blocks before and after the rounds. Instead of rotating, this all-to-all reads a block's first hop from the
+input, writes its last hop to the output, and copies only the rank's own block.
 
 Sources: Bruck et al., TPDS 1997; Traeff, arXiv 2410.14234, for the reduce-scatter (a circulant graph with powers of two
 as skips).
@@ -59,7 +59,7 @@ def _count_distances(n: int, t: int) -> int:
 
 
 def all_to_all_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; every rank sends a block per 1-bit of 0, ..., n-1: about log2(n)/2 S."""
+    """S bytes take ceil(log2 n) steps; every rank sends about log2(n)/2 S (block j once per 1-bit of j)."""
     sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
     return Cost(ceil_log2(n), sent, sent)
 
@@ -70,7 +70,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def make_hop(t: int) -> Move:
-        """Return the step that sends all blocks whose distance has bit t set to the rank 2**t above."""
+        """Return round t's step: every block with bit t set in its distance moves 2**t ranks up."""
         bit, count = 1 << t, _count_distances(n, t)
 
         def list_sent_chunks() -> IntArray:

@@ -63,7 +63,7 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
         return empty_rounds(chunks)
 
     def mirror_chunks(region: Region) -> Region:
-        """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
+        """Return `region` (a set of chunks) with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
 
     # A reversed broadcast starts with the last chunk; mirrored chunk numbers make the reduce start with chunk 0.

@@ -7,13 +7,13 @@ is one cyclic interval of chunks, of the same length on all ranks, so no rank co
 
 The broadcast sends k chunks to n ranks in k - 1 + q rounds, q = ceil(log2 n), for any k and n. In round t every rank
 sends one chunk to the rank skip[t mod q] above it, where skip lists the skips below n in ascending order. A schedule of
-q chunk numbers per rank determines the chunks that the rank receives in the first cycle of q rounds. In each later
-cycle of q = ceil(log2 n) rounds all chunk numbers of the schedule are higher by q. The first chunk that a rank receives
-is its *base* chunk, whose number is the index of the smallest skip on its greedy path from the root. In each cycle of q
-= ceil(log2 n) rounds a rank receives one chunk of every residue modulo q, always a chunk that its sender already has.
-The reduce is the broadcast backwards. Traeff's papers compute the schedule by a depth-first search;
-`compute_receive_schedule` walks greedily over the skips instead, for all ranks at once; a test verifies the papers'
-conditions.
+q = ceil(log2 n) chunk numbers per rank lists the chunks that the rank receives in the first cycle of q rounds. In each
+later cycle of q = ceil(log2 n) rounds all chunk numbers of the schedule are higher by q. The first chunk that a rank
+receives is its *base* chunk. Its number is the index of the smallest skip in the sum of skips, taken greedily from the
+largest, that equals the rank's distance from the root. In each cycle of q = ceil(log2 n) rounds a rank receives one
+chunk of every residue modulo q, always a chunk that its sender already has. The reduce is the broadcast backwards.
+Traeff's papers compute the schedule by a depth-first search. Instead, `compute_receive_schedule` adds skips greedily,
+for all ranks at once, and a test verifies the papers' conditions on schedules.
 
 Each partial sum starts with the receiver's own part and adds arriving partial sums round by round. One rank computes
 the final sum of each chunk (in the reduce, the root). Sources: Traeff, arXiv 2410.14234 (reduce-scatter), 2312.11236
@@ -71,14 +71,18 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
 
     `place` is the rank relative to the root; the root's row of the result is meaningless. In the row of any other rank,
     only the chunk that the rank receives first is >= 0; a negative entry means that nothing is received yet. Each later
-    cycle of q rounds adds q to all entries.
+    cycle of q rounds adds q to all chunk numbers.
     """
     skips, row = list_skips(n), np.arange(len(place))
     q = len(skips) - 1
     free = np.ones((len(place), q + 1), np.bool_)
 
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
-        """Add unused skips, largest first, up to `limit` until above `enough`; return the sum and the last index."""
+        """Return a sum of unused skips, and the index of the last skip added.
+
+        Skips are added from the largest to the smallest until the sum is > `enough`, except skips that would make the
+        sum > `limit`.
+        """
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):
             step = free[:, e] & (height + skips[e] <= limit) & (height <= enough)
@@ -89,14 +93,14 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[row, base] = False
     chunk, below = np.zeros((len(place), q), np.int64), np.full(len(place), 2 * n)
     for k in range(q):
-        # The sum of skips is a place above the sender of round k + 1 and not above the sender of round k.
+        # Read as a rank, the sum of skips lies after the sender of round k + 1 and not after the sender of round k.
         below, chunk[:, k] = walk(np.minimum(n + place - skips[k], below - 1), n + place - skips[k + 1])
         free[row, chunk[:, k]] = False
     return np.where(chunk == q, base[:, None], chunk - q)
 
 
 def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntArray]:
-    """Return the chunks that each rank (relative to the root) sends and receives in each round of the first cycle.
+    """Return the chunks that ranks (relative to the root) send and receive in the rounds of the schedule's first cycle.
 
     Both arrays have shape (P, q) for P ranks and q = ceil(log2 n) rounds.
     """

@@ -5,10 +5,10 @@ one latency, and each rank sends n - 1 times the message. Two shots: every rank 
 which reduces it and sends the result to all ranks. The two-shot all-reduce takes two latencies and sends no more bytes
 than a ring. Direct algorithms suit small and medium messages of few ranks with a link between each pair.
 
-In one shot every rank reduces all messages in rank order, so all ranks compute the same bits. In two shots owner r of a
-chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks copy the owner's result.
-Source: the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner and Gropp, IJHPCA 2005,
-for the direct exchange.
+In one shot every rank reduces all messages in rank order, so all ranks compute the same bits. In the two-shot
+all-reduce owner r of a chunk reduces its own part first, then those of ranks r-1, r-2 and so on (mod n), and all ranks
+copy the owner's result. Source: the one-stage and two-stage all-reduce of TensorRT-LLM and vLLM; Thakur, Rabenseifner
+and Gropp, IJHPCA 2005, for the direct exchange.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
-        """Return a step in which rank r sends to rank (r + t) mod n, for all r with r + t >= n (< n if not `wraps`)."""
+        """Return a step in which rank r sends to rank (r + t) mod n, for r + t >= n if `wraps`, else for r + t < n."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
@@ -46,7 +46,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     def all_reduce_round(_: int) -> list[Move]:
         """Return all messages of the one-shot all-reduce, in the order in which a rank reduces them."""
         # A rank reduces messages in the order of the steps, so the steps are sorted by sender.
-        # The message of rank 0 overwrites the receiver's data, which the receiver therefore also sends to itself.
+        # The message of rank 0 overwrites the receiver's data, so the receiver also sends its data to itself.
         below = [make_exchange(t, wraps=False) for t in range(n - 1, 0, -1)]
         own = np.where(rank > 0, rank, NO_PEER)
         above = [make_exchange(t, wraps=True) for t in range(n - 1, 0, -1)]

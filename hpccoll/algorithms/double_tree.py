@@ -7,10 +7,11 @@ odd). The inner ranks of the first tree, except rank 0 for odd n, are leaves of 
 as the root has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k
 - 1 rounds.
 
-In the broadcast the root sends to two binary trees of the n - 1 other ranks (mirrored for odd n, shifted for even n),
-so every rank receives the message once and sends at most S bytes (the message size). The reduce moves partial sums up
-the two trees of the broadcast. In the paper by Sanders, Speck and Traeff a rank sends one chunk per step, in about
-twice as many steps; in these plans a rank sends to both children in one step.
+In the broadcast the root sends to two binary trees of the n - 1 other ranks. The second tree of the broadcast is the
+first over mirrored (n odd) or shifted ranks (n even), so every rank receives the message once and sends at most S bytes
+(the message size). The reduce moves partial sums up the two trees of the broadcast. In the paper by Sanders, Speck and
+Traeff a rank sends one chunk per step, in about twice as many steps; in these plans a rank sends to both children in
+one step.
 
 A parent reduces its own part first, then its children's chunks in order of arrival (the left child's first if both
 arrive in one round). The root of a tree computes the result of each of the tree's chunks. Sources: Sanders, Speck and
@@ -91,7 +92,7 @@ def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce."""
 
     def mirror_chunks(region: Region) -> Region:
-        """Return `region` with each chunk number c replaced by k - 1 - c, for k chunks in all."""
+        """Return `region` (a set of chunks) with each chunk number c replaced by k - 1 - c, for k chunks in all."""
         return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
 
     # Reversed rounds start with the last chunk; mirrored chunk numbers make the broadcast start with chunk 0.

@@ -1,10 +1,11 @@
 """Dual root all-reduce: two binary trees of half the ranks each, whose roots exchange partial sums, in one pipeline.
 
-A rank exchanges with one partner per round, in a cycle of three rounds: right child, left child, parent. Each exchange
-within a tree sends a chunk of the partial sum up and an earlier chunk of the result down; the two roots exchange
-partial sums. After the first chunk, one more chunk is finished every three rounds. The dual root all-reduce suits
-networks on which a rank communicates with one other rank at a time. The double tree exchanges with several ranks per
-round, so for many chunks it takes a third of the rounds, and its busiest rank sends the message twice, not three times.
+A rank exchanges data with one partner per round, in a cycle of three rounds: right child, left child, parent. Each
+exchange within a tree sends a chunk of the partial sum up and an earlier chunk of the result down; the two roots
+exchange partial sums. After the first chunk, one more chunk is finished every three rounds. The dual root all-reduce
+suits networks on which a rank communicates with one other rank at a time. In the double tree a rank exchanges data with
+several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and its
+busiest rank sends the message twice, not three times.
 
 The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
 order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not
@@ -60,7 +61,9 @@ def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
 
 @cache
 def find_longest_path(size: int, left: int, right: int) -> int:
-    """Return the longest root-to-leaf distance in a tree of `size` ranks with edges of length `left` and `right`."""
+    """Return the longest root-to-leaf distance of `size` ranks; edges to left children have length `left`, others
+    `right`.
+    """
     below = size - 1
     paths = [left + find_longest_path(below - below // 2, left, right)] if below else [0]
     return max(paths + ([right + find_longest_path(below // 2, left, right)] if below > 1 else []))
@@ -85,7 +88,7 @@ def count_rounds(n: int, chunks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Exchanges:
-    """Each rank's exchange in every third round: in round start + 3 i, chunk i moves up and chunk i - lag down."""
+    """The exchanges of each rank with `peer`: chunk i moves up and chunk i - `lag` down in round `start` + 3 i."""
 
     peer: IntArray
     start: IntArray

@@ -4,13 +4,13 @@ The ranks of a node reduce-scatter the message, after which each owner (a rank t
 node's sum. The owners of each slice all-reduce it across nodes, all slices at once. The reversed rounds of the
 reduce-scatter then gather the slices in every node. Each owner sends only its slice to other nodes.
 `make_hierarchical(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the
-registered all-reduce is a ring within nodes and a double tree across nodes.
+algorithm `hierarchical` is a ring within nodes and a double tree across nodes.
 
 The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
-has ranks. In larger nodes each rank that owns no slice first sends its data to an owner, which sends back the result at
-the end. The ranks of a node need not be consecutive. Data are reduced in the order of the algorithm `intra` within a
-node (an owner's data before data sent to it), then in the order of the algorithm `inter` across nodes. Sources: Karonis
-et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
+has ranks. In nodes larger than the smallest one, each rank that owns no slice first sends its data to an owner, which
+sends back the result at the end. The ranks of a node need not be consecutive. Data are reduced in the order of the
+algorithm `intra` within a node (an owner's data before data sent to it), then in the order of the algorithm `inter`
+across nodes. Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from hpccoll.plan import (
 
 
 def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:
-    """Return the rounds of the all-reduce with `intra` within groups and `inter` across them."""
+    """Return the rounds of the all-reduce with algorithm `intra` within groups (nodes) and `inter` across groups."""
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
-        """Return the rounds within one node after which each owner holds its slice of the node's sum."""
+        """Return the rounds within one node that leave on each slice's owner that slice of the node's sum."""
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
         further = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
         return further + keep_ranks(scatter, slot < owners)
@@ -57,7 +57,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     within = run_in_groups(reduce_scatter_to_owners, groups, rank)
     between = run_across_groups(lambda node, nodes: _make_level(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
-    # The chunk count of a slice is a common multiple of the chunk counts within and across nodes.
+    # A slice has a common multiple of the numbers of chunks that `intra` and `inter` cut it into.
     slice_chunks = lcm(within.chunks // owners, between.chunks)
     within = within.scaled(slice_chunks * owners // within.chunks)
     between = between.scaled(slice_chunks // between.chunks).shifted(slot * slice_chunks, owners * slice_chunks)
@@ -70,7 +70,7 @@ def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds
 
 
 def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
-    """Return the stated cost of the algorithm `level` on n ranks, or raise UsageError if it states none."""
+    """Return the cost that the algorithm `level` states for n ranks; raise UsageError if it states none."""
     cost = level.plan(n, chunks=chunks).cost
     if cost is None:
         raise UsageError(f"{level.full_name} states no cost, which a composed algorithm needs; give it a cost function")
@@ -90,7 +90,7 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return the bytes that the busiest rank sends, divided by the message size, if some ranks own no slice."""
+    """Return the bytes that the busiest rank sends, divided by the message size, for nodes of different sizes."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
@@ -124,16 +124,16 @@ def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
 
 @cache
 def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
-    """Return an unregistered all-reduce: `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
+    """Return an all-reduce made of `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
 
     Raises:
-        UnknownNameError: `intra` or `inter` is not a registered algorithm; the message lists the known names.
+        UnknownNameError: the registry has no algorithm `intra` or `inter`; the message lists the known names.
     """
     return compose_levels(get_algorithm(Operation.REDUCE_SCATTER, intra), get_algorithm(Operation.ALL_REDUCE, inter))
 
 
 def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
-    """Return an unregistered all-reduce, made of a reduce-scatter within nodes and an all-reduce across nodes.
+    """Return an all-reduce made of the reduce-scatter `intra` within nodes and the all-reduce `inter` across nodes.
 
     In `intra` each rank must send each partial sum once, so that the reversed rounds are an all-gather; otherwise
     `check` rejects the plans.
@@ -144,7 +144,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:
-        """Return twice the cost of `intra` on the smallest node plus the cost of `inter` on one slice."""
+        """Return twice the cost of `intra` on the smallest node plus the cost of `inter` for one rank's share."""
         return _cost(n, nodes or Groups((n,)), intra, inter, chunks)
 
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:
@@ -157,7 +157,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
 
 def _default_levels() -> tuple[Algorithm, Algorithm]:
-    """Return the two algorithms of the registered all-reduce: a ring within nodes, a double tree across nodes."""
+    """Return the two parts of `all_reduce/hierarchical`: a ring within nodes, a double tree across nodes."""
     return get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_REDUCE, "double_tree")
 
 

@@ -60,7 +60,8 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def send_between_nodes(t: int) -> Move:
-        """Return round t between nodes: each rank sends all blocks for the rank of equal local rank t nodes above."""
+        """Return round t between nodes: each rank sends one message t nodes up, to the rank with the same local rank.
+        """
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

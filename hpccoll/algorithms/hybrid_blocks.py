@@ -1,15 +1,15 @@
 """Hybrid collectives on blocks, in two levels: loads and stores within nodes, messages between nodes.
 
-The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. All
-blocks from or for ranks of a column are sent between nodes by the ranks of that column. Within a node each rank loads
-from and stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node use
-the node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
+The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. The
+ranks of a column (equal local ranks) send all blocks from or for these ranks between nodes. Within a node each rank
+loads from and stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node
+use the node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node's size, and
-each group is treated as a node. If every group has one rank, the plans consist of messages only. The ranks of a node
-need not be consecutive. Within a node, the rank with local rank s reduces its own operand first, then those of local
-ranks s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm across
-nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
+each group is treated as a node. If every group of ranks has one rank, the plans consist of messages only. The ranks of
+a node need not be consecutive. Within a node, the rank with local rank s reduces its own operand first, then those of
+local ranks s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm
+across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Columns:
         return rounds.map_regions(to_column, self.n)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return the other ranks of each rank's group with their local ranks, starting after the rank's own."""
+        """Return the other ranks of each rank's group with their local ranks, beginning with the next local rank."""
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
 
@@ -221,7 +221,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 
     def load_column() -> list[Step]:
-        """Return the loads of the node's blocks for the ranks of all nodes with the loading rank's local rank."""
+        """Return the load steps in which each rank reads its node's blocks for all ranks with its own local rank."""
         column = columns.blocks(columns.slot)
         own: Step = Load(rank, Span(rank, 1, n), Span(rank, 1, n, base=output))
         return [own, *(Load(peer, column, find_load_target(peer, peer_slot)) for peer, peer_slot in columns.peers())]

@@ -63,7 +63,7 @@ def make_transfer_round(chunks: int, groups: Groups, make_steps: Callable[[], li
 
 
 class _SlicedNodes:
-    """Builds the rounds of a plan, within and between nodes, in which each owner works on its slice of the message."""
+    """Builds the rounds of a plan, within and between nodes, in which the owners of each slice work on that slice."""
 
     def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
         self.rank, self.groups, self.owners = rank, groups, min(groups.sizes)
@@ -107,10 +107,10 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the number of steps of `operation/inter` across nodes, and two numbers of bytes.
+    """Return the steps of `operation/inter` across nodes, the bytes sent by all nodes, and the most bytes of one rank.
 
-    In multiples of the slice size, the two numbers are the bytes that all nodes together send for one slice, and the
-    most bytes that a slice owner loads and sends.
+    Both numbers of bytes are for one slice, in multiples of its size; a rank's bytes are those that the owner of a
+    slice loads and sends.
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
@@ -189,7 +189,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def load_from_root() -> list[Step]:
-        """Return the loads of slices from the root by the owners of its node."""
+        """Return the load step in which the slice owners on the root's node read their slices from the root."""
         loads_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Load(np.where(loads_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
@@ -198,7 +198,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes broadcast in N + 1 steps; an owner sends at most one slice and stores it to each rank of its node."""
+    """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -237,7 +237,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def store_to_root() -> list[Step]:
-        """Return the stores of slices to the root by the owners of its node."""
+        """Return the store step in which the slice owners on the root's node write their slices to the root."""
         stores_slice = slices.is_owner & (slices.group == home) & (rank != root)
         return [Store(np.where(stores_slice, root, NO_PEER), slices.own_slice, slices.own_slice)]
 
@@ -246,7 +246,7 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in N + 1 steps; an owner loads L - 1 slices and sends or stores one."""
+    """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -257,7 +257,7 @@ def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None)
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; an owner loads L - 1 slices and sends or stores one."""
+    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 slices, sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 

@@ -45,7 +45,7 @@ _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable mo
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` names a function in a file rather than a registered algorithm."""
+    """Whether `text` names a function in a file rather than an algorithm in the registry."""
     return text.endswith(".py") or ".py:" in text
 
 
@@ -55,7 +55,7 @@ def is_user_defined(known: Algorithm) -> bool:
 
 
 def load_algorithm(reference: str) -> Algorithm:
-    """Run the file of `FILE.py:FUNCTION`, register the function, and return it as an unproven algorithm.
+    """Run the file of `FILE.py:FUNCTION`, add the function to the registry, and return it as an unproven algorithm.
 
     Raises:
         UsageError: no such file or function, an unknown operation, or the name of a built-in algorithm.
@@ -84,10 +84,10 @@ def _is_function_of(module: ModuleType, value: object) -> bool:
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load, register and prove every `FILE.py:FUNCTION` in `names`; return the algorithms' names.
+    """Load and prove every `FILE.py:FUNCTION` in `names`, add it to the registry, and return the algorithms' names.
 
     Args:
-        names: names of registered algorithms, which are returned unchanged, and references `FILE.py:FUNCTION`.
+        names: names of algorithms in the registry, which are returned unchanged, and references `FILE.py:FUNCTION`.
         operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove loaded algorithms for.
         root: the root to prove loaded algorithms for.
@@ -137,7 +137,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _infer_operation(path: str, name: str) -> Operation:
-    """Return the operation whose name the function's `name` contains; "all_reduce" wins over "reduce"."""
+    """Return the operation whose name is part of the function name `name`; "all_reduce" wins over "reduce"."""
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
         valid = ", ".join(operation.value for operation in Operation)
@@ -188,7 +188,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if a rank's steps differ between a call for that rank alone and a call for all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number, not an array. The plan is computed `ranks` times.
+    The steps differ if the algorithm treats `rank` as a number, not an array. The plan is computed once per rank.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):
@@ -201,7 +201,7 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
 
 def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
-    """Return entry `index` of steps over `ranks` ranks as plain values (peers, chunks, op) that can be compared."""
+    """Return what the rank at `index` does in steps of `ranks` ranks, as comparable values (peers, chunks, op)."""
 
     def take(value: Ints) -> int:
         """Return entry `index` of `value`, which is one number for all ranks or an array with an entry per rank."""

@@ -7,11 +7,10 @@ same as without a limit. After the first rounds, the remaining subtrees are trav
 with at most A trees per message. The tree of n ranks is the binomial tree of the next power of two, without the ranks n
 and above. The reduce-scatter is the all-gather backwards.
 
-The registered algorithms do not limit the blocks per message, because chunks are received at their final addresses,
-without buffers.
-A rank reduces its own part first, then those of its children, from the nearest to the farthest. One rank computes the
-final sum of each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
-arXiv 2506.20252.
+The algorithms named `pat` do not limit the blocks per message, because chunks are received at their final addresses,
+without buffers. A rank reduces its own part first, then those of its children, from the nearest to the farthest. One
+rank computes the final sum of each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
+operations at scale", arXiv 2506.20252.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def cost(n: int) -> Cost:
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many parents (the ranks `parent` + i `spacing`) have a child below n at `distance` above them."""
+    """Return how many of the ranks `parent`, `parent` + `spacing`, ... have a child (rank + `distance`) below n."""
     return -(-(n - distance - parent) // spacing)
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return the number of first rounds after which messages of the remaining subtrees hold at most `most` blocks."""
+    """Return for how many rounds the plan without a limit can be used if messages hold at most `most` blocks."""
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
@@ -45,7 +44,7 @@ def _count_far_rounds(n: int, most: int | None) -> int:
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
-    A message holds at most `most` blocks (None: no limit). A lower limit costs more rounds, not more bytes.
+    A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
@@ -65,7 +64,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each of `sender` sends in round t: those in whose trees the rank is a parent."""
+            """Return the blocks that each rank in `sender` sends in round t: those in whose trees it is a parent."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n

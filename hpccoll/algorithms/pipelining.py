@@ -17,7 +17,7 @@ MOST_SEGMENTS: Final = 256
 
 
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
-    """Return the number of segments for which messages between nodes have about `message_bytes`; all ranks agree.
+    """Return the number of segments, equal on all ranks, that makes messages between nodes about `message_bytes` long.
 
     `plan` is a plan of a hybrid algorithm; `sizes` are the element counts of its C chunks, shape (C,).
     """

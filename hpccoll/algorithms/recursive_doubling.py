@@ -1,10 +1,11 @@
 """Recursive doubling and halving: in each round the partner is the rank whose number differs in one bit (a butterfly).
 
-All-reduce by recursive doubling exchanges the whole message in every round, in the fewest rounds and with the most
-bytes. Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a reduce-scatter), then
-doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes as a ring, in logarithmically many
-rounds. The all-gather by recursive doubling exchanges all blocks held so far. The recursive-halving reduce-scatter runs
-the rounds of the all-gather backwards, with sums. The barrier is the all-gather with empty messages.
+All-reduce by recursive doubling exchanges the whole message in every round, and so takes the fewest rounds but sends
+the most bytes. Rabenseifner's all-reduce halves the exchanged part in every round (recursive halving, a
+reduce-scatter), then doubles it again (an all-gather). Rabenseifner's all-reduce sends as many bytes as a ring, in
+logarithmically many rounds. The all-gather by recursive doubling exchanges all blocks held so far. The
+recursive-halving reduce-scatter runs the rounds of the all-gather backwards, with sums. The barrier is the all-gather
+with empty messages.
 
 If n is not a power of two, n - c extra ranks (c: the largest power of two below n) take no part in the butterfly: each
 first sends its data to another rank, its proxy, and gets the result from the proxy at the end, in two more rounds. In
@@ -31,7 +32,7 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
-    """Return the cost of an all-reduce in which c = 2**i core ranks take `core_steps` and each send `core_sent`."""
+    """Return the cost of an all-reduce whose butterfly takes `core_steps` and sends `core_sent` times S per rank."""
     core = floor_power_of_two(n)
     extras = n - core
     mean = (core * core_sent + 2 * extras) / n
@@ -39,16 +40,16 @@ def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
 
 
 def doubling_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); a core rank sends log2 c S.
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); c ranks send log2 c S each.
 
-    If n is not a power of two, core ranks that also act for another rank (proxies) send S more.
+    If n is not a power of two, ranks that also act for another rank (proxies) send S more.
     """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); core ranks send 2 (c-1)/c S."""
+    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); c ranks send 2 (c-1)/c S."""
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 

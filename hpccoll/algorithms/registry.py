@@ -28,7 +28,7 @@ class Algorithm:
         parameters: the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
             plan depends on which ranks share a node.
         period: a number (or a function of the arguments of `cost`) such that rank r + period acts like rank r, so that
-            a few ranks can be simulated for all; None if there is no such number.
+            it suffices to simulate a few ranks; None if there is no such number.
         uses_shared_memory: whether the rounds contain loads, stores or fences.
     """
 
@@ -132,7 +132,7 @@ def make_algorithm(
     *,
     uses_shared_memory: bool = False,
 ) -> Algorithm:
-    """Return an unregistered algorithm; the arguments are those of the decorator `algorithm`."""
+    """Return an algorithm without adding it to the registry; the arguments are those of the decorator `algorithm`."""
     parameters = _list_parameters(make) & {"root", "chunks", "nodes"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
@@ -166,14 +166,14 @@ def _register_built_in() -> None:
 
 
 def list_algorithms() -> list[Algorithm]:
-    """Return all registered algorithms, sorted by operation and name."""
+    """Return all algorithms of the registry, sorted by operation and name."""
     _register_built_in()
     return [_REGISTERED[key] for key in sorted(_REGISTERED, key=lambda key: (key[0].value, key[1]))]
 
 
 @cache
 def get_algorithm(operation: Operation, name: str) -> Algorithm:
-    """Return a registered algorithm, or raise UnknownNameError, which lists the operation's algorithms."""
+    """Return an algorithm of the registry; for an unknown name raise UnknownNameError, which lists the valid names."""
     _register_built_in()
     known = _REGISTERED.get((operation, name))
     if known is None:
@@ -182,6 +182,6 @@ def get_algorithm(operation: Operation, name: str) -> Algorithm:
 
 
 def list_algorithm_names(operation: Operation) -> list[str]:
-    """Return the names of an operation's registered algorithms, sorted."""
+    """Return the sorted names of an operation's algorithms in the registry."""
     _register_built_in()
     return [name for registered, name in sorted(_REGISTERED, key=str) if registered is operation]

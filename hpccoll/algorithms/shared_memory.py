@@ -40,7 +40,7 @@ def _peers(rank: IntArray, n: int) -> list[IntArray]:
 
 
 def _reduce_own_chunk(rank: IntArray, n: int) -> list[Step]:
-    """Return the loads with which every rank r reduces chunk r of all other ranks into its own chunk r."""
+    """Return the load steps in which every rank r reduces chunk r of all other ranks into its own chunk r."""
     own = Span(rank, 1, n)
     return [Load(peer, own, own, Op.OWN_FIRST) for peer in _peers(rank, n)]
 
@@ -61,7 +61,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def reduce_in_rank_order() -> list[Step]:
-        """Return the loads of all ranks' vectors, in rank order."""
+        """Return the load steps in which every rank reads and reduces the vectors of ranks 0, 1, ..., n-1."""
         return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
 
     return between_fences(rank, n, 1, reduce_in_rank_order)
@@ -138,7 +138,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def store_and_load() -> list[Step]:
-        """Return the stores by the root and the loads by all other ranks."""
+        """Return the store steps of the root and the load step of all other ranks."""
         stores: list[Step] = [Store(np.where(rank == root, peer, NO_PEER), own, own) for peer in _peers(rank, n)]
         return [*stores, Load(np.where(rank == root, NO_PEER, root), rest, rest)]
 
@@ -151,7 +151,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     own = Span(rank, 1, n)
 
     def load_own_blocks() -> list[Step]:
-        """Return the loads of each rank's own block from every rank."""
+        """Return the load steps in which each rank reads the block for itself from every rank."""
         return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
 
     return between_fences(rank, n, 2 * n, load_own_blocks) if n > 1 else Rounds(1, 2, lambda _: load_own_blocks())

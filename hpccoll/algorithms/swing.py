@@ -23,13 +23,13 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds, Span, fol
 
 
 def find_partner(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank's partner in round `step`: (1 - (-2)**(step+1)) / 3 ranks above an even, below an odd rank."""
+    """Return each rank's partner in round `step`, (1 - (-2)**(step+1)) / 3 ranks above even and below odd ranks."""
     distance = (1 - (-2) ** (step + 1)) // 3
     return np.asarray(np.where(rank % 2 == 0, rank + distance, rank - distance) % n, np.int64)
 
 
 def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each of P ranks and the ranks that it reaches from round `step` on, sorted, shape (P, n >> step).
+    """Return each rank and all ranks that it reaches from round `step` on, sorted, shape (P, n >> step) for P ranks.
 
     Sorting makes adjacent chunks contiguous in a message.
     """
