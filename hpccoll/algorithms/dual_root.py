@@ -61,9 +61,7 @@ def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
 
 @cache
 def find_longest_path(size: int, left: int, right: int) -> int:
-    """Return the longest root-to-leaf distance of `size` ranks; edges to left children have length `left`, others
-    `right`.
-    """
+    """Return the longest root-to-leaf path of `size` ranks; edges to left children are `left` long, others `right`."""
     below = size - 1
     paths = [left + find_longest_path(below - below // 2, left, right)] if below else [0]
     return max(paths + ([right + find_longest_path(below // 2, left, right)] if below > 1 else []))

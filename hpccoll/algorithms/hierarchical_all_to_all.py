@@ -60,8 +60,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def send_between_nodes(t: int) -> Move:
-        """Return round t between nodes: each rank sends one message t nodes up, to the rank with the same local rank.
-        """
+        """Return round t between nodes: each rank sends one message t nodes up, to the same local rank."""
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

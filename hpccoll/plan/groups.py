@@ -78,7 +78,7 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return rounds in which all groups at once run `make(index in the group, group size)`.
+    """Return the rounds of `make(index in the group, group size)` in all groups at once.
 
     Groups with fewer rounds begin later, so that all groups end in the same round. `make` is called once per distinct
     group size.
@@ -92,7 +92,7 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
 
 
 def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
-    """Return rounds in which the ranks with equal index in their groups run `make(group, number of groups)`.
+    """Return the rounds of `make(group, number of groups)` among the ranks with equal index in their groups.
 
     Only the first `slots` ranks of each group take part, and every group must have at least `slots` ranks. Ranks of
     every index use the same chunk numbers; apply `shifted` to the result to give each index its own chunks.

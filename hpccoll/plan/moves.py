@@ -1,4 +1,4 @@
-"""Conversion of shared-memory loads and stores to messages (`Move`), for code that treats all three alike.
+"""Conversion of shared-memory loads and stores to messages (`Move`), for code that handles only messages.
 
 All functions of this module take steps that describe all n ranks.
 
@@ -83,7 +83,7 @@ def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[
 
 
 def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield maps of some ranks to distinct peers, each with its inverse; together they map all ranks to `peers`."""
+    """Split `peers` (a peer or -1 per rank) into arrays without repeated peers; yield each with its inverse."""
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
     order = np.argsort(named, kind="stable")
@@ -97,7 +97,7 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
 
 
 def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
-    """Return a copy of `region` in which each rank has the chunks that `region` lists for the rank's peer."""
+    """Return a copy of `region` (chunks per rank) in which each rank has the chunks of its peer in `region`."""
     at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])

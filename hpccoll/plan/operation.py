@@ -110,7 +110,7 @@ class Operation(Enum):
 
     @lru_cache(maxsize=32)
     def layout_classes(self, counts: tuple[int, ...], n: int, chunks: int) -> IntArray:
-        """Return a number per chunk, shape (C,), equal for chunks that have equal sizes for all counts in `counts`."""
+        """Return a class number per chunk, shape (C,); chunks of a class have equal sizes for all `counts`."""
         rows = [self.chunk_sizes(count, n, chunks) for count in counts]
         layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
         return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
@@ -124,7 +124,7 @@ class Operation(Enum):
         return _chunk_mask(_INPUT_AND_OUTPUT[self][1], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
-        """Return the sum of contributions' weights that each output chunk should hold in the end, shape (n, C, K).
+        """Return the sum of weights that a proof requires in each output chunk at the end, shape (n, C, K).
 
         Results for chunks that are not outputs are meaningless. `weights` has the weight of each contribution, shape
         (n, C, K), and zeros for chunks without input.

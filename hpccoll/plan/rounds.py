@@ -87,7 +87,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
-    """Return `change` with a cache of at most `keep` results, keyed by the identity of its argument (a peer array)."""
+    """Return the function `change` with a cache of `keep` results, keyed by the identity of the peer array it takes."""
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:

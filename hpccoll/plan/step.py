@@ -2,8 +2,8 @@
 
 In array shapes, P is the number of ranks that a step describes (one rank, or all n ranks).
 
-Every value is an array with one entry per rank, so that one definition of a step serves one rank (in the runtime) and
-all ranks at once (in check, replay, simulate and draw). A rank whose peer is -1 takes no part in the step.
+Every value of a step is an array with one entry per rank, so that one definition of a step serves one rank (in the
+runtime) and all ranks at once (in check, replay, simulate and draw). A rank whose peer is -1 takes no part in the step.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Load:
     """Every rank reads chunks `remote` of rank `source` through shared memory into its own chunks `local`.
 
     Rank `source` takes no action in a load. The load reads the contents that `remote` had at the last fence, and copies
-    or reduces them by `op`, which may differ by rank; other ranks may read `local` after the next fence.
+    or reduces them by `op`, which may differ by rank. Other ranks may read the chunks `local` after the next fence.
     """
 
     source: IntArray
@@ -198,8 +198,8 @@ class Fence:
     """A barrier among the ranks with the same `leader`, which is one of these ranks (usually the lowest).
 
     Ranks with leader -1 take no part in the fence. After the fence, ranks see each other's earlier stores. Between two
-    fences, no two ranks may access the same chunk of a rank if one of them writes it; the only exception is a load of a
-    chunk that its owner overwrites by a load of its own in the same or a later round.
+    fences, no two ranks may access the same chunk of a rank if one of them writes it. As the only exception, a rank may
+    load a chunk that the chunk's owner overwrites, by a load of its own, in the same or a later round.
     """
 
     leader: IntArray

@@ -78,7 +78,7 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 
 
 def find_rule_candidates(operation: Operation, buffer: BufferKind, nbytes: int, nodes: int) -> tuple[str, ...]:
-    """Return the candidates for a message, best first, possibly none; on several nodes the last is always `mpi`."""
+    """Return candidates for a message, best first, maybe none; on several nodes `mpi` (the library) is always last."""
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     candidates = next((rule.candidates for rule in rules if nbytes < rule.below_bytes), ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

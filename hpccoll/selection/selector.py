@@ -47,7 +47,7 @@ class Selector:
     def select(
         self, operation: Operation, nbytes: int, itemsize: int, buffer: BufferKind, *, library: bool, shared: bool
     ) -> Selection:
-        """Return the algorithm and chunk count for a message, and cache them for later calls; communicates nothing.
+        """Return the algorithm and chunk count for a message, and cache them for later calls, without communication.
 
         Args:
             operation: the collective.

@@ -125,7 +125,7 @@ class TuningSeries:
 
 
 def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
-    """Return the winner of candidates sorted by median time; `previous` is the winner of the next smaller size."""
+    """Return the winner of the candidates `by_time` (sorted by median time); `previous` won the next smaller size."""
     best = by_time[0]
     tied = [each for each in by_time if each.us <= TIE_RATIO * best.us and each.low <= best.high]
     return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
@@ -143,8 +143,8 @@ class TuningTable:
     ) -> MeasuredWinner | None:
         """Return the fastest of the candidates in `allowed` for a message, or None without measurements.
 
-        Only measurements of `operation` on `buffer` at a size near `nbytes` count. A tie goes to the winner at the next
-        smaller size. The measured element size nearest to `itemsize` is used.
+        Only measurements of `operation` on `buffer` at a size near `nbytes` count. Of tied candidates, the winner at
+        the next smaller message size wins again. The measured element size nearest to `itemsize` is used.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))

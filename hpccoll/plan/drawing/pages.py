@@ -55,7 +55,7 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in columns of equal length; their number brings the page's width / height closest to ASPECT."""
+    """Return the frames in equally long columns; the column count brings the page's width / height close to ASPECT."""
     column_width = MARGIN + layout.full_width + BESIDE
     row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
 

@@ -1,4 +1,7 @@
-"""Scenes: pages of shapes, in pixels with y downwards. The SVG, PNG and GIF writers all render the same scenes."""
+"""Scenes: pages of shapes, with coordinates in pixels and y growing downwards.
+
+The SVG, PNG and GIF writers all render the same scenes.
+"""
 
 from __future__ import annotations
 

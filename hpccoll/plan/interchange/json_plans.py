@@ -251,7 +251,7 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
     send, recv = np.zeros((2, n, size), np.int64)
     ops = np.zeros(n, np.int64)
     for message in messages:
-        # For a load or store, `send` and `recv` have both chunk lists in the row of the rank that performs it.
+        # A rank that loads or stores has both chunk lists of the transfer in its own rows of `send` and `recv`.
         sender = message.dest if via is TransferKind.LOAD else message.source
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source

@@ -214,7 +214,7 @@ def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
 
 
 def _spread_news(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which ranks each rank has heard from (in a barrier) after `block`, a mask of shape (n, n) like `heard`."""
+    """Return which ranks each rank of a barrier has heard from after the transfers of `block`, shape (n, n)."""
     bounds = np.searchsorted(block.round, np.arange(block.first, block.stop + 1))
     for t, begin, end in zip(range(block.first, block.stop), bounds[:-1], bounds[1:], strict=True):
         before, heard = heard, heard.copy()

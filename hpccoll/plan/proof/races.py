@@ -54,7 +54,7 @@ class _Accesses:
 def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferBlock]) -> None:
     """Raise PlanError, with a remedy, unless fences order all conflicting accesses of `plan` to shared memory.
 
-    `blocks` has the transfers of all rounds, each of which the caller has checked. `chunks` is the plan's number of
+    `blocks` has the transfers of all rounds; the caller has checked each transfer. `chunks` is the plan's number of
     chunks per rank, and `rounds` its number of rounds.
     """
     checker = _RaceChecker(plan, max(chunks, 1), rounds)
@@ -115,8 +115,8 @@ class _RaceChecker:
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
         """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
 
-        If several ranks write a chunk in a round, only the first is considered here; `check_conflicts` rejects the
-        plan.
+        If several ranks write a chunk in a round, this method considers only the first, as `check_conflicts` rejects
+        the plan.
         """
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)

@@ -98,7 +98,7 @@ class TransferReader:
             yield self._read_block(t, steps, rounds)
 
     def _check_kinds(self, t: int, steps: Sequence[Step]) -> None:
-        """Raise PlanError if a round has steps of two of these kinds: messages, fences, loads or stores."""
+        """Raise PlanError if a round mixes messages, fences, and accesses to shared memory (loads and stores)."""
         kinds = {_KIND_NAMES[type(step)] for step in steps}
         if len(kinds) > 1:
             holds = f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own"
@@ -112,7 +112,7 @@ class TransferReader:
         return size if isinstance(size, int) else self.chunks
 
     def _read_block(self, stop: int, timed: list[Step], rounds: list[int]) -> TransferBlock:
-        """Return the transfers of all steps in the list `timed` as a block; raise PlanError for a wrong step."""
+        """Return the transfers of the steps `timed`, listed with their `rounds`; raise PlanError for a wrong step."""
         fences = [(t, step.leader) for step, t in zip(timed, rounds, strict=True) if isinstance(step, Fence)]
         self._tabulate_peers([leader for _, leader in fences])
         steps = [step for step in timed if not isinstance(step, Fence)]

@@ -1,4 +1,4 @@
-"""Predictions of the time that a plan takes on a machine, with one clock per rank.
+"""Predictions of the time that a plan takes on a modelled machine, with one clock per rank.
 
 Start with `simulate` in simulator.py and the cost model in machine.py. `round_costs` computes the cost of a round from
 `links` and `chunk_bytes`, `symmetry` finds a few ranks that can represent all ranks, `critical_path` and `timeline`

@@ -1,4 +1,4 @@
-"""Lower bounds on the time of any plan of messages on a machine: the latency bound and the bandwidth bound.
+"""Lower bounds on the time of any plan of messages on a machine model: the latency bound and the bandwidth bound.
 
 The latency bound holds because the data of one rank must reach all ranks, or one rank must obtain the data of all
 ranks. A rank that has the data can send it to one more rank every `overhead` seconds, and a message takes alpha

@@ -1,4 +1,4 @@
-"""The sizes in bytes of regions (sets of chunks) of each rank, even if chunks differ in size.
+"""Computes the sizes in bytes of regions (sets of chunks per rank), whose chunks may differ in size.
 
 If all chunks have the same size, the bytes of a region follow from its number of chunks; otherwise, they follow from
 prefix sums over the chunk sizes, without a list of the region's chunks.
@@ -56,7 +56,7 @@ class ChunkBytes:
         return self._span_bytes(region)
 
     def _start_table(self, base: int, count: int, mod: int, unit: int) -> Floats:
-        """Return the bytes of each interval of `count` units of `unit` chunks, by the interval's first unit; cached."""
+        """Return a cached table whose entry j is the bytes of `count` units of `unit` chunks each, from unit j on."""
         key = (base, count, mod, unit)
         if key not in self._tables:
             if len(self._tables) >= _TABLES:
@@ -75,6 +75,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
-        """Return the bytes of all chunks before unit number `unit` of a span, with units of `region.unit` chunks."""
+        """Return the bytes of all chunks numbered below the first chunk of unit `unit` in the span `region`."""
         # The region of a rank without a peer may have chunks that do not exist, so indices are clipped.
         return self._before.take(region.base + region.unit * unit, mode="clip")

@@ -61,7 +61,7 @@ class PeerLinks:
 
 
 class LinkTable:
-    """Computes the PeerLinks of a plan's messages on a machine, and caches them by the identity of the peer arrays."""
+    """Computes the PeerLinks of a plan's messages on a machine model, cached by the identity of the peer arrays."""
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
@@ -74,7 +74,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links between the ranks of `move` and their peers; results are cached."""
+        """Return the links between ranks and their peers in the step `move`; results are cached."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= _MOST_CACHED:
@@ -116,8 +116,9 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        Each number of ranks is None if no ranks share a NIC. Ranks are counted rather than messages, because a rank
-        sends its messages of a round one after the other. `sent` has, for each step, a mask of the ranks that send.
+        The result is None for every step if no ranks share a NIC. Ranks are counted rather than messages, because a
+        rank sends its messages of a round one after the other. `sent` has, for each step, a mask of the ranks that
+        send.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
@@ -155,7 +156,7 @@ class LinkTable:
 
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    """Return an array with `wide_s` for active far ranks, `near_s` for active near ranks, else `otherwise`."""
+    """Return `wide_s` for active ranks with peers on other nodes, `near_s` for other active ranks, else `otherwise`."""
     return np.where(active, np.where(far, wide_s, near_s), otherwise)
 
 

@@ -64,7 +64,7 @@ class Machine:
 
     Args:
         name: the name of the machine in output.
-        ranks_per_node: ranks r and s are on one node where r // ranks_per_node == s // ranks_per_node.
+        ranks_per_node: ranks r and s are on one node if r // ranks_per_node == s // ranks_per_node.
         within: the link between two ranks of a node.
         between: the link between two nodes; its beta is that of one NIC.
         nics_per_node: the number of messages that can leave (or enter) a node at full speed at the same time.

@@ -6,8 +6,8 @@ A load or store takes the transfer time of its bytes on the link within the node
 rank that performs it. A reduction adds gamma seconds per byte, and a load from the rank itself costs only gamma per
 byte. Ranks leave a fence `fence_s` seconds (or alpha of the link within the node) after the last rank has entered it.
 
-Rounds repeat, so results are cached. Links are cached by the identity of the peer arrays, and the costs of whole rounds
-by their message sizes if there are so few ranks that comparing sizes is cheaper than computing the costs again.
+Many rounds of a plan have equal costs, so results are cached. Links are cached by the identity of the peer arrays. The
+costs of whole rounds are cached by message sizes, if ranks are so few that comparing sizes is cheaper than computing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RoundCosts:
 
 
 class RoundPricer:
-    """Computes the costs of rounds of a plan on a machine, for the ranks 0 to P - 1, and adds up bytes and messages."""
+    """Computes the costs of a plan's rounds on a machine model, for ranks 0 to P - 1, and sums bytes and messages."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int) -> None:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented

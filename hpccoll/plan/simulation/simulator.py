@@ -1,4 +1,4 @@
-"""The simulation of a plan on a machine, which predicts its time: one clock per rank, advanced round by round.
+"""The simulation of a plan on a machine model, which predicts the plan's time with a clock per rank, round by round.
 
 In array shapes, P is the number of simulated ranks, which represent all n ranks.
 
@@ -71,7 +71,7 @@ def simulate(
 
     Args:
         plan: the plan to simulate, which this function does not prove.
-        machine: the nodes and the costs of their links.
+        machine: the machine model, with the nodes and the costs of their links.
         count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
         itemsize: bytes per element.
         full: simulate every rank, even if fewer ranks could represent all.

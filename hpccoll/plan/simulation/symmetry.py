@@ -1,11 +1,11 @@
 """The period of a plan: if rank r + p does the same as rank r, simulating p ranks is enough.
 
 An algorithm states the period of its plan (1 for a ring: each rank does the same as its neighbour, with all peers
-increased by 1). The period of a machine is the number of ranks per node, and the period of the chunks is the smallest d
->= 1 such that chunks c and c + d have equal sizes for all c. If the least common multiple p of the periods of plan,
-machine and chunks divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at the same
-times as rank r, with peers increased by p. To verify the stated period, a sample of ranks is compared with their
-counterparts in other periods, in a sample of rounds.
+increased by 1). The period of a machine model is the number of ranks per node, and the period of the chunks is the
+smallest d >= 1 such that chunks c and c + d have equal sizes for all c. If the least common multiple p of the periods
+of plan, machine and chunks divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at
+the same times as rank r, with peers increased by p. To verify the stated period, a sample of ranks is compared with
+their counterparts in other periods, in a sample of rounds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return the index of a rank whose steps `here` and `there` differ, and the differing property; None if none do."""
+    """Return the index of a rank whose steps `here` and `there` differ, and the property; None if all steps agree."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
@@ -101,7 +101,7 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 
 
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return by name the properties in which two steps must agree: pairs of arrays that must be equal."""
+    """Return, by name, a pair of arrays for each property in which two steps must agree; each pair must be equal."""
     if isinstance(a, Fence) and isinstance(b, Fence):
         # A fence leader may stay equal instead of increasing by `shift`, such as for a fence of all ranks.
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
