@@ -9,9 +9,9 @@ The broadcast sends k chunks to n ranks in k - 1 + q rounds, q = ceil(log2 n), f
 sends one chunk to the rank skip[t mod q] above it, where skip lists the skips below n in ascending order. A schedule of
 q = ceil(log2 n) chunk numbers per rank lists the chunks that the rank receives in the first cycle of q rounds. In each
 later cycle of q = ceil(log2 n) rounds all chunk numbers of the schedule are higher by q. The first chunk that a rank
-receives is its *base* chunk. Its number is the index of the smallest skip in the sum of skips, taken greedily from the
-largest, that equals the rank's distance from the root. In each cycle of q = ceil(log2 n) rounds a rank receives one
-chunk of every residue modulo q, always a chunk that its sender already has. The reduce is the broadcast backwards.
+receives is its *base* chunk. If skips are added greedily, largest first, up to a rank's distance from the root, the
+index of the last skip added is the number of the base chunk. In each cycle of q = ceil(log2 n) rounds a rank receives
+one chunk of every residue modulo q, always a chunk that its sender already has. The reduce is the broadcast backwards.
 Traeff's papers compute the schedule by a depth-first search. Instead, `compute_receive_schedule` adds skips greedily,
 for all ranks at once, and a test verifies the papers' conditions on schedules.
 
@@ -80,8 +80,8 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     def walk(limit: IntArray, enough: Ints) -> tuple[IntArray, IntArray]:
         """Return a sum of unused skips, and the index of the last skip added.
 
-        Skips are added from the largest to the smallest until the sum is > `enough`, except skips that would make the
-        sum > `limit`.
+        Skips are added from the largest to the smallest until the sum is > `enough`, leaving out skips that would make
+        the sum > `limit`.
         """
         height, last = np.zeros(len(place), np.int64), np.full(len(place), NO_PEER)
         for e in range(q, -1, -1):

@@ -4,8 +4,8 @@ A rank exchanges data with one partner per round, in a cycle of three rounds: ri
 exchange within a tree sends a chunk of the partial sum up and an earlier chunk of the result down; the two roots
 exchange partial sums. After the first chunk, one more chunk is finished every three rounds. The dual root all-reduce
 suits networks on which a rank communicates with one other rank at a time. In the double tree a rank exchanges data with
-several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and its
-busiest rank sends the message twice, not three times.
+several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and the
+busiest rank sends the message twice instead of three times.
 
 The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
 order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not

@@ -49,7 +49,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
-        """Return the rounds within one node that leave on each slice's owner that slice of the node's sum."""
+        """Return the rounds within one node after which the owner of each slice has the node's sum of the slice."""
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
         further = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
         return further + keep_ranks(scatter, slot < owners)
@@ -57,7 +57,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     within = run_in_groups(reduce_scatter_to_owners, groups, rank)
     between = run_across_groups(lambda node, nodes: _make_level(inter, node, nodes, chunks), groups, rank, owners)
     slot = np.minimum(groups.locate(rank)[1], owners - 1)
-    # A slice has a common multiple of the numbers of chunks that `intra` and `inter` cut it into.
+    # `intra` and `inter` may cut a slice into different numbers of chunks, so the plan uses a common multiple.
     slice_chunks = lcm(within.chunks // owners, between.chunks)
     within = within.scaled(slice_chunks * owners // within.chunks)
     between = between.scaled(slice_chunks // between.chunks).shifted(slot * slice_chunks, owners * slice_chunks)

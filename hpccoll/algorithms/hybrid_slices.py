@@ -257,7 +257,7 @@ def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None)
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 slices, sends or stores one."""
+    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 and sends or stores 1."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 

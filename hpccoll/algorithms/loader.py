@@ -188,7 +188,8 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if a rank's steps differ between a call for that rank alone and a call for all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number, not an array. The plan is computed once per rank.
+    The steps differ if the algorithm treats `rank` as a number, not an array. The check computes the plan once per
+    rank.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):

@@ -30,12 +30,12 @@ def cost(n: int) -> Cost:
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many of the ranks `parent`, `parent` + `spacing`, ... have a child (rank + `distance`) below n."""
+    """Return how many ranks `parent` + i * `spacing` (i >= 0) have a child, `distance` ranks above, that is below n."""
     return -(-(n - distance - parent) // spacing)
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return for how many rounds the plan without a limit can be used if messages hold at most `most` blocks."""
+    """Return how many first rounds of a plan with at most `most` blocks per message are as in a plan without limit."""
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 

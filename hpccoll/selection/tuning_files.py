@@ -147,9 +147,9 @@ def load_tuning_table(
 ) -> TuningTable | None:
     """Read the stored table on rank 0 and broadcast it, or None if there is no usable table.
 
-    The call is collective over `comm` and blocks. Rank 0 warns on standard error about a table that cannot be used. It
-    warns about a table for another layout of ranks only if `whole_job` states that `comm` has all ranks of the job. The
-    arguments `mpi_library`, `ranks_per_node` and `oversubscribed` are those of `describe_site`.
+    The call is collective over `comm` and blocks. Rank 0 warns on standard error about a table that cannot be used.
+    Rank 0 warns about a table for another layout of ranks only if `whole_job` states that `comm` has all ranks of the
+    job. The arguments `mpi_library`, `ranks_per_node` and `oversubscribed` are those of `describe_site`.
     """
     table: TuningTable | None = None
     if comm.rank == 0:

@@ -115,8 +115,8 @@ class _RaceChecker:
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
         """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
 
-        If several ranks write a chunk in a round, this method considers only the first, as `check_conflicts` rejects
-        the plan.
+        If several ranks write a chunk in a round, this method considers only the first write, because `check_conflicts`
+        rejects such plans.
         """
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)

@@ -64,7 +64,7 @@ def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n:
         segments: lists of traced rounds, latest list first; the rounds within a list are in chronological order.
         clocks: the times at which the simulated ranks finish, shape (P,).
         n: number of ranks that the simulated ranks represent; the path may pass through any of them.
-        machine: the machine model, which states which ranks share a node.
+        machine: the machine model, which states the ranks of each node.
     """
     size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0

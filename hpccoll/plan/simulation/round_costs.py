@@ -7,7 +7,7 @@ rank that performs it. A reduction adds gamma seconds per byte, and a load from 
 byte. Ranks leave a fence `fence_s` seconds (or alpha of the link within the node) after the last rank has entered it.
 
 Many rounds of a plan have equal costs, so results are cached. Links are cached by the identity of the peer arrays. The
-costs of whole rounds are cached by message sizes, if ranks are so few that comparing sizes is cheaper than computing.
+costs of whole rounds are cached by message sizes, if there are so few ranks that comparing sizes takes less time.
 """
 
 from __future__ import annotations
