@@ -76,9 +76,9 @@ class RunMeasurement:
     run: RecordedRun
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Results:
-    """The contents of result files, without runs that have no record for a report to show.
+    """The contents of result files; `load_results` leaves out runs that have no record for a report to show.
 
     Args:
         files: paths of the files that were read.
@@ -89,14 +89,14 @@ class Results:
         others: the number of records of each kind that a report does not show.
     """
 
-    files: tuple[str, ...]
-    runs: tuple[RecordedRun, ...]
-    rows: tuple[RunMeasurement, ...]
-    preflight: tuple[tuple[RecordedRun, Mapping[str, Any]], ...] = ()
-    doctor_findings: tuple[tuple[RecordedRun, Mapping[str, Any]], ...] = ()
-    torn: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
-    others: Mapping[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    runs: list[RecordedRun] = field(default_factory=list)
+    rows: list[RunMeasurement] = field(default_factory=list)
+    preflight: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
+    doctor_findings: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
 
     @property
     def pair_count(self) -> int:
@@ -109,51 +109,7 @@ class Results:
         """Return the preflight records of one kind, each with its run."""
         return [(run, record) for run, record in self.preflight if record["kind"] == kind]
 
-
-def load_results(paths: Sequence[str | Path]) -> Results:
-    """Read the result files in `paths` and all `*.jsonl` files below the directories in `paths`.
-
-    Raises:
-        UsageError: a file cannot be read or is invalid, or no file has a record to show.
-    """
-    builder = _ResultsBuilder()
-    for path in paths:
-        for file, named in _find_files(Path(path)):
-            builder.add(file, named)
-    results = builder.build()
-    if not results.rows and not results.preflight and not results.doctor_findings:
-        raise UsageError(_describe_nothing_to_show(results, len(builder.runs)))
-    return results
-
-
-def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield (`path`, True) if `path` is a file, else (file, False) for each `*.jsonl` file below the directory `path`.
-
-    Raises UsageError if a directory has no `*.jsonl` file.
-    """
-    if not path.is_dir():
-        yield path, True
-        return
-    files = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
-    if not files:
-        raise UsageError(f"{OPTION} {path}: no *{SUFFIX} in this directory; name files that hpccoll wrote with --json")
-    yield from ((file, False) for file in files)
-
-
-class _ResultsBuilder:
-    """Collects the contents of files: call `add` for each file, then `build`."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self.runs: list[RecordedRun] = []
-        self.rows: list[RunMeasurement] = []
-        self.preflight: list[tuple[RecordedRun, Mapping[str, Any]]] = []
-        self.doctor_findings: list[tuple[RecordedRun, Mapping[str, Any]]] = []
-        self.torn: list[str] = []
-        self.foreign: list[str] = []
-        self.others: Counter[str] = Counter()
-
-    def add(self, path: Path, named: bool) -> None:
+    def add_file(self, path: Path, named: bool) -> None:
         """Read a file; skip a file that hpccoll did not write, but raise UsageError if the user named it."""
         if str(path) in self.files:  # named twice, or below a named directory
             return
@@ -192,25 +148,43 @@ class _ResultsBuilder:
         else:
             self.others[kind] += 1
 
-    def build(self) -> Results:
-        """Return the contents of all files, without runs that have no records to show and were not meant to measure."""
-        shown = {run.number for run, _ in (*self.preflight, *self.doctor_findings)}
-        shown |= {row.run.number for row in self.rows}
-        return Results(
-            tuple(self.files),
-            tuple(run for run in self.runs if run.number in shown or run.is_measuring_command),
-            tuple(self.rows),
-            tuple(self.preflight),
-            tuple(self.doctor_findings),
-            tuple(self.torn),
-            tuple(self.foreign),
-            dict(self.others),
-        )
+
+def load_results(paths: Sequence[str | Path]) -> Results:
+    """Read the result files in `paths` and all `*.jsonl` files below the directories in `paths`.
+
+    Raises:
+        UsageError: a file cannot be read or is invalid, or no file has a record to show.
+    """
+    results = Results()
+    for path in paths:
+        for file, named in _find_files(Path(path)):
+            results.add_file(file, named)
+    if not results.rows and not results.preflight and not results.doctor_findings:
+        raise UsageError(_describe_nothing_to_show(results))
+    shown = {run.number for run, _ in (*results.preflight, *results.doctor_findings)}
+    shown |= {row.run.number for row in results.rows}
+    # Of the runs without records to show, those of bench and preflight stay, because they should have left some.
+    results.runs = [run for run in results.runs if run.number in shown or run.is_measuring_command]
+    return results
 
 
-def _describe_nothing_to_show(results: Results, run_count: int) -> str:
+def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield (file, whether the user named it): `path` itself, or all `*.jsonl` files below the directory `path`.
+
+    Raises UsageError if a directory has no `*.jsonl` file.
+    """
+    if not path.is_dir():
+        yield path, True
+        return
+    files = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
+    if not files:
+        raise UsageError(f"{OPTION} {path}: no *{SUFFIX} in this directory; name files that hpccoll wrote with --json")
+    yield from ((file, False) for file in files)
+
+
+def _describe_nothing_to_show(results: Results) -> str:
     """Return an error message that lists the records found in the files and the records that a report can show."""
-    counts = [*([("run", run_count)] if run_count else []), *sorted(results.others.items())]
+    counts = [*([("run", len(results.runs))] if results.runs else []), *sorted(results.others.items())]
     contents = ", ".join(f"{count} of kind {kind}" for kind, count in counts)
     files = ", ".join(results.files) or "; ".join(results.foreign)
     return (

@@ -58,7 +58,7 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path):
     file = tmp_path / "torn.jsonl"
     file.write_bytes(TWO.read_bytes()[:-50])
     results = load_results([file])
-    assert results.torn == (str(file),)
+    assert results.torn == [str(file)]
     assert len(results.rows) == len(load_results([TWO]).rows) - 1
 
 
