@@ -16,19 +16,7 @@ import numpy as np
 
 from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan import (
-    NO_PEER,
-    SIGNAL,
-    Cost,
-    IntArray,
-    Move,
-    Op,
-    Operation,
-    Region,
-    Rounds,
-    Span,
-    relabel_ranks,
-)
+from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, Region, Rounds, Span, relabel_ranks
 
 WHOLE = Span(0, 1, 1)
 

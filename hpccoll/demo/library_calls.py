@@ -13,11 +13,7 @@ from typing import Any
 from hpccoll.demo import in_hpccoll, in_mpi4py, in_torch
 from hpccoll.demo.examples import Example
 
-LIBRARIES: dict[str, ModuleType] = {
-    "hpccoll": in_hpccoll,
-    "mpi4py": in_mpi4py,
-    "torch.distributed": in_torch,
-}
+LIBRARIES: dict[str, ModuleType] = {"hpccoll": in_hpccoll, "mpi4py": in_mpi4py, "torch.distributed": in_torch}
 
 
 def format_library_calls(example: Example) -> dict[str, str]:

@@ -93,10 +93,7 @@ HARMFUL_SETTINGS = (
     HarmfulSetting("NCCL_IB_DISABLE", _is_on, _WARNING, "NCCL uses TCP between hosts"),
     HarmfulSetting("CUDA_LAUNCH_BLOCKING", _is_on, _WARNING, "every kernel launch blocks, so that nothing overlaps"),
     HarmfulSetting(
-        "CUDA_VISIBLE_DEVICES",
-        lambda value: value.strip() in ("", "-1", "NoDevFiles"),
-        _WARNING,
-        "every GPU is hidden",
+        "CUDA_VISIBLE_DEVICES", lambda value: value.strip() in ("", "-1", "NoDevFiles"), _WARNING, "every GPU is hidden"
     ),
     HarmfulSetting(
         "PYTORCH_CUDA_ALLOC_CONF",

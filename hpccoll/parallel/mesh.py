@@ -55,11 +55,7 @@ class Mesh:
 
     def get_coordinates(self, rank: int) -> dict[str, int]:
         """Return a rank's index along each axis, by the name of the axis."""
-        return {
-            "dp": rank // self.tp % self.dp,
-            "tp": rank % self.tp,
-            "pp": rank // (self.tp * self.dp),
-        }
+        return {"dp": rank // self.tp % self.dp, "tp": rank % self.tp, "pp": rank // (self.tp * self.dp)}
 
     def get_group_ranks(self, axis: str, rank: int) -> list[int]:
         """Return the ranks, `rank` included, that differ from `rank` along `axis` only, in order along the axis."""

@@ -16,15 +16,7 @@ from hpccoll.plan.groups import Groups, Nodes, run_across_groups, run_in_groups
 from hpccoll.plan.moves import MoveRounds, TransferKind, to_moves, transfer_kind
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Cost, Plan
-from hpccoll.plan.rounds import (
-    Rounds,
-    empty_rounds,
-    fold_ranks,
-    keep_ranks,
-    overlay,
-    reduce_into_core,
-    relabel_ranks,
-)
+from hpccoll.plan.rounds import Rounds, empty_rounds, fold_ranks, keep_ranks, overlay, reduce_into_core, relabel_ranks
 from hpccoll.plan.step import (
     NO_CHUNK,
     NO_PEER,

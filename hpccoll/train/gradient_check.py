@@ -37,11 +37,7 @@ def compute_reference_gradients(model: MlpConfig, full: Mapping[str, Any], image
 
 
 def compare_gradients(
-    model: MlpConfig,
-    mesh: Mesh,
-    gradients: Sequence[Sequence[Any]],
-    reference: Mapping[str, Any],
-    tolerance: float,
+    model: MlpConfig, mesh: Mesh, gradients: Sequence[Sequence[Any]], reference: Mapping[str, Any], tolerance: float
 ) -> GradientCheck:
     """Compare all ranks' gradients, as returned by `gather_shards`, with the reference gradients; no communication."""
     wrong, worst, first = 0, 0.0, None
