@@ -42,7 +42,6 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
     steps = n.bit_length() - 1
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         left = steps - t - 1
         peer, count = find_partner(rank, left, n), 1 << left
         sent, kept = (Span(find_first_reachable(ranks, left), count, n) for ranks in (peer, rank))

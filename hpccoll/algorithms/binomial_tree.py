@@ -26,7 +26,6 @@ def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chu
     place = (rank - root) % n  # the rank relative to the root
 
     def send_to_parent_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -93,7 +92,6 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
     place = (rank - root) % n  # the rank relative to the root
 
     def gather_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)

@@ -37,7 +37,6 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
 
     def all_gather_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         distance = 1 << t
         count = min(distance, n - distance)
         below, above = (rank - distance) % n, (rank + distance) % n

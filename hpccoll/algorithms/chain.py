@@ -21,6 +21,19 @@ from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Region, Rounds, Span, empty_rounds, overlay
 
 
+def mirror_chunks(rounds: Rounds) -> Rounds:
+    """Return the rounds with each chunk number c replaced by k - 1 - c, for k chunks and regions of one chunk.
+
+    Reversed rounds of a pipeline start with the last chunk; mirrored chunk numbers make them start with chunk 0.
+    """
+    last = rounds.chunks - 1
+
+    def mirror(region: Region) -> Region:
+        return replace(region, first=last - region.first) if isinstance(region, Span) else region
+
+    return rounds.map_regions(mirror, rounds.chunks)
+
+
 def broadcast_cost(n: int, chunks: int) -> Cost:
     """S bytes in k chunks take k + n - 2 steps; every rank but the last of the line sends S."""
     return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
@@ -35,7 +48,6 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def forward_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)
@@ -61,11 +73,4 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk."""
     if n == 1:
         return empty_rounds(chunks)
-
-    def mirror_chunks(region: Region) -> Region:
-        """Return `region` (a set of chunks) with each chunk number c replaced by k - 1 - c, for k chunks in all."""
-        return replace(region, first=chunks - 1 - region.first) if isinstance(region, Span) else region
-
-    # A reversed broadcast starts with the last chunk; mirrored chunk numbers make the reduce start with chunk 0.
-    up = reduce(rank, n, 0, chunks).map_regions(mirror_chunks, chunks)
-    return overlay(up, broadcast(rank, n, 0, chunks).delayed(n - 1))
+    return overlay(mirror_chunks(reduce(rank, n, 0, chunks)), broadcast(rank, n, 0, chunks).delayed(n - 1))

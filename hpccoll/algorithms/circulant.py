@@ -26,6 +26,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from hpccoll.algorithms.bruck import all_gather_cost
 from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rounds, Span, empty_rounds
@@ -41,18 +42,12 @@ def list_skips(n: int) -> list[int]:
     return descending[::-1]
 
 
-def reduce_scatter_cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
-    return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
-
-
-@algorithm(Operation.REDUCE_SCATTER, "circulant", reduce_scatter_cost, period=1)
+@algorithm(Operation.REDUCE_SCATTER, "circulant", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: each round sends half of a rank's partial sums ceil(n/2), ceil(n/4), ..., 1 ranks up."""
     skips = list_skips(n)
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         last, skip = skips[-1 - t], skips[-2 - t]
         above, below = (rank + skip) % n, (rank - skip) % n
         return [Move(above, below, Span(rank + skip, last - skip, n), Span(rank, last - skip, n), Op.OWN_FIRST)]
@@ -60,7 +55,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     return Rounds(len(skips) - 1, n, reduce_scatter_round)
 
 
-@algorithm(Operation.ALL_GATHER, "circulant", reduce_scatter_cost, period=1)
+@algorithm(Operation.ALL_GATHER, "circulant", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the number of chunks that a rank holds about doubles per round."""
     return reduce_scatter(rank, n).reversed()
@@ -134,7 +129,6 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     skipped = -last % cycle  # rounds left out of the first cycle, so that the last cycle is complete
 
     def broadcast_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         k = (t + skipped) % cycle
         ahead = t - k  # added to the chunk numbers of the first cycle
         sent, received = sends[:, k] + ahead, receives[:, k] + ahead

@@ -25,6 +25,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from hpccoll.algorithms.chain import mirror_chunks
 from hpccoll.algorithms.powers_of_two import ceil_log2, floor_power_of_two
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import (
@@ -34,7 +35,6 @@ from hpccoll.plan import (
     Move,
     Op,
     Operation,
-    Region,
     Rounds,
     Span,
     empty_rounds,
@@ -75,7 +75,6 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
     def send_to_parent_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         sent, moves = t - height, []
         sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
         for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):
@@ -90,13 +89,7 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce."""
-
-    def mirror_chunks(region: Region) -> Region:
-        """Return `region` (a set of chunks) with each chunk number c replaced by k - 1 - c, for k chunks in all."""
-        return Span(chunks - 1 - region.first, region.count, region.mod) if isinstance(region, Span) else region
-
-    # Reversed rounds start with the last chunk; mirrored chunk numbers make the broadcast start with chunk 0.
-    return reduce_up_first_tree(rank, n, chunks).reversed().map_regions(mirror_chunks, chunks)
+    return mirror_chunks(reduce_up_first_tree(rank, n, chunks).reversed())
 
 
 def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
@@ -105,15 +98,10 @@ def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     return overlay(up, down.delayed(ceil_log2(n)))
 
 
-def most_sent(n: int) -> Fraction:
-    """Return the bytes that the busiest rank sends in the all-reduce, divided by the message size (at most 2)."""
-    return Fraction(min(n, 4), 2) if n > 1 else Fraction(0)
-
-
 def all_reduce_cost(n: int, chunks: int) -> Cost:
     """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
-    return Cost(steps, Fraction(2 * (n - 1), n), most_sent(n))
+    return Cost(steps, Fraction(2 * (n - 1), n), Fraction(min(n, 4), 2) if n > 1 else Fraction(0))
 
 
 @algorithm(Operation.ALL_REDUCE, "double_tree", all_reduce_cost)

@@ -68,7 +68,8 @@ def load_algorithm(reference: str) -> Algorithm:
     module = _import_file(path)
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
-        names = [key for key, value in vars(module).items() if _is_function_of(module, value)]
+        functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+        names = [function.__name__ for function in functions if function.__module__ == module.__name__]
         raise UsageError(f"{path} has no function {name!r}; it has {', '.join(names) if names else 'none'}")
     for known in list_algorithms():
         if is_user_defined(known) and known.full_name in built_in:
@@ -76,11 +77,6 @@ def load_algorithm(reference: str) -> Algorithm:
     if not any(known.make_rounds is function for known in list_algorithms()):
         algorithm(_infer_operation(path, name), name)(function)
     return next(known for known in list_algorithms() if known.make_rounds is function)
-
-
-def _is_function_of(module: ModuleType, value: object) -> bool:
-    """Whether `value` is a function that `module` defines rather than imports."""
-    return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:

@@ -7,23 +7,16 @@ Rabenseifner and Gropp, IJHPCA 2005.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan import Cost, IntArray, Move, Operation, Rounds, Span
+from hpccoll.algorithms.ring import reduce_scatter_cost
+from hpccoll.plan import IntArray, Move, Operation, Rounds, Span
 
 
-def cost(n: int) -> Cost:
-    """A message of S bytes takes n - 1 steps; every rank sends (n-1)/n S."""
-    return Cost(n - 1, Fraction(n - 1, n), Fraction(n - 1, n))
-
-
-@algorithm(Operation.ALL_TO_ALL, "pairwise", cost, period=1)
+@algorithm(Operation.ALL_TO_ALL, "pairwise", reduce_scatter_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above."""
 
     def send_block_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 

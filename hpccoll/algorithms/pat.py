@@ -15,18 +15,12 @@ operations at scale", arXiv 2506.20252.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 
+from hpccoll.algorithms.bruck import all_gather_cost
 from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds
-
-
-def cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
-    return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
+from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
@@ -40,7 +34,7 @@ def _count_far_rounds(n: int, most: int | None) -> int:
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
 
-@algorithm(Operation.ALL_GATHER, "pat", cost, period=1)
+@algorithm(Operation.ALL_GATHER, "pat", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
@@ -59,7 +53,6 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         return distance, child - distance, below
 
     def all_gather_round(t: int) -> list[Move]:
-        """Return the messages that each rank sends and receives in round t."""
         distance, parent, spacing = find_parents(t)
         count = _count_blocks(n, distance, parent, spacing)
 
@@ -73,7 +66,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     return Rounds(far + min(below, n) - 1, n, all_gather_round)
 
 
-@algorithm(Operation.REDUCE_SCATTER, "pat", cost, period=1)
+@algorithm(Operation.REDUCE_SCATTER, "pat", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree."""
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

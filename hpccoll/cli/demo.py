@@ -166,12 +166,9 @@ def _print_values(example: Example, values: Sequence[RankValues]) -> None:
         for rank, each in enumerate(values)
     ]
     print()
-    print("The exchange without deadlock" if example.name == "send_send_deadlock" else "Values of each rank")
+    title = "The exchange without deadlock" if example.name == "send_send_deadlock" else "Values of each rank"
     # Print plain text even on a terminal, so that the output matches docs/course.md.
-    lines = [("", *before, *after), *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print_table(title, ("", *before, *after), rows, plain=True)
     print("\nThe same call")
     for library, text in format_library_calls(example).items():
         print(f"\n{library}:\n{textwrap.indent(text, '    ')}")

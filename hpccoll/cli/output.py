@@ -38,17 +38,24 @@ def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWrit
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: Sequence[str] = (),
+    *,
+    plain: bool = False,
+) -> None:
     """Print a table on the printing rank only: by the library rich on a terminal, as aligned plain text otherwise.
 
-    `numbers` are the headings of the columns to align right. On a terminal too narrow for all columns, the last one is
-    left out.
+    `numbers` are the headings of the columns to align right; `plain` selects plain text also for a terminal. On a
+    terminal too narrow for all columns, the last one is left out.
     """
     if not is_printing_rank():
         return
     lines = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not plain:
         console, table = Console(), Table(title=title, title_justify="left")
         shown = len(columns) - (sum(widths) + 3 * len(widths) + 1 > console.width)
         for column in columns[:shown]:

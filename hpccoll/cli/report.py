@@ -58,7 +58,8 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     from hpccoll.report.node_pair_sections import build_node_pair_sections
     from hpccoll.report.page import render_page
 
-    _refuse_overwriting(files, output)
+    if any(Path(file).resolve() == Path(output).resolve() for file in files):
+        raise UsageError(f"-o {output}: is one of the result files; name another file for the page")
     results = load_results(files)
     require_writable(output, "-o")
     groups = group_curves(results.rows)
@@ -75,12 +76,6 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     if json_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
-
-
-def _refuse_overwriting(files: Sequence[str], output: str) -> None:
-    """Raise UsageError if the page would overwrite a result file."""
-    if any(Path(file).resolve() == Path(output).resolve() for file in files):
-        raise UsageError(f"-o {output}: is one of the result files; name another file for the page")
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:

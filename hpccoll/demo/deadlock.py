@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, DeadlockError
-from hpccoll.plan.proof import Action, RecvAction, SendAction, check_program
+from hpccoll.plan.proof import RecvAction, SendAction, check_program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -17,15 +17,11 @@ POLL_S = 0.001
 STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
-def make_program() -> list[list[Action]]:
-    """Return both ranks' actions in the format of the plan checker: each rank sends x (chunk 0), then receives y."""
-    return [[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]
-
-
 def explain_deadlock() -> str:
     """Return the plan checker's message about the deadlock of two ranks that both send first; sends no message."""
+    # Each rank sends x (chunk 0) to the other rank, then receives y (chunk 1) from it.
     try:
-        check_program(make_program())
+        check_program([[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]])
     except DeadlockError as error:
         return str(error)
     return "the checker finds no deadlock"

@@ -117,8 +117,8 @@ class LabProcesses:
         """Limit both ends of a running node's link to `node.bytes_per_s`."""
         assert node.process is not None  # noqa: S101 - checked by the callers
         network.run_network_command(network.build_rate_command(node.device, node.bytes_per_s))
-        command = network.build_rate_command("eth0", node.bytes_per_s)
-        network.run_network_command(network.enter_network_of(node.process.pid, command))
+        inside = ["nsenter", "--net", "--target", str(node.process.pid)]
+        network.run_network_command([*inside, *network.build_rate_command("eth0", node.bytes_per_s)])
 
     def set_power(self, name: str, *, on: bool) -> None:
         """Start a node if it is off and `on` is true; if `on` is false, kill its processes and remove its link."""

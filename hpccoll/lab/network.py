@@ -79,8 +79,3 @@ def run_network_command(command: list[str], stdin: str = "", *, check: bool = Tr
             f"`{' '.join(command)}` ended with status {done.returncode}: {lines[-1] if lines else 'no output'}; "
             "if the kernel lacks bridge, veth or tbf, use `hpccoll lab up --flat`, which needs none of them"
         )
-
-
-def enter_network_of(pid: int, command: list[str]) -> list[str]:
-    """Return `command` prefixed such that it runs in the network namespace of process `pid`."""
-    return ["nsenter", "--net", "--target", str(pid), *command]

@@ -37,11 +37,6 @@ class Interval:
     high: float
     coverage: float
 
-    @property
-    def halfwidth(self) -> float:
-        """Half the width of the interval, (high - low) / 2."""
-        return (self.high - self.low) / 2
-
 
 def summarize(samples_us: Samples) -> TimeSummary:
     """Return minimum, median with 95 % interval, percentiles and maximum of timings in microseconds.

@@ -60,4 +60,5 @@ class StoppingRule:
     def _is_tight(self, samples_us: Samples) -> bool:
         """Whether the median has a 95 % interval no wider than the rule allows."""
         median = median_interval(samples_us)
-        return median.coverage >= CONFIDENCE and median.halfwidth <= self.rel_halfwidth * median.value
+        halfwidth = (median.high - median.low) / 2
+        return median.coverage >= CONFIDENCE and halfwidth <= self.rel_halfwidth * median.value

@@ -37,24 +37,19 @@ class Workload:
     """The buffers of a collective on this rank, allocated by `module`, and the expected result.
 
     `source` is the input and `result` the output, or None if the rank has none. In place, `source` is a view of
-    `result`, or `result` of `source`.
+    `result`, or `result` of `source`. `inputs` has every rank's input in host memory, or None for a rank without input.
     """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
         self.task, self.module = task, module
         sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
-        self._inputs = [self._make_input(rank, sizes) for rank in range(task.ranks)]
-        self._expected = compute_expected_result(task.operation, self._inputs, task.redop, task.rank, task.root)
-        self._mine = self._inputs[task.rank]
+        self.inputs = [self._make_input(rank, sizes) for rank in range(task.ranks)]
+        self._expected = compute_expected_result(task.operation, self.inputs, task.redop, task.rank, task.root)
+        self._mine = self.inputs[task.rank]
         self.source, self.result = self._allocate(module)
         nbytes = 0 if self._expected is None else self._expected.values.size * task.dtype.itemsize
         self._poison = np.full(nbytes, _POISON, np.uint8)
         self._golden: dict[str, NDArray[np.uint8]] = {}
-
-    @property
-    def inputs(self) -> list[Any]:
-        """Every rank's input, in host memory; None for a rank without input."""
-        return self._inputs
 
     def _make_input(self, rank: int, count: int) -> Any:
         """Return the input of a rank as a host array; None if the rank has no input."""

@@ -32,7 +32,7 @@ class GradientBuckets:
         self.buffers: list[Any] = []
         bucket: list[Any] = []
         for parameter in reversed(parameters):
-            if bucket and _count_bytes([*bucket, parameter]) > max_bytes:
+            if bucket and sum(each.nbytes for each in [*bucket, parameter]) > max_bytes:
                 self._add_bucket(bucket)
                 bucket = []
             bucket.append(parameter)
@@ -60,8 +60,3 @@ class GradientBuckets:
         """
         for buffer in self.buffers:
             dp.all_reduce(buffer)
-
-
-def _count_bytes(tensors: Sequence[Any]) -> int:
-    """Return the total size of the tensors' elements in bytes."""
-    return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)

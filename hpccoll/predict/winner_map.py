@@ -8,6 +8,7 @@ colours nor a legend are needed to read the map. The colours are lightened from 
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -73,18 +74,12 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
     return np.array([RegularGridInterpolator((across, up), each)((x, y)) for each in logs])
 
 
-def _get_colour(name: str, number: int) -> str:
-    """Return the colour of algorithm `name` in `_COLOURS`, or else colour `number` of `_OTHER_COLOURS`."""
-    return _COLOURS.get(name, _OTHER_COLOURS[number % len(_OTHER_COLOURS)])
-
-
 def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
     """Draw each interpolated point in the colour of its fastest algorithm; `best` has the index of this algorithm."""
     from matplotlib.colors import ListedColormap
 
-    present = np.unique(best)
-    unnamed = [a for a in present if grid.algorithms[a].name not in _COLOURS]
-    colours = [_get_colour(grid.algorithms[a].name, unnamed.index(a) if a in unnamed else 0) for a in present]
+    present, others = np.unique(best), cycle(_OTHER_COLOURS)
+    colours = [_COLOURS.get(grid.algorithms[a].name) or next(others) for a in present]
     shown = np.searchsorted(present, best)
     limits: Any = {"vmin": -0.5, "vmax": len(present) - 0.5}
     axes.pcolormesh(x, y, shown, cmap=ListedColormap(colours), shading="nearest", rasterized=True, zorder=1, **limits)

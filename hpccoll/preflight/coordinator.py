@@ -221,7 +221,7 @@ class Coordinator:
     def _choose_nbytes(self) -> int:
         """Return the message size, a power of two, whose transfer takes about TRANSFER_S seconds on the median link."""
         samples = [sample for samples in self.results.links.values() for sample in samples]
-        rates = sorted(sample.nbytes_per_s(MIN_NBYTES) for sample in samples)
+        rates = sorted(0.0 if sample.broken else MIN_NBYTES / sample.transfer_seconds for sample in samples)
         if not rates:
             return MIN_NBYTES
         nbytes = int(rates[len(rates) // 2] * TRANSFER_S)

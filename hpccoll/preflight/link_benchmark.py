@@ -32,10 +32,6 @@ class LinkSample:
     transfer_seconds: float = 0.0
     broken: str | None = None
 
-    def nbytes_per_s(self, nbytes: int) -> float:
-        """Return the rate in bytes/s of the transfer of a message of `nbytes` bytes; 0 if the link is broken."""
-        return 0.0 if self.broken else nbytes / self.transfer_seconds
-
 
 class LinkBenchmark:
     """This rank's end of the link to rank `peer` of `comm`.

@@ -29,6 +29,7 @@ class EnvironmentFact:
 
 def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
     """Return the rows of the table of environments, without rows that are empty for every run."""
+    flags: dict[bool | None, str] = {True: "yes", False: "no"}
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
     columns = {
@@ -45,7 +46,7 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
     }
     columns |= {
         "cores per rank": [_format_cores(run) for run in runs],
-        "more ranks than cores": [_format_flag(run, "oversubscribed") for run in runs],
+        "more ranks than cores": [flags.get(run.record.get("oversubscribed"), MISSING) for run in runs],
         "devices": [_format_devices(run) for run in runs],
     }
     columns |= {name: [str(run.versions.get(name) or MISSING) for run in runs] for name in versions}
@@ -64,12 +65,6 @@ def _format_field(record: Mapping[str, Any], key: str) -> str:
     """Return a record's value as a string; `-` if the value is missing or null."""
     value = record.get(key)
     return MISSING if value is None else str(value)
-
-
-def _format_flag(run: RecordedRun, key: str) -> str:
-    """Return `yes` or `no`; `-` if the flag is missing or null."""
-    value = run.record.get(key)
-    return MISSING if value is None else "yes" if value else "no"
 
 
 def _format_hosts(run: RecordedRun) -> str:

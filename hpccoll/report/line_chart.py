@@ -59,7 +59,9 @@ class LineChart:
 
 def render_line_chart(chart: LineChart) -> str:
     """Return the chart as an <svg> element; an empty string if no line has a positive value."""
-    lines = [ChartLine(line.label, line.style, kept) for line in chart.lines if (kept := _select_positive_points(line))]
+    # Logarithmic axes can only show points with positive coordinates.
+    kept = ((line, tuple(p for p in line.points if min(p.x, p.y, p.low) > 0)) for line in chart.lines)
+    lines = [ChartLine(line.label, line.style, points) for line, points in kept if points]
     if not lines:
         return ""
     points = [point for line in lines for point in line.points]
@@ -83,11 +85,6 @@ def render_line_chart(chart: LineChart) -> str:
             "</svg>",
         ]
     )
-
-
-def _select_positive_points(line: ChartLine) -> tuple[ChartPoint, ...]:
-    """Return the points with positive coordinates, which can be drawn on logarithmic axes."""
-    return tuple(point for point in line.points if min(point.x, point.y, point.low) > 0)
 
 
 def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) -> str:

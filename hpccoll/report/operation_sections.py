@@ -127,7 +127,8 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
     panels = [
         make_chart_panel(
             LineChart(
-                *(f"{element_id}{key}", heading, description, "message size", _format_rounded_size, format_y, lines),
+                *(f"{element_id}{key}", heading, description, "message size", lambda x: format_size(round(x))),
+                *(format_y, lines),
                 is_log=key != "b",
                 marks_one=key == "m",
             )
@@ -135,11 +136,6 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
         for key, heading, format_y, lines in charts
     ]
     return [panel for panel in panels if panel is not None]
-
-
-def _format_rounded_size(nbytes: float) -> str:
-    """Return the label of a tick of the message-size axis; `nbytes` is rounded to whole bytes."""
-    return format_size(round(nbytes))
 
 
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:

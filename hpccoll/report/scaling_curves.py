@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpccoll.measure.comparison import TableKey
 from hpccoll.records import CollectiveRecord
-from hpccoll.report.curves import Curve, CurveGroup, Implementation
+from hpccoll.report.curves import CurveGroup, Implementation
 
 _SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts as equal to 1 MiB on 4 ranks
 
@@ -35,18 +35,14 @@ class ScalingCurves:
         names = {curve.implementation for group in self.groups for curve in group.curves}
         return tuple(sorted(names, key=lambda implementation: implementation.sort_key))
 
-    def get_x(self, group: CurveGroup) -> int:
-        """Return a group's number of nodes if the x axis shows nodes, else its number of ranks."""
-        return group.setting.nodes if self.over == "nodes" else group.setting.ranks
-
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
         """Return (position on the x axis, record) for every job that measured an implementation at a message size."""
         points = []
         for group in self.groups:
+            x = group.setting.nodes if self.over == "nodes" else group.setting.ranks
             for curve in group.curves:
-                record = _find_record(curve, nbytes) if curve.implementation == implementation else None
-                if record is not None:
-                    points.append((self.get_x(group), record))
+                if curve.implementation == implementation:
+                    points += [(x, record) for record in curve.records if _is_same_size(record.nbytes, nbytes)][:1]
         return points
 
 
@@ -65,19 +61,10 @@ def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"
-    common = [size for size in ordered[-1].sizes if all(_has_size(group, size) for group in ordered)]
+    measured = [group.sizes for group in ordered]
+    common = [size for size in measured[-1] if all(any(_is_same_size(s, size) for s in sizes) for sizes in measured)]
     sizes = dict.fromkeys([common[0], common[len(common) // 2], common[-1]] if common else [])
     return ScalingCurves(ordered, over, tuple(sizes))
-
-
-def _has_size(group: CurveGroup, nbytes: int) -> bool:
-    """Whether a group of curves has a measurement of about `nbytes` bytes (see `_is_same_size`)."""
-    return any(_is_same_size(size, nbytes) for size in group.sizes)
-
-
-def _find_record(curve: Curve, nbytes: int) -> CollectiveRecord | None:
-    """Return a curve's record of a message of about `nbytes` bytes, or None if not measured."""
-    return next((record for record in curve.records if _is_same_size(record.nbytes, nbytes)), None)
 
 
 def _is_same_size(a: int, b: int) -> bool:

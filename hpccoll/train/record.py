@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,7 @@ def describe_mesh(mesh: Mesh) -> dict[str, Any]:
     return {"strategy": str(mesh), "ranks": mesh.ranks, **{axis: getattr(mesh, axis) for axis in AXES}}
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
+class RankStep(NamedTuple):
     """One rank's measurements of a step; all fields are numbers, so that one all_gather collects them."""
 
     loss: float  # the rank's addend of the batch's mean loss; zero except on the last stage
@@ -29,10 +27,6 @@ class RankStep:
     peak_bytes: int  # peak memory since the start
     stop: bool  # whether the stop file exists; always false except on rank 0
 
-    def to_numbers(self) -> list[float]:
-        """Return the fields as floats, in the order of their definition."""
-        return [float(value) for value in asdict(self).values()]
-
 
 def combine_rank_steps(
     step: int, mesh: Mesh, batch: int, rows: Sequence[Sequence[float]]
@@ -42,7 +36,7 @@ def combine_rank_steps(
     Args:
         step: number of steps done, including the step of the record.
         batch: number of samples per step, over all ranks.
-        rows: for each rank, the result of `RankStep.to_numbers`.
+        rows: for each rank, the fields of its `RankStep`.
     """
     loss, square_norm, step_s, comm_s, pipeline_s, peak_bytes, stop = np.asarray(rows, np.float64).T
     record = TrainStepRecord(

@@ -204,7 +204,7 @@ class Trainer:
             self._measure_peak_bytes(),
             stop,
         )
-        rows = self.comm.all_gather(np.array(mine.to_numbers()))
+        rows = self.comm.all_gather(np.array(mine, np.float64))
         record, self.stopped = combine_rank_steps(self.step, self.mesh, self.options.batch, rows)
         if not np.isfinite([record.loss, record.grad_norm]).all():
             raise WrongResultError(

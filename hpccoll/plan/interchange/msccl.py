@@ -103,14 +103,10 @@ def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[Buffe
     first = 0
     for end in range(1, len(sources) + 1):
         continues = end < len(sources) and end - first < MOST_COUNT
-        if continues and all(ends[end] == _next_index(ends[end - 1]) for ends in (sources, targets)):
+        if continues and all(ends[end] == (ends[end - 1][0], ends[end - 1][1] + 1) for ends in (sources, targets)):
             continue
         yield sources[first], targets[first], end - first
         first = end
-
-
-def _next_index(index: BufferIndex) -> BufferIndex:
-    return index[0], index[1] + 1
 
 
 def _indices(start: BufferIndex, count: int) -> list[BufferIndex]:

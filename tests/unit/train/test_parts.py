@@ -157,8 +157,8 @@ def validator():
 
 
 ROWS = [
-    RankStep(1.0, 9.0, 0.5, 0.1, 0.05, 100, stop=False).to_numbers(),
-    RankStep(0.5, 16.0, 0.4, 0.3, 0.1, 200, stop=True).to_numbers(),
+    RankStep(1.0, 9.0, 0.5, 0.1, 0.05, 100, stop=False),
+    RankStep(0.5, 16.0, 0.4, 0.3, 0.1, 200, stop=True),
 ]
 SUMMARY = TrainSummaryRecord(
     **describe_mesh(Mesh(dp=2)),
