@@ -15,18 +15,7 @@ import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.drawing.palette import (
-    COLOURS,
-    EMPTY,
-    GLOW,
-    INK,
-    PALE,
-    PAPER,
-    QUIET,
-    rank_colour,
-    rank_line_colour,
-    text_colour_on,
-)
+from hpccoll.plan.drawing import palette
 from hpccoll.plan.drawing.scene import (
     XY,
     Box,
@@ -69,8 +58,8 @@ def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
     if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
     images = [render_image(scene, scale) for scene in scenes]
-    palette = _make_palette()
-    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in images]
+    colours = _make_palette()
+    frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in images]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     stream = io.BytesIO()
     frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=False)
@@ -90,12 +79,27 @@ def render_image(scene: Scene, scale: float) -> Image.Image:
 
 def _make_palette() -> Image.Image:
     """Return an image with the palette of all GIF frames: all colours, and blends of them for smoothed edges."""
-    ranks = [rank_colour(rank) for rank in range(len(COLOURS))]
-    lines = [rank_line_colour(rank) for rank in range(len(COLOURS))]
+    ranks = [palette.rank_colour(rank) for rank in range(len(palette.COLOURS))]
+    lines = [palette.rank_line_colour(rank) for rank in range(len(palette.COLOURS))]
     # Pure colours come first and none is close to EMPTY, since Pillow confuses colours that differ by less than four.
-    plain = [_blend(fill, fill, 0) for fill in (PAPER, EMPTY, INK, QUIET, PALE, GLOW, *ranks, *lines)]
-    to_paper = [(fill, PAPER) for fill in (INK, QUIET, GLOW, *ranks, *lines)]
-    ink = [(text_colour_on(fill), fill) for fill in ranks] + [(INK, EMPTY), (INK, GLOW)]
+    plain = [
+        _blend(fill, fill, 0)
+        for fill in (
+            palette.PAPER,
+            palette.EMPTY,
+            palette.INK,
+            palette.QUIET,
+            palette.PALE,
+            palette.GLOW,
+            *ranks,
+            *lines,
+        )
+    ]
+    to_paper = [(fill, palette.PAPER) for fill in (palette.INK, palette.QUIET, palette.GLOW, *ranks, *lines)]
+    ink = [(palette.text_colour_on(fill), fill) for fill in ranks] + [
+        (palette.INK, palette.EMPTY),
+        (palette.INK, palette.GLOW),
+    ]
     steps = [step / SHADES for step in range(1, SHADES)]
     blended = dict.fromkeys([*plain, *(_blend(a, b, step) for a, b in to_paper + ink for step in steps)])
     image = Image.new("P", (1, 1))

@@ -14,14 +14,13 @@ across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
 from hpccoll.algorithms import pairwise
 from hpccoll.algorithms.hierarchical_all_to_all import period, split_into_even_groups
-from hpccoll.algorithms.hybrid_slices import iterate_group_peers, make_group_fence, make_transfer_round
+from hpccoll.algorithms.hybrid_slices import TwoLevelRounds, iterate_group_peers
 from hpccoll.algorithms.registry import algorithm, get_algorithm
 from hpccoll.plan import (
     NO_PEER,
@@ -42,11 +41,11 @@ from hpccoll.plan import (
 )
 
 
-class _Columns:
+class _Columns(TwoLevelRounds):
     """Builds the rounds of a plan, within and between nodes; a column is the ranks of one slot (local rank)."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
-        self.rank, self.n, self.groups = rank, n, split_into_even_groups(n, nodes)
+        super().__init__(rank, split_into_even_groups(n, nodes), n)
         self.size, self.count = self.groups.sizes[0], len(self.groups.sizes)
         self.group, self.slot = self.groups.locate(rank)
         self._rank_at_place = self.groups.make_rank_lookup()
@@ -59,14 +58,6 @@ class _Columns:
         """Return, for each entry of `slot`, the blocks of the ranks with that local rank on any node (a column)."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
-    def fence(self) -> Rounds:
-        """Return one round in which the ranks of each group wait for each other; no round if groups have one rank."""
-        return make_group_fence(self.groups, self.rank, self.n)
-
-    def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of the loads or stores that `make_steps` returns; no round if groups have one rank."""
-        return make_transfer_round(self.n, self.groups, make_steps)
-
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
         """Return rounds in which the ranks of each column (equal local ranks) run `operation/inter` on their blocks."""
         rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
@@ -75,7 +66,7 @@ class _Columns:
             size = int(np.max(region.size))
             return Picks(size, lambda: self.rank_at(region.ids(len(self.rank)), self.slot[:, None]))
 
-        return rounds.map_regions(to_column, self.n)
+        return rounds.map_regions(to_column, self.chunks)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
         """Return the other ranks of each rank's group with their local ranks, beginning with the next local rank."""
@@ -235,6 +226,6 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         received = Picks(size, lambda: output + columns.rank_at(from_group[:, None], every_slot))
         return [Move(dest, source, sent, received)]
 
-    fence = make_group_fence(columns.groups, rank, 3 * n)
+    within = TwoLevelRounds(rank, columns.groups, 3 * n)
     between = Rounds(columns.count - 1, 3 * n, send_between_nodes)
-    return fence + make_transfer_round(3 * n, columns.groups, load_column) + between + fence
+    return within.fence() + within.transfer(load_column) + between + within.fence()

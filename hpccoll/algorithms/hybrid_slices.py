@@ -42,11 +42,21 @@ from hpccoll.plan import (
 )
 
 
-def make_group_fence(groups: Groups, rank: IntArray, chunks: int) -> Rounds:
-    """Return one round in which the ranks of each group wait for each other; no round if all groups have one rank."""
-    group, _ = groups.locate(rank)
-    leader = groups.make_rank_lookup()(groups.starts[group])
-    return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: [Fence(leader)])
+class TwoLevelRounds:
+    """Makes the rounds within the groups (nodes) of a plan that has `chunks` chunks per rank."""
+
+    def __init__(self, rank: IntArray, groups: Groups, chunks: int) -> None:
+        self.rank, self.groups, self.chunks = rank, groups, chunks
+
+    def fence(self) -> Rounds:
+        """Return one round in which the ranks of each group wait for each other; no round if groups have one rank."""
+        group, _ = self.groups.locate(self.rank)
+        leader = self.groups.make_rank_lookup()(self.groups.starts[group])
+        return self.transfer(lambda: [Fence(leader)])
+
+    def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
+        """Return one round of the steps that `make_steps` returns; no round if all groups have one rank."""
+        return Rounds(min(max(self.groups.sizes) - 1, 1), self.chunks, lambda _: make_steps())
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
@@ -57,31 +67,18 @@ def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
         yield np.where(distance < size, rank_at(start + (slot + distance) % size), NO_PEER)
 
 
-def make_transfer_round(chunks: int, groups: Groups, make_steps: Callable[[], list[Step]]) -> Rounds:
-    """Return one round of the loads or stores that `make_steps` returns; no round if all groups have one rank."""
-    return Rounds(min(max(groups.sizes) - 1, 1), chunks, lambda _: make_steps())
-
-
-class _SlicedNodes:
-    """Builds the rounds of a plan, within and between nodes, in which the owners of each slice work on that slice."""
+class _SlicedNodes(TwoLevelRounds):
+    """Builds the rounds of a plan, within and between nodes, in which each owner works on its slice of the message."""
 
     def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
-        self.rank, self.groups, self.owners = rank, groups, min(groups.sizes)
+        self.owners = min(groups.sizes)
         self.group, slot = groups.locate(rank)
         self.is_owner = slot < self.owners
         owned = np.minimum(slot, self.owners - 1)
         between = run_across_groups(inter, groups, rank, self.owners)
-        self.chunks = self.owners * between.chunks
+        super().__init__(rank, groups, self.owners * between.chunks)
         self.own_slice = Span(owned, 1, self.owners, between.chunks)
         self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
-
-    def fence(self) -> Rounds:
-        """Return one round in which the ranks of each node wait for each other; no round if all nodes have one rank."""
-        return make_group_fence(self.groups, self.rank, self.chunks)
-
-    def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of the loads or stores that `make_steps` returns; no round if all nodes have one rank."""
-        return make_transfer_round(self.chunks, self.groups, make_steps)
 
     def reduce_slices(self) -> Rounds:
         """Return the round in which every owner reduces its slice from the memory of its node's ranks."""
@@ -279,5 +276,5 @@ def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     signals = run_across_groups(
         get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1
     ).map_regions(lambda _: SIGNAL, 0)
-    fence = make_group_fence(groups, rank, 0)
+    fence = TwoLevelRounds(rank, groups, 0).fence()
     return fence + signals + fence if len(groups.sizes) > 1 else fence

@@ -140,19 +140,13 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
         head = f"{finding.area:<{area_width}}  {severity:<7}  "
         lines += _wrap(head, finding.found + hosts, indent, width)
         if verbose or severity in ("warning", "problem"):
-            lines += _wrap(indent, f"evidence: {_shorten(finding.evidence, verbose)}", indent, width)
+            short = textwrap.shorten(finding.evidence, MAX_EVIDENCE, placeholder=" ... (--all shows the rest)")
+            lines += _wrap(indent, f"evidence: {finding.evidence if verbose else short}", indent, width)
         if finding.remedy and (verbose or severity != "ok"):
             lines.append(f"{indent}remedy: {finding.remedy}")  # never wrapped, so that a command can be copied
     counts = Counter(finding.severity.name.lower() for finding in findings)
     totals = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
     return [*lines, "", f"{', '.join(totals)}, {counts['ok']} ok"]
-
-
-def _shorten(evidence: str, verbose: bool) -> str:
-    """Return a finding's evidence, cut after MAX_EVIDENCE characters unless `verbose`."""
-    if verbose or len(evidence) <= MAX_EVIDENCE:
-        return evidence
-    return f"{evidence[:MAX_EVIDENCE].rpartition(' ')[0]} ... (--all shows the rest)"
 
 
 def _wrap(head: str, text: str, indent: str, width: int) -> list[str]:

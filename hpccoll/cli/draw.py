@@ -22,16 +22,6 @@ DEFAULT_RANKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DrawingRequest:
-    """The plan to draw, the ranks per node (empty: show no nodes), and a trace's machine model and message size."""
-
-    plan: Plan
-    nodes: tuple[int, ...]
-    machine: Machine | None
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class DrawingFormat:
     """A file format: its name in messages, and the largest number of ranks that a drawing shows legibly."""
 
@@ -48,13 +38,11 @@ FORMATS = {
 }
 
 
-def _render(request: DrawingRequest, suffix: str) -> bytes:
-    """Return the content of a drawing's file in the format of `suffix`; writes no file."""
+def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> bytes:
+    """Return the content of a drawing's file in the format of `suffix`; without ranks per node, no nodes are shown."""
     from hpccoll.plan import drawing
 
-    if suffix == ".json":
-        return _render_trace(request)
-    history = drawing.record_history(request.plan, request.nodes)
+    history = drawing.record_history(plan, nodes)
     if suffix == ".txt":
         return drawing.format_text_grid(history).encode()
     if suffix == ".svg":
@@ -66,17 +54,16 @@ def _render(request: DrawingRequest, suffix: str) -> bytes:
     return raster.render_gif(drawing.lay_out_animation(history))
 
 
-def _render_trace(request: DrawingRequest) -> bytes:
+def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
     """Return a JSON trace: times simulated on the machine model or, without a model, rounds of equal length."""
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
-    plan, machine = request.plan, request.machine
     if machine is None:
         return format_trace_json(build_round_timeline(plan)).encode()
     from hpccoll.predict.forecast import ITEMSIZE
 
-    count = plan.operation.count_elements(request.nbytes, ITEMSIZE, plan.ranks)
+    count = plan.operation.count_elements(nbytes, ITEMSIZE, plan.ranks)
     return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
 
 
@@ -123,11 +110,12 @@ def draw(
     algorithm = _get_algorithm(name)
     timed_on = _load_machine(output, machine)
     sizes = _find_node_sizes(nodes, ranks, timed_on)
-    request = DrawingRequest(_make_plan(algorithm, ranks, root, chunks, sizes), sizes, timed_on, parse_size(size))
+    plan, nbytes = _make_plan(algorithm, ranks, root, chunks, sizes), parse_size(size)
     if not is_printing_rank():
         return
     require_writable(output, "-o")
-    drawn = _render(request, Path(output).suffix.lower())
+    suffix = Path(output).suffix.lower()
+    drawn = _render_trace(plan, timed_on, nbytes) if suffix == ".json" else _render(plan, sizes, suffix)
     _write(output, drawn, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,9 +28,10 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
     """
     if not is_printing_rank():
         return
-    from hpccoll.measure.scaling import find_result_files, make_scaling_records, read_measurements
+    from hpccoll.measure.result_file import find_result_files
+    from hpccoll.measure.scaling import make_scaling_records, read_measurements
 
-    files = find_result_files(paths)
+    files = [file for path in paths for file in find_result_files(Path(path))]
     records = make_scaling_records(read_measurements(files))
     if not records:
         raise UsageError(
@@ -43,8 +46,9 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print a table per operation, dtype, kind of buffer and in or out of place, with a column per layout of ranks."""
-    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=_get_table_key), key=_get_table_key):
+    """Print one table per operation, dtype, kind of buffer and place (in or out), with a column per layout of ranks."""
+    get_key = attrgetter("op", "in_place", "dtype", "buffer")
+    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=get_key), key=get_key):
         members = list(group)
         places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})
         counts = [
@@ -60,8 +64,3 @@ def _print_tables(records: Sequence[ScalingRecord]) -> None:
         columns = ("size", "contender", *counts, "last/first")
         print_table(title, columns, rows, ("size", *counts, "last/first"))
         click.echo()
-
-
-def _get_table_key(record: ScalingRecord) -> tuple[str, bool, str, str]:
-    """Return the fields of a record that select its table: operation, in place or not, dtype and kind of buffer."""
-    return record.op, record.in_place, record.dtype, record.buffer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,6 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, CheckpointOptions, MlpConfig, TrainOptions, require_torch
 
 if TYPE_CHECKING:
-    from hpccoll.measure.result_file import RecordWriter
     from hpccoll.records import TrainStepRecord, TrainSummaryRecord
     from hpccoll.train.checkpoint import CheckpointDirectory
     from hpccoll.train.trainer import TrainingStart
@@ -94,7 +93,8 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     run = make_run_record(world)
     with Communicator(world) as comm:
         start, damaged = load_start(comm, options, directory)
-        with _open_output(json_file, run, start, options.steps) as output:
+        with ExitStack() as stack:
+            output = _TrainOutput(stack, json_file, run, start, options.steps)
             for message in damaged:
                 output.warn(message)
             if start.resumed:
@@ -116,41 +116,35 @@ def _open_checkpoint_directory(checkpoints: CheckpointOptions, json_file: str | 
     return CheckpointDirectory(checkpoints.directory) if checkpoints.directory is not None else None
 
 
-@contextmanager
-def _open_output(
-    json_file: str | None, run: dict[str, Any], start: TrainingStart, steps: int
-) -> Iterator[_TrainOutput]:
-    """Context manager: on rank 0, write the run record, show a progress bar, and print results even after a failure."""
-    from hpccoll.measure.result_file import RecordWriter
-
-    with ExitStack() as stack:
-        writer = bar = None
-        if is_printing_rank() and json_file is not None:
-            # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
-            writer = stack.enter_context(RecordWriter(json_file, resume=start.resumed))
-            writer.write(run)
-        if is_printing_rank():
-            bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
-        output = _TrainOutput(writer, bar, prints_results=is_printing_rank() and json_file != STDOUT)
-        stack.callback(output.print_results)  # results are printed also if the run fails
-        yield output
-
-
 class _TrainOutput:
-    """Write a run's records as steps finish, and print a table of steps at the end; on rank 0 only."""
+    """Write a run's records as steps finish, and print a table of steps at the end; on rank 0 only.
 
-    def __init__(self, writer: RecordWriter | None, bar: Callable[[str], None] | None, *, prints_results: bool) -> None:
-        self._writer, self._bar, self._prints_results = writer, bar, prints_results
+    The constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
+    `print_results` is called, also if the run fails.
+    """
+
+    def __init__(
+        self, stack: ExitStack, json_file: str | None, run: dict[str, Any], start: TrainingStart, steps: int
+    ) -> None:
+        from hpccoll.measure.result_file import RecordWriter
+
+        prints = is_printing_rank()
+        # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
+        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=start.resumed))
+        self._writer.write(run)
+        self._bar: Callable[[str], None] = lambda _: None
+        if prints:
+            self._bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
+        self._prints_results = prints and json_file != STDOUT
+        stack.callback(self.print_results)
         self._steps: list[TrainStepRecord] = []
         self._summary: TrainSummaryRecord | None = None
 
     def add_step(self, record: TrainStepRecord) -> None:
         """Keep a step's record, write it to the file of --json, and advance the progress bar."""
-        if self._writer is not None:
-            self._writer.write(record.as_dict())
+        self._writer.write(record.as_dict())
         self._steps.append(record)
-        if self._bar is not None:
-            self._bar(f"loss {record.loss:.4g}")
+        self._bar(f"loss {record.loss:.4g}")
 
     def warn(self, message: str) -> None:
         """Print a warning to standard error on rank 0."""
@@ -160,8 +154,7 @@ class _TrainOutput:
     def add_summary(self, summary: TrainSummaryRecord) -> None:
         """Keep the summary record and write it to the file of --json."""
         self._summary = summary
-        if self._writer is not None:
-            self._writer.write(summary.as_dict())
+        self._writer.write(summary.as_dict())
 
     def print_results(self) -> None:
         """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; only if `prints_results`."""

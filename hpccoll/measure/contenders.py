@@ -61,11 +61,8 @@ def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
     """
     task = workload.task
     call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
-    return Contender(peer.name, None, call, _free_nothing)
-
-
-def _free_nothing() -> None:
-    """Do nothing, because prepared calls of other libraries hold no resources."""
+    # Prepared calls of other libraries hold no resources, so there is nothing to free.
+    return Contender(peer.name, None, call, lambda: None)
 
 
 def prepare_contenders(

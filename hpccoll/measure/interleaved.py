@@ -71,7 +71,7 @@ class InterleavedBenchmark:
         self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
     ) -> None:
         self.comm, self.workload, self.method = comm, workload, method
-        self.running = list(contenders)
+        self.contenders, self.running = contenders, list(contenders)
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:

@@ -88,6 +88,18 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
     return FileContents(name, records, tuple(lines), torn, intact)
 
 
+def find_result_files(path: Path) -> list[Path]:
+    """Return a file itself, or all `.jsonl` files below a directory; reads no file.
+
+    Raises:
+        UsageError: the directory has no `.jsonl` file.
+    """
+    files = sorted(file for file in path.rglob("*.jsonl") if file.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"FILE {path}: no *.jsonl in this directory; name files that hpccoll wrote with --json")
+    return files
+
+
 class RecordWriter:
     """Writes records to a file or standard output and flushes each; the constructor truncates or resumes the file.
 

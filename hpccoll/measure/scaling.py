@@ -5,29 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpccoll.errors import UsageError
 from hpccoll.measure.result_file import read_records
 from hpccoll.records import CollectiveRecord, ScalingPoint, ScalingRecord
 
 _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algorithm")
-
-
-def find_result_files(paths: Sequence[str]) -> list[Path]:
-    """Return the files in `paths`, and all `.jsonl` files below the folders in `paths`; reads no file.
-
-    Raises:
-        UsageError: a path does not exist, or a folder contains no .jsonl file.
-    """
-    result: list[Path] = []
-    for name in paths:
-        path = Path(name)
-        if not path.exists():
-            raise UsageError(f"{name}: no such file or folder; name a file that `hpccoll bench --json` wrote")
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not files:
-            raise UsageError(f"{name}: no .jsonl file in this folder; name files that `hpccoll bench --json` wrote")
-        result += files
-    return result
 
 
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:

@@ -20,7 +20,7 @@ from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession, free_contenders
 from hpccoll.measure.stopping import StoppingRule
-from hpccoll.measure.workload import Workload, WorkloadSpec
+from hpccoll.measure.workload import WorkloadSpec
 from hpccoll.peers import MpiEngine
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveRecord, StopReason
@@ -42,15 +42,9 @@ BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 class PruningBenchmark(InterleavedBenchmark):
     """Times algorithms in turns; stops timing an algorithm early if it is far slower than the best."""
 
-    def __init__(
-        self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
-    ) -> None:
-        super().__init__(comm, workload, contenders, method)
-        self._all = list(contenders)
-
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; BUDGET if it is far slower than the best."""
-        best = min(each.median_us for each in self._all)
+        best = min(each.median_us for each in self.contenders)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
         return super().decide_stop(contender)

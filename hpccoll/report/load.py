@@ -8,18 +8,17 @@ write is an error if the user named the file, but is skipped and listed if the u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import read_collective_record
-from hpccoll.measure.result_file import read_records
+from hpccoll.measure.result_file import find_result_files, read_records
 from hpccoll.records import CollectiveRecord
 
 OPTION = "FILE"
-SUFFIX = ".jsonl"
 PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 
@@ -157,8 +156,8 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     """
     results = Results()
     for path in paths:
-        for file, named in _find_files(Path(path)):
-            results.add_file(file, named)
+        for file in find_result_files(Path(path)):
+            results.add_file(file, named=not Path(path).is_dir())
     if not results.rows and not results.preflight and not results.doctor_findings:
         raise UsageError(_describe_nothing_to_show(results))
     shown = {run.number for run, _ in (*results.preflight, *results.doctor_findings)}
@@ -166,20 +165,6 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     # Of the runs without records to show, those of bench and preflight stay, because they should have left some.
     results.runs = [run for run in results.runs if run.number in shown or run.is_measuring_command]
     return results
-
-
-def _find_files(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield (file, whether the user named it): `path` itself, or all `*.jsonl` files below the directory `path`.
-
-    Raises UsageError if a directory has no `*.jsonl` file.
-    """
-    if not path.is_dir():
-        yield path, True
-        return
-    files = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
-    if not files:
-        raise UsageError(f"{OPTION} {path}: no *{SUFFIX} in this directory; name files that hpccoll wrote with --json")
-    yield from ((file, False) for file in files)
 
 
 def _describe_nothing_to_show(results: Results) -> str:

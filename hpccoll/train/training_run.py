@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -52,10 +51,15 @@ def _make_summary(
     saved: str | None,
 ) -> TrainSummaryRecord:
     """Return the summary record; collective, because it computes the accuracy unless the run was stopped."""
-    stopped = trainer.step < trainer.options.steps
+    options = trainer.options
+    stopped = trainer.step < options.steps
     return TrainSummaryRecord(
         **describe_mesh(trainer.mesh),
-        **_list_options(trainer),
+        **asdict(options.model),
+        **{name: getattr(options, name) for name in ("dtype", "device", "seed", "batch", "schedule", "lr")},
+        model="mlp",
+        parameters=options.model.parameter_count,
+        microbatches=options.count_microbatches(trainer.mesh),
         steps=trainer.step,
         resumed_at=start.step if start.resumed else None,
         stop="stop_file" if stopped else "complete",
@@ -66,12 +70,3 @@ def _make_summary(
         max_error=check.error if check else None,
         checkpoint=saved,
     )
-
-
-def _list_options(trainer: Trainer) -> dict[str, Any]:
-    """Return the options of the run as fields of the summary record."""
-    options = trainer.options
-    model = {"model": "mlp", **asdict(options.model), "parameters": options.model.parameter_count}
-    names = ("dtype", "device", "seed", "batch", "schedule", "lr")
-    values = {name: getattr(options, name) for name in names}
-    return model | values | {"microbatches": options.count_microbatches(trainer.mesh)}

@@ -127,12 +127,11 @@ class RoundPricer:
 
     def _price_shared_memory(self, steps: Sequence[Step]) -> RoundCosts:
         """Return the costs of a round of fences, or of loads and stores."""
-        none = np.zeros(self.size)
         fences = [step for step in steps if isinstance(step, Fence)]
         if fences:
+            none = np.zeros(self.size)
             return RoundCosts((), None, none, none, 0, fences=self._shared.price_fences(fences))
-        accesses = self._shared.price_accesses(steps)
-        costs = RoundCosts((), None, accesses.nbytes, none, accesses.transfers, uses=1, accessing=accesses.seconds)
+        costs = self._shared.price_accesses(steps)
         self._add_bytes(costs)
         return costs
 
@@ -218,15 +217,6 @@ class RoundPricer:
         return reducing if peers.all_receive and comes is peers.receives else reducing * comes
 
 
-@dataclass(frozen=True, slots=True)
-class AccessCosts:
-    """The seconds and bytes of a round's loads and stores, shape (P,) each, and the number of transfers."""
-
-    seconds: Floats
-    nbytes: Floats
-    transfers: int
-
-
 class SharedMemoryPricer:
     """Computes the costs of rounds of loads and stores, and of rounds of fences."""
 
@@ -242,7 +232,7 @@ class SharedMemoryPricer:
         fence_s = self.machine.fence_s
         return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
-    def price_accesses(self, steps: Sequence[Step]) -> AccessCosts:
+    def price_accesses(self, steps: Sequence[Step]) -> RoundCosts:
         """Return the costs of the loads and stores of a round; raise UsageError if ranks of two nodes share memory."""
         size, gamma, link = self.links.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
@@ -260,7 +250,7 @@ class SharedMemoryPricer:
             seconds += np.where(local | reduces, moved, 0.0) * gamma
             nbytes += crossing
             transfers += int(np.count_nonzero(crossing))
-        return AccessCosts(seconds, nbytes, transfers)
+        return RoundCosts((), None, nbytes, np.zeros(size), transfers, uses=1, accessing=seconds)
 
     def _check_same_node(self, peers: IntArray, does: str) -> None:
         """Raise UsageError if a peer is on another node; memory is shared within a node only."""

@@ -52,8 +52,8 @@ def test_a_sweep_becomes_one_table(sweep):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: folder / "nope", "no such file"),
-        (lambda folder: folder, "no .jsonl file"),
+        (lambda folder: folder / "nope", "No such file"),
+        (lambda folder: folder, "no *.jsonl in this directory"),
         (lambda folder: (folder / "a.jsonl").write_text("Dear diary\n") and folder, "schema 'hpccoll/1'"),
         (
             lambda folder: (folder / "a.jsonl").write_text(json.dumps(row(2, "mpi", 5).as_dict()) + "\n") and folder,
