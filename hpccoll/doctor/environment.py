@@ -18,20 +18,20 @@ _NETWORK_VARIABLES = (
 )
 
 
+def _is_on(value: str) -> bool:
+    """Whether the value of a boolean variable means true, that is, is none of the spellings of false."""
+    return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
+
+
 @dataclass(frozen=True, slots=True)
 class HarmfulSetting:
     """An environment variable, its harmful values, and the problem that they cause."""
 
     name: str
-    is_harmful: Callable[[str], bool]  # whether a value of the variable causes the problem
     severity: Severity
     effect: str  # the problem, in words
+    is_harmful: Callable[[str], bool] = _is_on  # whether a value of the variable causes the problem
     remedy: str = "unset {name}"  # the fix; `{name}` stands for the variable
-
-
-def _is_on(value: str) -> bool:
-    """Whether the value of a boolean variable means true, that is, is none of the spellings of false."""
-    return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
 def _excludes(value: str, names: set[str]) -> bool:
@@ -48,62 +48,51 @@ def _ucx_excludes_shared_memory(value: str) -> bool:
     return _excludes(value, shared)
 
 
+def _prevents_cuda_ipc(value: str) -> bool:
+    """Whether a value of PYTORCH_CUDA_ALLOC_CONF selects an allocator whose memory CUDA IPC cannot export."""
+    return "cudaMallocAsync" in value or "expandable_segments:True" in value
+
+
 _SLOW_LOCAL = "ranks of one host communicate through the network, many times slower"
-_WARNING, _NOTE = Severity.WARNING, Severity.NOTE
+_NO_CUDA_IPC = (
+    "this allocator's memory cannot be exported by CUDA IPC, which MPI and symmetric buffers use within a host"
+)
+_OTHER_ALLOCATOR = "unset {name}, or remove backend:cudaMallocAsync and expandable_segments:True from it"
+_JOBS_OF_ONE_RANK = "meant for srun: under mpirun, every rank becomes a job of its own"
+_PROBLEM, _WARNING, _NOTE = Severity.PROBLEM, Severity.WARNING, Severity.NOTE
+_ADD_SELF, _ADD_SM = "add self, or unset {name}", "add sm (before Open MPI 5: vader)"
 HARMFUL_SETTINGS = (
     HarmfulSetting(
-        "OMPI_MCA_btl",
-        lambda value: _excludes(value, {"self"}),
-        Severity.PROBLEM,
-        "a rank cannot send to itself",
-        "add self, or unset {name}",
+        "OMPI_MCA_btl", _PROBLEM, "a rank cannot send to itself", lambda value: _excludes(value, {"self"}), _ADD_SELF
     ),
+    HarmfulSetting("OMPI_MCA_btl", _WARNING, _SLOW_LOCAL, lambda value: _excludes(value, {"sm", "vader"}), _ADD_SM),
+    HarmfulSetting("UCX_TLS", _WARNING, _SLOW_LOCAL, _ucx_excludes_shared_memory, "add sm, or unset {name}"),
+    HarmfulSetting("MPIR_CVAR_NOLOCAL", _WARNING, _SLOW_LOCAL),
+    HarmfulSetting("MPIR_CVAR_CH4_NOLOCAL", _WARNING, _SLOW_LOCAL),
     HarmfulSetting(
-        "OMPI_MCA_btl",
-        lambda value: _excludes(value, {"sm", "vader"}),
-        _WARNING,
-        _SLOW_LOCAL,
-        "add sm (before Open MPI 5: vader)",
+        "I_MPI_FABRICS", _WARNING, _SLOW_LOCAL, lambda value: "shm" not in value, "set it to shm:ofi, or unset {name}"
     ),
-    HarmfulSetting("UCX_TLS", _ucx_excludes_shared_memory, _WARNING, _SLOW_LOCAL, "add sm, or unset {name}"),
-    HarmfulSetting("MPIR_CVAR_NOLOCAL", _is_on, _WARNING, _SLOW_LOCAL),
-    HarmfulSetting("MPIR_CVAR_CH4_NOLOCAL", _is_on, _WARNING, _SLOW_LOCAL),
-    HarmfulSetting(
-        "I_MPI_FABRICS", lambda value: "shm" not in value, _WARNING, _SLOW_LOCAL, "set it to shm:ofi, or unset {name}"
-    ),
-    HarmfulSetting(
-        "I_MPI_PMI_LIBRARY",
-        bool,
-        _NOTE,
-        "meant for srun: under mpirun, every rank becomes a job of its own",
-        "unset {name} before mpirun",
-    ),
-    HarmfulSetting("I_MPI_DEBUG", _is_on, _NOTE, "Intel MPI prints into the output"),
+    HarmfulSetting("I_MPI_PMI_LIBRARY", _NOTE, _JOBS_OF_ONE_RANK, bool, "unset {name} before mpirun"),
+    HarmfulSetting("I_MPI_DEBUG", _NOTE, "Intel MPI prints into the output"),
     HarmfulSetting(
         "UCX_LOG_LEVEL",
-        lambda value: value.lower() not in ("warn", "error", "fatal"),
         _NOTE,
         "UCX prints into the output and is slower",
+        lambda value: value.lower() not in ("warn", "error", "fatal"),
     ),
     HarmfulSetting(
-        "NCCL_DEBUG", lambda value: value.upper() in ("INFO", "TRACE"), _NOTE, "NCCL prints into the output"
+        "NCCL_DEBUG", _NOTE, "NCCL prints into the output", lambda value: value.upper() in ("INFO", "TRACE")
     ),
-    HarmfulSetting("NCCL_P2P_DISABLE", _is_on, _WARNING, "GPUs of one host communicate through host memory"),
-    HarmfulSetting("NCCL_SHM_DISABLE", _is_on, _WARNING, "NCCL ranks of one host communicate through the network"),
-    HarmfulSetting("NCCL_IB_DISABLE", _is_on, _WARNING, "NCCL uses TCP between hosts"),
-    HarmfulSetting("CUDA_LAUNCH_BLOCKING", _is_on, _WARNING, "every kernel launch blocks, so that nothing overlaps"),
+    HarmfulSetting("NCCL_P2P_DISABLE", _WARNING, "GPUs of one host communicate through host memory"),
+    HarmfulSetting("NCCL_SHM_DISABLE", _WARNING, "NCCL ranks of one host communicate through the network"),
+    HarmfulSetting("NCCL_IB_DISABLE", _WARNING, "NCCL uses TCP between hosts"),
+    HarmfulSetting("CUDA_LAUNCH_BLOCKING", _WARNING, "every kernel launch blocks, so that nothing overlaps"),
     HarmfulSetting(
-        "CUDA_VISIBLE_DEVICES", lambda value: value.strip() in ("", "-1", "NoDevFiles"), _WARNING, "every GPU is hidden"
+        "CUDA_VISIBLE_DEVICES", _WARNING, "every GPU is hidden", lambda value: value.strip() in ("", "-1", "NoDevFiles")
     ),
-    HarmfulSetting(
-        "PYTORCH_CUDA_ALLOC_CONF",
-        lambda value: "cudaMallocAsync" in value or "expandable_segments:True" in value,
-        _WARNING,
-        "this allocator's memory cannot be exported by CUDA IPC, which MPI and symmetric buffers use within a host",
-        "unset {name}, or remove backend:cudaMallocAsync and expandable_segments:True from it",
-    ),
-    HarmfulSetting("HPCCOLL_DEBUG", _is_on, _NOTE, "every collective first compares its arguments across the ranks"),
-    HarmfulSetting("LD_PRELOAD", bool, _NOTE, "a library is loaded before all others, perhaps another MPI"),
+    HarmfulSetting("PYTORCH_CUDA_ALLOC_CONF", _WARNING, _NO_CUDA_IPC, _prevents_cuda_ipc, _OTHER_ALLOCATOR),
+    HarmfulSetting("HPCCOLL_DEBUG", _NOTE, "every collective first compares its arguments across the ranks"),
+    HarmfulSetting("LD_PRELOAD", _NOTE, "a library is loaded before all others, perhaps another MPI", bool),
 )
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import Any, Self
 
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import isolation, launch, requirements
@@ -23,7 +23,6 @@ from hpccoll.lab.client import LabClient, connect_lab
 from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
 from hpccoll.lab.state_dir import clear_state_dir
 
-Stream: TypeAlias = IO[Any] | int | None
 NO_LIMIT = "max"
 GRACE_S = 2.0
 # All nodes share this machine's cores, so Open MPI must accept more ranks than cores and must not bind ranks to them.
@@ -158,26 +157,19 @@ class Lab:
         return [*nsenter, "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}", *argv]
 
     def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream = subprocess.PIPE,
-        stderr: Stream = subprocess.PIPE,
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.Popen[str]:
         """Start a command on the control node, in a session of its own, and return its process without waiting.
 
-        Variables in `env` override those of `build_environment()`. The other arguments are those of subprocess.Popen.
+        Variables in `env` override those of `build_environment()`. The process has pipes for its output and errors.
         """
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
             env=self.build_environment(env),
             cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )

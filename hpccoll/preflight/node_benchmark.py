@@ -73,7 +73,6 @@ def _prepare_copy() -> Callable[[], float]:
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
-        """Copy one array to the other; return the number of bytes."""
         np.copyto(target, source)
         return COPY_NBYTES
 
@@ -86,7 +85,6 @@ def _prepare_compute() -> Callable[[], float]:
     y = np.empty_like(x)
 
     def compute() -> float:
-        """Compute the sines of an array PASSES times; return the number of sines."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

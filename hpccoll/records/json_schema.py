@@ -26,18 +26,12 @@ from hpccoll.records.run import RunRecord
 from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
 
 Schema = dict[str, Any]
+_RECORDS: tuple[type[Record], ...] = (
+    *(RunRecord, CollectiveRecord, DemoRecord, FindingRecord, PreflightPairRecord, PreflightNodeRecord),
+    *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
+)
 DEFINITIONS: dict[str, type[Record]] = {
-    "run": RunRecord,
-    "collective": CollectiveRecord,
-    "demo": DemoRecord,
-    "finding": FindingRecord,
-    "preflight_pair": PreflightPairRecord,
-    "preflight_node": PreflightNodeRecord,
-    "preflight_summary": PreflightSummaryRecord,
-    "scaling": ScalingRecord,
-    "train": TrainStepRecord,
-    "train_summary": TrainSummaryRecord,
-    "lab": LabRecord,
+    **{record.kind: record for record in _RECORDS},
     "simulated": SimulatedPlanRecord,  # has kind `plan` like ProvenPlanRecord, but another `command`
     "plan": ProvenPlanRecord,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class EnvironmentFact:
 
 def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
     """Return the rows of the table of environments, without rows that are empty for every run."""
-    flags: dict[bool | None, str] = {True: "yes", False: "no"}
+    flags = defaultdict(lambda: MISSING, {"True": "yes", "False": "no"})
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
     columns = {
@@ -46,7 +46,7 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
     }
     columns |= {
         "cores per rank": [_format_cores(run) for run in runs],
-        "more ranks than cores": [flags.get(run.record.get("oversubscribed"), MISSING) for run in runs],
+        "more ranks than cores": [flags[_format_field(run.record, "oversubscribed")] for run in runs],
         "devices": [_format_devices(run) for run in runs],
     }
     columns |= {name: [str(run.versions.get(name) or MISSING) for run in runs] for name in versions}

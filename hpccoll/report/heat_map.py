@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from statistics import quantiles
+
+import numpy as np
 
 from hpccoll.report.axis_scale import thin_values
 
@@ -75,13 +75,10 @@ class _HeatMapLayout:
 
 def interpolate_color(ratio: float) -> tuple[int, int, int]:
     """Return the RGB color of a value that is `ratio` times as good as the reference value."""
-    inside = min(max(ratio, _COLOR_STOPS[0][0]), _COLOR_STOPS[-1][0])
-    for (low, start), (high, end) in pairwise(_COLOR_STOPS):
-        if inside <= high:
-            fraction = (math.log(inside) - math.log(low)) / (math.log(high) - math.log(low))
-            red, green, blue = (round(a + fraction * (b - a)) for a, b in zip(start, end, strict=True))
-            return red, green, blue
-    return _COLOR_STOPS[-1][1]
+    stops, colors = zip(*_COLOR_STOPS, strict=True)
+    channels = zip(*colors, strict=True)
+    red, green, blue = (round(float(np.interp(math.log(ratio), np.log(stops), channel))) for channel in channels)
+    return red, green, blue
 
 
 def render_heat_map(heat: HeatMap) -> str:
@@ -89,7 +86,8 @@ def render_heat_map(heat: HeatMap) -> str:
     left = min(max((len(name) for name in heat.names), default=1), _MAX_NAME) * _LETTER_WIDTH + 12
     side = min((_WIDTH - left - 4) / max(len(heat.names), 1), _MAX_SIDE)
     values = [cell.value for cell in heat.cells if cell.value is not None]
-    reference = _compute_best_quartile(values, heat.higher_is_better) if values else 1.0
+    # The best quartile separates the best quarter of the values from the rest.
+    reference = float(np.quantile(values, 0.75 if heat.higher_is_better else 0.25)) if values else 1.0
     layout = _HeatMapLayout(left, left * 0.75 + 4, side, reference)
     height = layout.top + side * len(heat.names) + _LEGEND_HEIGHT
     render_cells = _render_shapes if len(heat.names) <= _MAX_SHAPE_NODES else _render_pixels
@@ -106,14 +104,6 @@ def render_heat_map(heat: HeatMap) -> str:
             "</svg>",
         ]
     )
-
-
-def _compute_best_quartile(values: Sequence[float], higher_is_better: bool) -> float:
-    """Return the quartile that separates the best quarter of the values from the rest."""
-    if len(values) == 1:
-        return values[0]
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return high if higher_is_better else low
 
 
 def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
