@@ -46,7 +46,7 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print one table per operation, dtype, kind of buffer and place (in or out), with a column per layout of ranks."""
+    """Print a table per operation, dtype, kind of buffer and in or out of place, with a column per layout of ranks."""
     get_key = attrgetter("op", "in_place", "dtype", "buffer")
     for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=get_key), key=get_key):
         members = list(group)
