@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 
 class HpccollError(Exception):
     """Base class of all exceptions of hpccoll."""
@@ -21,6 +19,8 @@ class UnknownNameError(UsageError):
     """The name of an algorithm, dtype or similar is unknown; the message lists similar names, then all valid names."""
 
     def __init__(self, what: str, name: str, valid: list[str]) -> None:
+        from difflib import get_close_matches
+
         similar = get_close_matches(name, valid, n=2)
         hint = f"did you mean {' or '.join(similar)}? " if similar else ""
         super().__init__(f"unknown {what} {name!r}; {hint}choose one of: {', '.join(sorted(valid))}")

@@ -10,9 +10,9 @@ import os
 import platform
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -154,44 +154,44 @@ def _find_version(names: tuple[str, ...]) -> str | None:
 def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     """Return the host, node and cores of each rank of `comm`. Collective, with the same result on every rank.
 
-    Cost: one communicator split, and all-gathers of a few dozen bytes per rank.
+    Cost: one communicator split, and an all-gather of a few dozen bytes per rank.
     """
     module = load_mpi()
     host_comm = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
-    try:
-        leader = _find_leader(host_comm, comm.rank, os.environ)
-        own_cores = os.sched_getaffinity(0)
-        # A pinned rank sees only its own cores, so a node's cores are those of all its ranks together.
-        node_cores = set().union(*host_comm.allgather(own_cores))
-        crowded = host_comm.size > len(node_cores)
-    finally:
-        host_comm.Free()
-    rows = comm.allgather((module.Get_processor_name(), leader, len(own_cores), crowded))
-    leaders = sorted({row[1] for row in rows})
+    first_of_host = int(host_comm.group.Translate_ranks([0], comm.group)[0])
+    host_comm.Free()
+    cores = sum(1 << core for core in os.sched_getaffinity(0))  # as bits, because sets of 256 cores are long messages
+    node = first_of_host, _find_emulated_node(module.COMM_WORLD.rank, os.environ)
+    rows = comm.allgather((module.Get_processor_name(), node, cores))
+    nodes = list(dict.fromkeys(row[1] for row in rows))
+    host_cores: dict[int, int] = {}
+    for _, (host, _), own_cores in rows:
+        # A pinned rank sees only its own cores, so a host's cores are those of all its ranks together.
+        host_cores[host] = host_cores.get(host, 0) | own_cores
+    ranks = Counter(host for _, (host, _), _ in rows)
     return RankLayout(
         hosts=tuple(row[0] for row in rows),
-        node=tuple(leaders.index(row[1]) for row in rows),
-        cores=tuple(row[2] for row in rows),
-        oversubscribed=any(row[3] for row in rows),
+        node=tuple(nodes.index(row[1]) for row in rows),
+        cores=tuple(row[2].bit_count() for row in rows),
+        oversubscribed=any(ranks[host] > host_cores[host].bit_count() for host in ranks),
     )
 
 
-def _find_leader(host_comm: MPI.Comm, rank: int, environ: Mapping[str, str]) -> int:
-    """Return the lowest rank of this rank's node; collective over `host_comm`, which has the ranks of this host.
+def _find_emulated_node(world_rank: int, environ: Mapping[str, str]) -> int:
+    """Return the number of this rank's node among the nodes that HPCCOLL_RANKS_PER_NODE emulates; 0 if it is not set.
 
     For debugging, HPCCOLL_RANKS_PER_NODE=k splits a host's ranks into nodes of k consecutive world ranks.
     """
     setting = environ.get(RANKS_PER_NODE, "")
     if setting and not (setting.isdecimal() and int(setting)):
         raise UsageError(f"{RANKS_PER_NODE}={setting!r} is not a number of ranks; set it to 1 or more, or unset it")
-    node = load_mpi().COMM_WORLD.rank // int(setting) if setting else 0
-    nodes: list[tuple[int, int]] = host_comm.allgather((rank, node))
-    return min(other for other, other_node in nodes if other_node == node)
+    return world_rank // int(setting) if setting else 0
 
 
 def find_commit() -> str | None:
     """Return the git commit of the running source, with `+` if files are modified; None outside a git checkout."""
     import subprocess
+    from pathlib import Path
 
     git = ["git", "-C", str(Path(__file__).parents[1])]
     is_tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]

@@ -14,17 +14,18 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpccoll.errors import UsageError
 from hpccoll.selection.tuning_table import SCHEMA_FAMILY, TuningSite, TuningTable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpi4py import MPI
 
 TUNING_VARIABLE, OFF = "HPCCOLL_TUNING", "off"
-_CPUINFO, _NUMA_NODES = Path("/proc/cpuinfo"), Path("/sys/devices/system/node")
+_CPUINFO, _NUMA_NODES = "/proc/cpuinfo", "/sys/devices/system/node"
 _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}={OFF}"
 
 
@@ -46,14 +47,18 @@ def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscr
 @cache
 def describe_host() -> str:
     """Return this host's processor, cores and NUMA nodes in words, equal on equal hosts, from /proc and /sys."""
-    cores, numa = os.cpu_count() or 1, sum(1 for _ in _NUMA_NODES.glob("node[0-9]*")) or 1
+    from pathlib import Path
+
+    cores, numa = os.cpu_count() or 1, sum(1 for _ in Path(_NUMA_NODES).glob("node[0-9]*")) or 1
     return f"{_read_processor_name()}, {cores} cores, {numa} NUMA node{'s' * (numa > 1)}"
 
 
 def _read_processor_name() -> str:
     """Return the model name in /proc/cpuinfo, or Python's name of the processor if there is none."""
+    from pathlib import Path
+
     try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+        lines = Path(_CPUINFO).read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -73,6 +78,8 @@ def default_table_path(site: TuningSite) -> Path:
 
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the table that `auto` reads, or None if `HPCCOLL_TUNING` is `off`; the file may be missing."""
+    from pathlib import Path
+
     named = environ.get(TUNING_VARIABLE, "")
     if named.lower() == OFF:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.node_memory.segment import DIRECTORY, map_segments
+from hpccoll.runtime.node_memory import segment
+from hpccoll.runtime.node_memory.segment import DIRECTORY, map_segment
 
 MEMORY = Path("/dev/shm")
 ROOM = 2**20
@@ -48,19 +50,20 @@ def descriptors():
 
 
 def shared(comm, nbytes, environ, *, reserve=True):
-    """Map a piece of every rank, and see in each what its owner wrote."""
-    here = range(comm.size)
-    before = descriptors()
-    pieces = map_segments(comm, here, nbytes, reserve=reserve, environ=environ)
-    assert list(pieces) == list(here)
-    pieces[comm.rank][:4] = bytes([comm.rank, 1, 2, 3])
-    pieces[comm.rank][-1] = 100 + comm.rank
+    """Map one segment, and see in each rank's share what that rank wrote."""
+    before, share = descriptors(), nbytes // comm.size
+    memory = map_segment(comm, range(comm.size), share * comm.size, reserve=reserve, environ=environ)
+    assert len(memory) == max(share * comm.size, 4096)
+    begin = share * comm.rank
+    memory[begin : begin + 4] = bytes([comm.rank, 1, 2, 3])
+    memory[begin + share - 1] = 100 + comm.rank
     comm.barrier()
-    for rank, piece in pieces.items():
-        assert (piece[:4], piece[-1]) == (bytes([rank, 1, 2, 3]), 100 + rank)
-    assert descriptors() <= before + len(pieces), "more is open than the one that Python keeps for each mapping"
+    for rank in range(comm.size):
+        share_of_rank = memory[share * rank : share * (rank + 1)]
+        assert (share_of_rank[:4], share_of_rank[-1]) == (bytes([rank, 1, 2, 3]), 100 + rank)
+    assert descriptors() <= before + 1, "more is open than the one that Python keeps for a mapping"
     comm.barrier()
-    return pieces
+    return memory
 
 
 def ours(directory):
@@ -68,17 +71,31 @@ def ours(directory):
 
 
 @pytest.mark.parametrize("reserve", [False, True])
-def test_nameless_memory_is_seen_by_all_and_may_differ_in_size(comm, reserve):
-    pieces = shared(comm, 10_000 + 5000 * comm.rank, {}, reserve=reserve)
-    assert [len(piece) for piece in pieces.values()] == [10_000 + 5000 * rank for rank in range(comm.size)]
+def test_nameless_memory_is_seen_by_all(comm, reserve):
+    shared(comm, 10_000 * comm.size, {}, reserve=reserve)
     assert not ours(MEMORY)
 
 
+@pytest.mark.parametrize("way", ["nameless", "files"])
+def test_reserved_pages_are_allocated_by_the_ranks_that_will_use_them(comm, directory, way):
+    """Each rank faults in its own share, so that its pages lie on its own NUMA node."""
+    calls, allocate = [], os.posix_fallocate
+
+    def noted(descriptor, begin, nbytes):
+        calls.append((begin, nbytes))
+        allocate(descriptor, begin, nbytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", noted)
+        shared(comm, 4096 * comm.size, {DIRECTORY: str(directory)} if way == "files" else {})
+    assert calls == [(4096 * comm.rank, 4096)]
+
+
 def test_files_are_seen_by_all_and_lose_their_names(comm, directory):
-    pieces = shared(comm, 10_000, {DIRECTORY: str(directory)})
+    memory = shared(comm, 10_000, {DIRECTORY: str(directory)})
     assert not ours(directory)
     with Path("/proc/self/maps").open() as lines:
-        assert any(str(directory) in line for line in lines), pieces
+        assert any(str(directory) in line for line in lines), memory
 
 
 @pytest.mark.parametrize("way", ["nameless", "files"])
@@ -101,16 +118,16 @@ def refused(*_):
 
 
 def test_one_rank_without_nameless_memory_brings_all_to_files(comm, monkeypatch):
-    if comm.rank == comm.size - 1:
+    if comm.rank == 0:
         monkeypatch.setattr(os, "memfd_create", refused)
-    pieces = shared(comm, 10_000, {})
+    memory = shared(comm, 10_000, {})
     with Path("/proc/self/maps").open() as lines:
-        assert any(f"{MEMORY}/hpccoll-" in line for line in lines), pieces
+        assert any(f"{MEMORY}/hpccoll-" in line for line in lines), memory
     comm.barrier()
     assert not ours(MEMORY)
 
 
-def test_what_is_another_process_elsewhere_is_not_map_segments(comm, monkeypatch):
+def test_what_is_another_process_elsewhere_is_not_map_segment(comm, monkeypatch):
     """As where ranks have process tables of their own: the number of a process names another one."""
     if comm.rank == 0:
         monkeypatch.setattr(os, "getpid", os.getppid)
@@ -119,26 +136,32 @@ def test_what_is_another_process_elsewhere_is_not_map_segments(comm, monkeypatch
     assert not ours(MEMORY)
 
 
-@pytest.mark.parametrize("who", ["every rank", "one rank", "together"])
-def test_a_directory_that_is_too_small_is_told_to_every_rank_with_both_sizes(comm, small, who):
-    if who == "together" and comm.size == 1:
-        pytest.skip("one rank has room enough")
-    nbytes = {"every rank": 2 * ROOM, "one rank": 2 * ROOM if comm.rank == 0 else 4096, "together": 3 * ROOM // 4}[who]
+def test_a_directory_that_is_too_small_is_told_to_every_rank_with_both_sizes(comm, small):
     with pytest.raises(UnavailableError) as caught:
-        map_segments(comm, range(comm.size), nbytes, reserve=True, environ={DIRECTORY: str(small)})
+        map_segment(comm, range(comm.size), 2 * ROOM, reserve=True, environ={DIRECTORY: str(small)})
     told = str(caught.value)
     assert len(set(comm.allgather(told))) == 1
-    assert f"of {small}, which has" in told or f"{small} cannot hold 768 KiB more" in told
-    if who != "together":
-        assert "needs 2 MiB" in told
+    assert f"need 2 MiB of {small}, which has 1 MiB left" in told
     assert DIRECTORY in told
     comm.barrier()
     assert not list(small.iterdir())
 
 
+def test_room_that_is_gone_after_it_was_seen_is_told_to_every_rank(comm, small, monkeypatch):
+    """As where another process fills the directory between the look at its free space and the allocation."""
+    monkeypatch.setattr(segment, "_require", lambda *_: None)
+    with pytest.raises(UnavailableError, match=rf"{small} cannot hold .* more \(No space left on device\)") as caught:
+        map_segment(comm, range(comm.size), 2 * ROOM, reserve=True, environ={DIRECTORY: str(small)})
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+    del caught  # its traceback keeps the mappings of the ranks that had room
+    gc.collect()
+    comm.barrier()
+    assert not list(small.iterdir())
+
+
 def test_a_directory_that_is_not_there_is_told_to_every_rank(comm):
-    environ = {DIRECTORY: "/nonexistent/directory" if comm.rank == comm.size - 1 else "/dev/shm"}
+    environ = {DIRECTORY: "/nonexistent/directory" if comm.rank == 0 else "/dev/shm"}
     with pytest.raises(UnavailableError, match="/nonexistent/directory"):
-        map_segments(comm, range(comm.size), 5000, reserve=True, environ=environ)
+        map_segment(comm, range(comm.size), 5000, reserve=True, environ=environ)
     comm.barrier()
     assert not ours(MEMORY)

@@ -34,7 +34,7 @@ from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
-from hpccoll.runtime.node_memory.segment import map_segments, words
+from hpccoll.runtime.node_memory.segment import map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import get_progress
 
@@ -121,17 +121,17 @@ class SharedDeviceMemory:
         self._comm, self._others = comm, tuple(rank for rank in here if rank != comm.rank)
         self.cuda = run_or_raise(comm, make_cuda, _cannot_share)
         self.device = self.cuda.get_device_uuid()
-        segments = map_segments(comm, here, 8 * SLOTS, reserve=False)
-        self._close_counters = IpcCloseCounters(
-            words(segments[comm.rank], SLOTS), [words(segments[rank], SLOTS) for rank in self._others]
-        )
+        segment = map_segment(comm, here, 8 * SLOTS * len(here), reserve=False)
+        lines = words(segment, len(here), SLOTS)
+        own, *others = (memoryview(lines[here.index(rank)]) for rank in (comm.rank, *self._others))
+        self._close_counters = IpcCloseCounters(own, others)
         self._number = _EVENTS
         self._last: tuple[int, object] | None = None
         self._events: list[int] = []
         handles = gather_or_raise(comm, self._export_events, _cannot_share)
-        others = [handles[rank] for rank in self._others]
+        exported = [handles[rank] for rank in self._others]
         theirs = run_or_raise(
-            comm, lambda: [[self.cuda.open_event(handle) for handle in events] for events in others], _cannot_share
+            comm, lambda: [[self.cuda.open_event(handle) for handle in events] for events in exported], _cannot_share
         )
         self._close_counters.add_buffer(_EVENTS)
         self._switch = self.cuda.create_event(shared=False)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.arrays import BoundCall
 
@@ -74,15 +76,20 @@ def _copy_all(call: Callable[[], int], nbytes: int, rank: int) -> None:
 
 def attach_peers(comm: MPI.Intracomm, node_ranks: Sequence[int]) -> CrossMemory | None:
     """Return access to the memory of this node's ranks; None if a test read fails on any rank of `comm`. Collective."""
+    from mpi4py import MPI
+
     probe, received = ctypes.c_uint64(comm.rank + 1), ctypes.c_uint64(0)
-    probes = comm.allgather((os.getpid(), ctypes.addressof(probe)))
+    gathered = np.empty((comm.size, 2), np.uint64)
+    comm.Allgather(np.array([os.getpid(), ctypes.addressof(probe)], np.uint64), gathered)
+    probes: list[list[int]] = gathered.tolist()
     peers = [rank for rank in node_ranks if rank != comm.rank]
     memory = CrossMemory({rank: probes[rank][0] for rank in peers})
-    attached = True
+    attached = np.ones(1, np.int8)
     try:
         for rank in peers:
             memory.bind_read(rank, probes[rank][1], ctypes.addressof(received), 8)()
-            attached = attached and received.value == rank + 1
+            attached &= received.value == rank + 1
     except CommunicationError:
-        attached = False
-    return memory if min(comm.allgather(attached)) else None
+        attached[:] = 0
+    comm.Allreduce(MPI.IN_PLACE, attached, MPI.MIN)
+    return memory if attached[0] else None

@@ -1,15 +1,18 @@
 """The memory that the ranks of a node share for one communicator: barriers, staging slots, symmetric buffers.
 
-Each rank maps one segment of every rank of its node. A segment starts with a page of the words that synchronise the
-barriers and the slots; the slots' data follow. Blocking shared-memory plans on one node use two slots in turn, so that
+The ranks of a node map one segment, whatever their number. The segment starts with the words that synchronise the
+barriers and the slots: a line of words per rank for each barrier and each slot. The buffers of the slots follow, those
+of a rank side by side. Blocking shared-memory plans on one node use two slots in turn, so that
 a rank can fill one while others still read the other. Pipelines (two-level plans, and asynchronous shared-memory plans)
 have a barrier and slots of their own, so that they run beside blocking plans.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from mmap import PAGESIZE
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -18,9 +21,9 @@ from mpi4py import MPI
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import attach_peers
-from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, WORDS, NodeBarrier
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.node_memory.segment import MappedSegment, map_segments, words
+from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
 
@@ -29,8 +32,8 @@ SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
 PIPELINE_SLOTS_ON_ONE_NODE: Final = 2
 PIPELINE_SLOTS: Final = 6  # enough to keep a link busy while other segments synchronise, reduce and store
 SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
-_WORDS_BYTES: Final = 4096
-_LINE_BYTES: Final = 64  # each barrier's words fill a cache line, and so does each slot's counter
+MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node: from 64 ranks on, slots become smaller
+_LINE_BYTES: Final = 128  # two cache lines, which processors may fetch together
 _MISMATCH_TAG: Final = 8191
 FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
 
@@ -45,6 +48,7 @@ class NodeMemory:
         self.rank, self.comm, self._nodes = comm.rank, comm, layout.nodes
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
+        self._row = self.ranks.index(comm.rank)
         self.symmetric = SymmetricBuffers(comm, self.ranks, progress)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
@@ -52,39 +56,40 @@ class NodeMemory:
         self.next_slot = 0  # the staging slot of the next blocking plan
         one_node = layout.nodes == 1
         staging, pipelines = (STAGING_SLOTS, PIPELINE_SLOTS_ON_ONE_NODE) if one_node else (0, PIPELINE_SLOTS)
-        self.slot_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES
+        largest = MOST_SLOT_BYTES_OF_NODE // (max(layout.ranks_per_node) * (staging + pipelines))
+        self.slot_bytes = min(SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES, largest // PAGESIZE * PAGESIZE)
         self.problem = ""
+        segment: MappedSegment | None = None
+        words_bytes = -(-(2 + staging + pipelines) * len(self.ranks) * _LINE_BYTES // PAGESIZE) * PAGESIZE
         try:
             # Pages are allocated at the first access, because most communicators never use the slots.
-            nbytes = _WORDS_BYTES + (staging + pipelines) * self.slot_bytes
-            segments = map_segments(comm, self.ranks, nbytes, reserve=False)
+            nbytes = words_bytes + len(self.ranks) * (staging + pipelines) * self.slot_bytes
+            segment = map_segment(comm, self.ranks, nbytes, reserve=False)
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
-            self.problem, segments, staging, pipelines = str(error), {}, 0, 0
+            self.problem = str(error)
         self.barrier, self.pipeline_barrier = (
-            NodeBarrier(*self._own_and_others(segments, WORDS, line), layout.oversubscribed, progress)
-            for line in range(2)
+            make_barrier(self._lines(segment, kind), self._row, layout.oversubscribed, progress) for kind in range(2)
         )
-        slots = [self._slot(segments, number) for number in range(staging + pipelines)]
-        self.slots, self.pipeline_slots = tuple(slots[:staging]), tuple(slots[staging:])
+        slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
+        self.slots, self.pipeline_slots = slots[:staging], slots[staging:]
         self.remote = attach_peers(comm, self.ranks)
 
-    def _own_and_others(
-        self, segments: dict[int, MappedSegment], count: int, line: int
-    ) -> tuple[memoryview, list[memoryview]]:
-        """Return `count` words of cache line number `line` in this rank's segment, and in the other ranks' segments."""
-        own, *others = (self._words(segments, rank, count, _LINE_BYTES * line) for rank in (self.rank, *self.others))
-        return own, others
+    def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
+        """Return the words of kind number `kind`, a cache line per rank; private memory if there is no segment."""
+        rows, columns = len(self.ranks), _LINE_BYTES // 8
+        if segment is None:
+            return np.zeros((rows, columns), np.uint64)
+        return words(segment, rows, columns, kind * rows * _LINE_BYTES)
 
-    @staticmethod
-    def _words(segments: dict[int, MappedSegment], rank: int, count: int, start: int) -> memoryview:
-        """Return `count` 64-bit words of a rank's segment, or of private memory if there are no segments."""
-        return words(segments[rank] if segments else bytearray(_WORDS_BYTES), count, start)
-
-    def _slot(self, segments: dict[int, MappedSegment], number: int) -> PipelineSlot:
-        """Return slot number `number`, which has a buffer and a counter in the segment of each rank of the node."""
-        begin, (own, others) = _WORDS_BYTES + number * self.slot_bytes, self._own_and_others(segments, 1, number + 2)
-        memory = {rank: np.frombuffer(segments[rank], np.uint8, self.slot_bytes, begin) for rank in self.ranks}
-        return PipelineSlot(number, own, others, self.barrier.synchronize, memory)
+    def _slots(self, segment: MappedSegment, begin: int, count: int) -> tuple[PipelineSlot, ...]:
+        """Return `count` slots in a segment, in which the slots' buffers start at byte `begin`."""
+        shape, synchronize = (len(self.ranks), count, self.slot_bytes), self.barrier.synchronize
+        buffers = np.frombuffer(segment, np.uint8, math.prod(shape), begin).reshape(shape)
+        memory = [dict(zip(self.ranks, buffers[:, number], strict=True)) for number in range(count)]
+        return tuple(
+            PipelineSlot(number, self._lines(segment, 2 + number), self._row, synchronize, memory[number])
+            for number in range(count)
+        )
 
     def require(self, name: str) -> None:
         """Raise an error unless all ranks can share memory; `name` is the algorithm or feature that needs it.

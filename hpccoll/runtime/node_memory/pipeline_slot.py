@@ -7,10 +7,13 @@ ranks of a node may therefore use the slots in different orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hpccoll.runtime.node_memory.node_barrier import bind_sweep
+
 if TYPE_CHECKING:
+    from hpccoll.runtime.node_memory.segment import Words
     from hpccoll.runtime.node_memory.symmetric import Bytes
 
 
@@ -19,24 +22,24 @@ class PipelineSlot:
 
     Args:
         number: the index of the slot, the same on all ranks.
-        own: this rank's counter of 64 bits, initially zero.
-        others: the counters of the other ranks of the node.
+        lines: the words of the node's ranks, shape (ranks, words); word 0 of a line is a counter, initially zero.
+        row: the row of this rank in `lines`.
         synchronize: a function that executes a full memory barrier; None if the machine needs none.
         memory: the buffer that each rank of the node has in the slot, by rank.
     """
 
-    __slots__ = ("_count", "_others", "_own", "_synchronize", "memory", "number")
+    __slots__ = ("_count", "_have_reached", "_own", "_synchronize", "memory", "number")
 
     def __init__(
         self,
         number: int,
-        own: memoryview,
-        others: Sequence[memoryview],
+        lines: Words,
+        row: int,
         synchronize: Callable[[], object] | None,
         memory: dict[int, Bytes],
     ) -> None:
         self.number, self.memory = number, memory
-        self._own, self._others, self._synchronize = own, tuple(others), synchronize
+        self._own, self._have_reached, self._synchronize = memoryview(lines[row]), bind_sweep(lines), synchronize
         self._count = 0
 
     def arrive(self) -> None:
@@ -47,10 +50,8 @@ class PipelineSlot:
 
     def all_arrived(self) -> bool:
         """Whether every rank of the node has arrived at the slot at least as often as this rank."""
-        count = self._count
-        for other in self._others:
-            if other[0] < count:
-                return False
+        if not self._have_reached(self._count):
+            return False
         if self._synchronize is not None:
             self._synchronize()
         return True

@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from functools import cache
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hpccoll.errors import MismatchError, UsageError
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.node_memory.segment import map_segments
+from hpccoll.runtime.node_memory.segment import map_segment
 from hpccoll.runtime.progress import Progress
 
 Bytes = NDArray[np.uint8]
@@ -35,7 +36,7 @@ class SymmetricBuffer:
     """One symmetric buffer (an array per rank): this rank's address and size in bytes, and the other ranks' memory.
 
     `peers` holds and keeps alive the other ranks' memory by rank: arrays of bytes in host memory, or `OpenedMemory` of
-    a device. This rank's own memory is kept alive by the user's array only.
+    a device. `peers` and the user's arrays keep the mapped segment of all ranks alive.
     """
 
     owner: object
@@ -47,7 +48,7 @@ class SymmetricBuffer:
     executables: weakref.WeakSet[Executable] = field(default_factory=weakref.WeakSet)
 
     def free(self) -> None:
-        """Release the mappings of the other ranks' memory, and free the executables bound to the buffer."""
+        """Release the other ranks' memory, and free the executables bound to the buffer."""
         self.freed = True
         self.peers = {}
         for executable in list(self.executables):
@@ -108,12 +109,14 @@ class SymmetricBuffers:
         """
         extents, element = self.agree_on(shape, dtype)
         nbytes = math.prod(extents) * element.itemsize
-        segments = map_segments(self._comm, self._node_ranks, nbytes, reserve=True)
-        own = segments.pop(self._comm.rank)
-        flat = np.frombuffer(own, np.uint8, nbytes)
-        peers = {rank: np.frombuffer(segment, np.uint8, nbytes) for rank, segment in segments.items()}
-        self.register(own, flat.__array_interface__["data"][0], nbytes, peers)
-        return np.asarray(flat.view(element.numpy).reshape(extents))
+        stride = -(-max(nbytes, 1) // PAGESIZE) * PAGESIZE
+        segment = map_segment(self._comm, self._node_ranks, stride * len(self._node_ranks), reserve=True)
+        arrays = {
+            rank: np.frombuffer(segment, np.uint8, nbytes, stride * row) for row, rank in enumerate(self._node_ranks)
+        }
+        own = arrays.pop(self._comm.rank)
+        self.register(own, own.__array_interface__["data"][0], nbytes, arrays)
+        return np.asarray(own.view(element.numpy).reshape(extents))
 
     def agree_on(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], DType]:
         """Return the shape and element type if all ranks passed the same; otherwise raise an error. Collective."""
@@ -140,7 +143,7 @@ class SymmetricBuffers:
         """Add this rank's memory to the symmetric buffers until `own` is garbage-collected.
 
         Args:
-            own: the object that holds this rank's memory; the user's arrays keep it alive.
+            own: the object that holds this rank's memory, kept alive by the user's arrays alone.
             address: the address of this rank's memory.
             nbytes: bytes.
             peers: the other ranks' memory, by rank.
@@ -204,7 +207,7 @@ class SymmetricBuffers:
                 found.executables.add(executable)
 
     def free(self, array: Any) -> None:
-        """Free a symmetric buffer on this rank; its memory is released when no array uses the memory any more.
+        """Free a symmetric buffer on this rank; its memory is released when no array of any rank uses it any more.
 
         Blocks until asynchronous operations on the buffer are done.
 

@@ -338,7 +338,7 @@ def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monke
     def refuse(*_, **__):
         raise UnavailableError("rank 0: /dev/shm is full")
 
-    monkeypatch.setattr(node, "map_segments", refuse)
+    monkeypatch.setattr(node, "map_segment", refuse)
     engine = Engine(comm, lambda: False)
     with pytest.raises(UnavailableError, match=r"shared_two_shot needs shared memory: rank 0: /dev/shm is full"):
         engine.run(request(np.ones(3), algorithm="shared_two_shot"))

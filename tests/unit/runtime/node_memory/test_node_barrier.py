@@ -8,9 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, NodeBarrier
+from hpccoll.runtime.node_memory.node_barrier import (
+    DIRECT,
+    FINGERPRINT,
+    MANY_RANKS,
+    WORDS,
+    ManyRanksBarrier,
+    NodeBarrier,
+    make_barrier,
+)
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.progress import InFlight, Progress
 
 
@@ -19,13 +29,8 @@ def words() -> memoryview:
 
 
 def barriers(n: int, *, oversubscribed: bool = True, progress: Progress | None = None) -> list[NodeBarrier]:
-    memory, progress = [words() for _ in range(n)], progress or Progress()
-    return [
-        NodeBarrier(
-            memory[rank], [memory[r] for r in range(n) if r != rank], oversubscribed, progress or Progress(), True
-        )
-        for rank in range(n)
-    ]
+    lines, progress = np.zeros((n, WORDS), np.uint64), progress or Progress()
+    return [make_barrier(lines, rank, oversubscribed, progress, True) for rank in range(n)]
 
 
 def together(work: Callable[[int], Any], n: int) -> list[Any]:
@@ -40,7 +45,7 @@ def entered(ranks: list[NodeBarrier], *entries: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("oversubscribed", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 5, MANY_RANKS])
 def test_nobody_leaves_a_fence_before_all_have_come(n, oversubscribed):
     ranks, came = barriers(n, oversubscribed=oversubscribed), [0] * n
 
@@ -57,7 +62,7 @@ def test_nobody_leaves_a_fence_before_all_have_come(n, oversubscribed):
     assert together(work, n) == [0] * n
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, 4, MANY_RANKS])
 def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
     ranks = barriers(n)
     assert entered(ranks, *[5 | DIRECT] * n) == [True] * n
@@ -67,7 +72,7 @@ def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
         assert mixed == [False] * n
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3, 4, MANY_RANKS])
 def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
     ranks = barriers(n)
     for odd in range(n):
@@ -90,12 +95,37 @@ def test_every_bit_of_a_fingerprint_counts():
         assert all(each is None for each in found), bit
 
 
-def test_places_are_those_of_the_others_in_their_order():
-    ranks = barriers(3)
-    together(lambda rank: ranks[rank].enter(1, 10 * rank + 1, 2**63 + rank), 3)
-    assert ranks[0].locations() == (11, 2**63 + 1, 21, 2**63 + 2)
-    assert ranks[1].locations() == (1, 2**63, 21, 2**63 + 2)
-    assert ranks[2].locations() == (1, 2**63, 11, 2**63 + 1)
+@pytest.mark.parametrize("n", [3, MANY_RANKS])
+def test_places_are_those_of_the_others_in_their_order(n):
+    ranks = barriers(n)
+    together(lambda rank: ranks[rank].enter(1, 10 * rank + 1, 2**63 + rank), n)
+    for rank in range(n):
+        others = [other for other in range(n) if other != rank]
+        assert ranks[rank].locations() == tuple(word for r in others for word in (10 * r + 1, 2**63 + r))
+
+
+def test_the_words_of_many_ranks_are_read_at_once():
+    assert type(barriers(MANY_RANKS - 1)[0]) is NodeBarrier
+    assert type(barriers(MANY_RANKS)[0]) is ManyRanksBarrier
+
+
+@pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
+def test_all_have_arrived_once_the_last_has(n):
+    ranks = barriers(n)
+    for barrier in ranks:
+        assert not any(each.all_arrived() for each in ranks if each._count)
+        barrier.post(1)
+    assert all(each.all_arrived() for each in ranks)
+
+
+@pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
+def test_all_have_arrived_at_a_slot_once_the_last_has(n):
+    lines = np.zeros((n, WORDS), np.uint64)
+    slots = [PipelineSlot(0, lines, rank, None, {}) for rank in range(n)]
+    for turn in range(3):
+        for slot in slots:
+            slot.arrive()
+            assert slot.all_arrived() == (slot is slots[-1]), turn
 
 
 @pytest.mark.parametrize("behind", range(4))
@@ -157,10 +187,11 @@ def test_who_waits_long_leaves_its_core_to_others(oversubscribed):
     assert together(work, 2)[0] < 0.35
 
 
-def test_freed_words_are_let_go():
-    memory = bytearray(8 * WORDS)
-    shared = memoryview(memory).cast("Q")
-    barrier = NodeBarrier(shared, [], False, Progress(), True)
+@pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
+def test_freed_words_are_let_go(n):
+    memory = bytearray(8 * WORDS * n)
+    barrier = make_barrier(np.frombuffer(memory, np.uint64).reshape(n, WORDS), 0, False, Progress(), True)
+    with pytest.raises(BufferError):
+        memory.append(0)
     barrier.free()
-    shared.release()
     memory.append(0)  # refused while anything still looks at it
