@@ -210,8 +210,7 @@ class Communicator:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
         Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
-        A rank's memory is released when no array on the rank uses it and every other rank has freed the buffer or
-        deleted its arrays.
+        The memory of all ranks of the node is released when no array on any of these ranks uses it.
 
         Raises:
             UsageError: any rank passed a negative extent or an unknown dtype.

@@ -141,14 +141,14 @@ def compute_expected(call: Call, rank: int, n: int) -> np.ndarray | None:
 class RandomProgram:
     """Runs one program on this rank; `seed` draws the program, and `seed` with the rank draws this rank's own order."""
 
-    def __init__(self, world: hpccoll.Communicator, seed: int, *, torch: Any = None) -> None:
+    def __init__(self, world: hpccoll.Communicator, seed: int, *, torch: Any = None, groups: int = 3) -> None:
         self.world, self.seed, self.torch = world, seed, torch
         self.rng, self.own = random.Random(seed), random.Random(seed * 1000 + world.rank + 1)
         self.pending: list[Pending] = []
         self.groups = [Group(world, list(range(world.size)))]
         self.number, self.last = 0, ""
         self.kept: dict[tuple[Any, ...], Any] = {}
-        for _ in range(3 if world.size > 1 else 0):
+        for _ in range(groups if world.size > 1 else 0):
             self._add_group()
         for group in self.groups:
             self._make_buffers(group)

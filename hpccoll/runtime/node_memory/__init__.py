@@ -1,6 +1,6 @@
 """The memory that the ranks of a node share, and its barriers and counters for synchronisation.
 
-Start with node.py. Ranks map each other's memory segments (segment.py). Ranks wait for each other at a barrier
+Start with node.py. The ranks of a node map one segment of memory (segment.py). Ranks wait for each other at a barrier
 (node_barrier.py) or in pipeline slots (pipeline_slot.py). symmetric.py makes arrays that all ranks of a node can
 address. cross_memory.py reads and writes ordinary memory of other processes.
 """

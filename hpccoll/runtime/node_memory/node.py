@@ -56,8 +56,8 @@ class NodeMemory:
         self.next_slot = 0  # the staging slot of the next blocking plan
         one_node = layout.nodes == 1
         staging, pipelines = (STAGING_SLOTS, PIPELINE_SLOTS_ON_ONE_NODE) if one_node else (0, PIPELINE_SLOTS)
-        largest = MOST_SLOT_BYTES_OF_NODE // (max(layout.ranks_per_node) * (staging + pipelines))
-        self.slot_bytes = min(SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES, largest // PAGESIZE * PAGESIZE)
+        most_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES
+        self.slot_bytes = choose_slot_bytes(most_bytes, staging + pipelines, max(layout.ranks_per_node))
         self.problem = ""
         segment: MappedSegment | None = None
         words_bytes = -(-(2 + staging + pipelines) * len(self.ranks) * _LINE_BYTES // PAGESIZE) * PAGESIZE
@@ -134,6 +134,14 @@ class NodeMemory:
         self.pipeline_barrier.free()
         self.slots = self.pipeline_slots = ()
         self.pipelines.clear()
+
+
+def choose_slot_bytes(most_bytes: int, slots: int, ranks_of_node: int) -> int:
+    """Return the size of a slot: `most_bytes`, or fewer whole pages where a node's slots have MOST_SLOT_BYTES_OF_NODE.
+
+    All nodes have slots of one size, so `ranks_of_node` is the largest number of ranks on a node.
+    """
+    return min(most_bytes, MOST_SLOT_BYTES_OF_NODE // (ranks_of_node * slots) // PAGESIZE * PAGESIZE)
 
 
 def fingerprint_of(facts: Sequence[object]) -> int:

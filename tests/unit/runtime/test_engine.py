@@ -346,6 +346,13 @@ def test_shared_memory_that_cannot_be_had_is_refused_with_its_reason(comm, monke
     engine.free()
 
 
+@pytest.mark.parametrize(("ranks", "expected"), [(2, 4 * 2**20), (64, 4 * 2**20), (128, 2**21), (256, 2**20)])
+def test_the_slots_of_a_node_are_bounded(ranks, expected):
+    assert node.choose_slot_bytes(4 * 2**20, 4, ranks) == expected
+    assert node.choose_slot_bytes(4 * 2**20, 6, 192) % 4096 == 0
+    assert 192 * 6 * node.choose_slot_bytes(4 * 2**20, 6, 192) <= 2**30
+
+
 def test_a_library_collective_is_no_plan(engine):
     with pytest.raises(UsageError, match="all_reduce by the MPI library has no plan"):
         engine._make_executable(request(np.ones(3)), Selection(None, 1, "asked for"))
