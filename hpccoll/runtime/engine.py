@@ -232,7 +232,7 @@ class Engine:
         self.node.free()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
-        """Whether there are several nodes and the algorithm uses messages between and shared memory within them."""
+        """Whether there are several nodes, and the algorithm uses messages between nodes and shared memory in them."""
         return algorithm.is_hybrid and len(self.nodes) > 1
 
     def _require_shared_memory(self, algorithm: Algorithm) -> None:

@@ -80,7 +80,7 @@ class ArrayModule(Protocol):
     def continue_stream(self, previous: object) -> object:
         """Return the current CUDA stream, after making it wait for the work queued so far on stream `previous`.
 
-        The current stream does not wait if `previous` is None or the same stream. For host memory, the result is None.
+        The current stream does not wait if `previous` is None or the same stream. The result is None for host memory.
         """
 
     def make_stream_timer(self) -> StreamTimer | None:

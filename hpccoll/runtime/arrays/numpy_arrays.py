@@ -39,7 +39,7 @@ class NumPyModule:
         return _quiet(partial(getattr(np, function), left, right, out))
 
     def require_reduction(self, function: str, dtype: DType) -> None:
-        """Do nothing, because NumPy has all reductions."""
+        """Do nothing, because NumPy supports all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
         return partial(np.copyto, out, source)

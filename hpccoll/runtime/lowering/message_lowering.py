@@ -128,7 +128,7 @@ class MessageLowering:
             elif move.source == self._rank:
                 incoming.append(self._stage_own_operand(move))
             elif move.source != NO_PEER:
-                # Late receives need a sender with one message in the round, because MPI matches its messages in order.
+                # If a sender sends several messages, none of them is received late, because MPI matches them in order.
                 # No message is received late if another is for the same chunks, because waiting would delay its sender.
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
@@ -138,9 +138,9 @@ class MessageLowering:
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
 
     def _make_contiguous(self, chunks: IntArray) -> None:
-        """Before a send, copy its chunks to their homes (memory for new values) if they are contiguous only there.
+        """Before a send, copy its chunks to their homes (memory for new values) if only the homes are contiguous.
 
-        The message is then sent from the homes and needs no packed copy in scratch.
+        A message whose chunks are contiguous needs no packed copy in scratch.
         """
         displaced = self._locations.find_displaced(chunks)
         is_split = len(displaced) > 0 and len(self._locations.current_ranges(chunks)) > 1
@@ -270,7 +270,7 @@ class MessageLowering:
 
 
 def get_own_value(value: Ints) -> int:
-    """Return this rank's value from a plan's part for one rank, in which arrays over ranks have one entry."""
+    """Return the single entry of an array over ranks that is in a plan's part for one rank."""
     return int(np.reshape(value, -1)[0])
 
 

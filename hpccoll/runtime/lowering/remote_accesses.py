@@ -56,7 +56,7 @@ class RemoteAccesses:
         return self._find_owned(region, np.where(peer != self.ranks, peer, NO_PEER))
 
     def record_writes(self, t: int) -> None:
-        """Mark the chunks that round `t` writes as written."""
+        """Record which chunks are written in round `t`."""
         for step in self.rounds[t]:
             if isinstance(step, Fence):
                 continue
@@ -88,8 +88,8 @@ class RemoteAccesses:
         """Whether round `t` needs a second fence; the same on all ranks.
 
         A second fence is needed if, since the previous fence, a rank wrote a chunk that other ranks also loaded, and
-        another rank accesses the chunk after round `t`. Between the two fences, the writing rank copies the chunk's new
-        value from scratch to the chunk's own memory.
+        another rank accesses the chunk after round `t`. Between the two fences of round `t`, the writing rank copies
+        the chunk's new value from scratch to the chunk's own memory.
         """
         previous = [r for r in range(t) if _has_fence(self.rounds[r])]
         written, loaded = np.zeros_like(self.accessed), np.zeros_like(self.accessed)

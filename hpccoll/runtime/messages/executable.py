@@ -1,6 +1,6 @@
 """Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
 
-Single and bound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
+Bound and unbound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
 calls into a tuple, so a run only makes them. First calls on new arrays and asynchronous operations are not bound: a
 `MessageRun` posts each message when the run reaches it.
 

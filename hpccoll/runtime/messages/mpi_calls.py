@@ -10,7 +10,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import DType, Reduction
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-# MPI has only logical operations on booleans: the minimum is "all", the maximum "any".
+# MPI has only logical operations on booleans: logical "and" computes the minimum, "or" the maximum.
 LOGICAL_OPS = {"min": "LAND", "max": "LOR", "band": "LAND", "bor": "LOR", "bxor": "LXOR"}
 # Names of predefined datatypes. (mpi4py's `from_numpy_dtype` returns duplicates to be freed, and lacks bfloat16.)
 DATATYPES = {

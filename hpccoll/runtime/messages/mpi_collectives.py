@@ -130,9 +130,9 @@ class MpiCollectives:
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
 
-        The result is false for asynchronous calls on device memory, because Open MPI lacks non-blocking reductions of
-        device memory. With any other call on device memory, `can_run` starts probe processes when first called, waits
-        for them and for the other ranks, and returns the same result on all ranks. Collective.
+        `can_run` returns false for asynchronous calls on device memory, because Open MPI lacks non-blocking reductions
+        of device memory. With a blocking call on device memory, `can_run` starts probe processes when first called, and
+        waits for them and for the other ranks. Collective.
         """
         if not has_same_semantics(call.operation, call.dtype, call.reduction):
             return False

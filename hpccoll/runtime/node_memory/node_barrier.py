@@ -6,8 +6,8 @@ a rank also publishes a fingerprint of the collective, so ranks that called diff
 difference before they access data.
 
 A rank that reads another rank's word must also see that rank's earlier stores. x86 keeps stores and loads in program
-order. On other processors a rank calls MPI_Win_sync, a full memory barrier, before it writes its word and after it has
-read the words of the other ranks.
+order. On processors other than x86 a rank calls MPI_Win_sync, a full memory barrier, before it writes its word and
+after it has read the words of the other ranks.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class SharedMemoryExecutable(PlanExecutable):
 
 
 def local_instructions(program: Program) -> list[LocalInstruction]:
-    """Return the reduces, copies and fences, which are all instructions of a plan of loads and stores."""
+    """Return all instructions of a plan of loads and stores: reduces, copies and fences."""
     return [step for step in program.instructions if isinstance(step, LocalInstruction)]
 
 
