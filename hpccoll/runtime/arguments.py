@@ -91,7 +91,7 @@ def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, roo
 
 
 def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[int, ...]:
-    """Return the shape of a new output for an input of the given shape, whose first dim n divides if it is split."""
+    """Return the shape of a new output for an input of shape `shape` on n ranks."""
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         return (n, *shape)
     if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER):

@@ -33,8 +33,8 @@ class CallCache:
     """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
 
     `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. The keys of `by_array` are `id(x)`
-    for an all_reduce of `x` with default arguments, and tuples for all other calls. `by_kind` holds what carries out
-    calls that are not bound to arrays (see unbound.py).
+    for an all_reduce of `x` with default arguments, and tuples for all other calls. `by_kind` holds objects that carry
+    out calls without binding them to arrays (see unbound.py).
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,9 @@ class CallCache:
     def is_due(self, key: Hashable) -> bool:
         """Whether a call with the array key `key` should bind an executable; counts the call.
 
-        The first call with a key is not due. Keys contain ids, which Python gives to new arrays again. If an array is
-        deleted after its calls were bound, twice as many calls with its key as before precede the next binding.
+        The first call with a key is not bound. Keys contain ids, and a new array may get the id of a deleted array.
+        Each time an array is deleted after a call on it was bound, the number of calls with its key before the next
+        binding doubles.
         """
         left = self._calls_until_due.get(key)
         if left is None:
@@ -104,7 +105,7 @@ class CallCache:
         return left == 0
 
     def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
-        """Remove a cached call after its array was deleted; bind later calls with its key more reluctantly."""
+        """Remove a cached call after its array was deleted; bind later calls with its key only after more calls."""
         if self.by_array.pop(key, None) is None:
             return
         if len(self._patience) >= SEEN_CAPACITY:
@@ -117,7 +118,7 @@ class CallCache:
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
     def forget_arrays(self) -> None:
-        """Forget all that is found without a check of the call; the executables are still found by address."""
+        """Forget which arrays and kinds of call were used before; executables are still found by address."""
         for known in (self.by_array, self.by_kind, self._calls_until_due, self._patience):
             known.clear()
 
@@ -144,7 +145,7 @@ def _is_unchanged(known: KnownArray, array: Any) -> bool:
 
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child clears what each finds without a check.
+    """Return all call caches of this process; a forked child calls `forget_arrays` of each.
 
     In a forked child, a collective that finds nothing in the cache raises UsageError. Detecting a fork by comparing
     process ids would cost a system call in every collective.

@@ -270,9 +270,9 @@ class Engine:
         return SharedMemoryExecutable(context, call, selection, scratch)
 
     def remember(self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any) -> None:
-        """Let later calls like `call`, a blocking call with the arguments `x` to `algorithm`, skip checks and binding.
+        """Let later blocking calls of the same kind as `call` (see unbound.py) skip argument checks and binding.
 
-        With a selection log, which lists the size of every message, all calls go through `select` instead.
+        With a selection log, which lists the size of every message, every call must go through `select` instead.
         """
         if self._log is None:
             self.unbound.add(call, x, out, op, algorithm)

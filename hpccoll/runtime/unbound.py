@@ -2,8 +2,8 @@
 
 Calls on plain arrays are of one kind if they agree in operation, array type, dtype, reduction, root, algorithm, and in
 the leading bits of the message size, by which `auto` selects. The first call of a kind checks all its arguments, and
-adds an `UnboundCollective`. Later calls of this kind find it by one look-up, and it carries them out on any plain
-arrays that are in no symmetric buffer.
+adds an `UnboundCollective`. Later calls of this kind find the `UnboundCollective` by one look-up. An
+`UnboundCollective` accepts any plain arrays that are in no symmetric buffer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of in
 
 
 class UnboundCollective(ABC):
-    """Carries out the calls of one kind.
+    """Carries out calls of one kind, which agree in operation, dtype and most other arguments.
 
     Args:
         call: the first call of this kind.
@@ -65,7 +65,7 @@ class UnboundCollective(ABC):
         return out.nbytes == self._output_bytes(x.nbytes) and not self._registry.find(get_address(out))
 
     def __call__(self, x: Any, out: Any) -> Any:
-        """Carry out a call that this accepts; return what the call returns to the user."""
+        """Carry out a call for which `accepts` is true, and return the call's result for the user."""
         if self._in_place:
             result = x
         elif out is None and self._has_result:
@@ -79,7 +79,7 @@ class UnboundCollective(ABC):
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:
-        """Whether this can carry out a call of its kind on `x`, a plain array, and `out`."""
+        """Whether this object can carry out a call on the plain array `x` and `out`; the call is of its kind."""
 
     @abstractmethod
     def _run(self, x: Any, result: Any, count: int) -> None:
@@ -87,7 +87,7 @@ class UnboundCollective(ABC):
 
 
 class UnboundLibraryCollective(UnboundCollective):
-    """Carries out the calls of one kind by the MPI library's own collective."""
+    """Carries out calls of one kind by the MPI library's own collective."""
 
     def __init__(self, call: CollectiveCall, library: MpiCollectives, ranks: int) -> None:
         super().__init__(call, ranks)
@@ -108,9 +108,9 @@ class UnboundLibraryCollective(UnboundCollective):
 
 
 class UnboundPlan(UnboundCollective):
-    """Carries out the calls of one kind by programs.
+    """Carries out calls of one kind by programs (a rank's instructions), without executables.
 
-    `programs` maps numbers of elements to programs, or to None where calls need executables.
+    `programs` maps a call's number of elements to its program, or to None if the call needs an executable.
     """
 
     def __init__(self, call: CollectiveCall, progress: Progress, ranks: int) -> None:
@@ -118,7 +118,7 @@ class UnboundPlan(UnboundCollective):
         self._progress, self.programs = progress, dict[int, UnboundProgram | None]()
 
     def accepts(self, x: Any, out: Any) -> bool:
-        """Whether `fits` holds, there is a program, and no plans are in flight, which the program would not advance."""
+        """Whether `fits` is true, there is a program, and no plan is in flight (a program advances no other plan)."""
         program = self.programs.get(x.nbytes // self._bytes_per_count)
         return program is not None and not self._progress.operations and self.fits(x, out)
 
@@ -131,10 +131,10 @@ class UnboundPlan(UnboundCollective):
 
 
 class UnboundCollectives:
-    """Finds the `UnboundCollective` of a call.
+    """Finds the `UnboundCollective` that carries out a call without binding it to arrays.
 
     Args:
-        found: the collectives by kind; the owner clears it when the communicator closes or the process forks.
+        found: each `UnboundCollective`, by kind; the owner clears it when the communicator closes or the process forks.
         select: returns the selection for a call.
         make_program: returns the program of a call; None if the call needs an executable.
     """
@@ -161,7 +161,7 @@ class UnboundCollectives:
         return collective if collective is not None and collective.accepts(x, out) else None
 
     def add(self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any) -> None:
-        """Keep what can carry out later calls of the kind of `call`, whose arguments were `x` to `algorithm`."""
+        """Keep an `UnboundCollective` for later calls of the same kind as `call`."""
         if call.operation in _WITHOUT_INPUT or call.reduction.factor is not None or not call.count or not is_plain(x):
             return
         kind = self._kind(call.operation, x, out, op, call.root, algorithm)
@@ -182,6 +182,6 @@ class UnboundCollectives:
         self._found[kind] = collective
 
     def _kind(self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any) -> Hashable:
-        """Return the kind of a call on a plain array."""
+        """Return the kind of a call on a plain array: the arguments in which all calls of a kind agree."""
         nbytes = x.nbytes * self._ranks if operation in GATHERS else x.nbytes
         return operation, type(x), x.dtype, round_message_size(nbytes), op, root, algorithm, out is None

@@ -1,7 +1,8 @@
 """Runs a program on arrays that are given at each run, without binding the program to them.
 
 The arrays and the other memory of a run are in one sequence, in this order: input, output, WORK and LANDING, this
-rank's slot, and the slots of the node's other ranks. A step is a function of such a sequence.
+rank's slot, and the slots of the node's other ranks. A step is a function that carries out one instruction on the
+sequence of memories.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Step: TypeAlias = Callable[[Memories], object]
 
 
 class StepMaker:
-    """Makes steps of instructions.
+    """Turns instructions into steps, functions that take the memories of a run.
 
     Args:
         space: locates the instructions' memory ranges; its arrays are ignored.
@@ -43,11 +44,11 @@ class StepMaker:
         self._requests: dict[int, MPI.Request] = {}
 
     def make(self, instructions: Sequence[Instruction]) -> list[Step]:
-        """Return a step for each of the instructions."""
+        """Return one step (a function of the memories) per instruction."""
         return [self._make_step(index, instruction) for index, instruction in enumerate(instructions)]
 
     def _make_step(self, index: int, instruction: Instruction) -> Step:
-        """Return the step of instruction number `index`; it must not refer to `self`, whose space has arrays."""
+        """Return the step of instruction number `index`; the step must not keep `self` and its arrays alive."""
         fence, requests = self._fence, self._requests
         match instruction:
             case Copy(source, out):
@@ -64,7 +65,7 @@ class StepMaker:
                 return self._make_message(index, post, peer, place)
 
     def _make_message(self, index: int, post: Callable[..., MPI.Request], peer: int, place: MemoryRange) -> Step:
-        """Return the step that posts a message of instruction number `index` by `Isend` or `Irecv`."""
+        """Return the step that posts the message of instruction number `index` by `post` (`Isend` or `Irecv`)."""
         (at, part), nbytes = self._locate(place), place.count * self._space.itemsize
         requests, tag = self._requests, self._tag
 
@@ -75,7 +76,7 @@ class StepMaker:
         return post_message
 
     def _locate(self, place: MemoryRange) -> tuple[int, slice]:
-        """Return the number of a range's memory in the sequence of memories, and the range as a slice."""
+        """Return the index of a range's memory in the sequence of memories, and the range as a slice."""
         start = self._space.start(place)
         at = int(place.memory) if place.owner == OWN else self._others[place.owner]
         return at, slice(start, start + place.count)
@@ -92,7 +93,7 @@ def _make_copy(source: int, source_part: slice, out: int, out_part: slice) -> St
 
 
 def _make_reduce(function: str, places: Sequence[tuple[int, slice]]) -> Step:
-    """Return a step that reduces two parts of memories by a function of NumPy into a third part."""
+    """Return a step that reduces two memory ranges by NumPy's `function` into a third range."""
     (a, a_part), (b, b_part), (out, out_part) = places
 
     def reduce(memories: Memories) -> None:

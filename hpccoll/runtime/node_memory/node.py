@@ -75,7 +75,7 @@ class NodeMemory:
         self.remote = attach_peers(comm, self.ranks)
 
     def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
-        """Return the words of kind number `kind`, a cache line per rank; private memory if there is no segment."""
+        """Return a cache line of words per rank, for use number `kind`; private memory if there is no segment."""
         rows, columns = len(self.ranks), _LINE_BYTES // 8
         if segment is None:
             return np.zeros((rows, columns), np.uint64)
@@ -137,7 +137,7 @@ class NodeMemory:
 
 
 def choose_slot_bytes(most_bytes: int, slots: int, ranks_of_node: int) -> int:
-    """Return the size of a slot: `most_bytes`, or fewer whole pages where a node's slots have MOST_SLOT_BYTES_OF_NODE.
+    """Return the bytes of a slot: `most_bytes`, or less if a node's slots would exceed MOST_SLOT_BYTES_OF_NODE.
 
     All nodes have slots of one size, so `ranks_of_node` is the largest number of ranks on a node.
     """

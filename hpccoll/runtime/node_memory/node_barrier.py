@@ -205,7 +205,7 @@ class ManyRanksBarrier(NodeBarrier):
         return True
 
     def compare(self) -> bool | None:
-        """Return whether DIRECT is the same in the latest entries of all ranks; None if their fingerprints differ."""
+        """Return whether all ranks agree on access in place (bit DIRECT); None if their fingerprints differ."""
         at = _ENTRY_WORDS[(self._entries - 1) & 1]
         differing_bits = int(np.bitwise_or.reduce(self._lines[:, at] ^ self._lines[0, at]))
         return None if differing_bits & FINGERPRINT else not differing_bits
@@ -233,14 +233,14 @@ def make_barrier(
 
 
 def bind_sweep(lines: Words) -> Callable[[int], bool]:
-    """Return a function that tells whether word 0 of every line has reached a given count."""
+    """Return a function that returns whether word 0 of every line is at least a given count."""
     if len(lines) >= MANY_RANKS:
         counters, read_all = lines[:, 0], np.minimum.reduce
         return lambda count: bool(read_all(counters) >= count)
     counts = [memoryview(line) for line in lines]
 
     def have_reached(count: int) -> bool:
-        """Read one word after the other."""
+        """Whether every counter has reached `count`; reads one counter after another."""
         for line in counts:  # noqa: SIM110 - a generator takes three times as long
             if line[0] < count:
                 return False

@@ -81,9 +81,9 @@ def _share(
     reserved: tuple[int, int] | None,
     create: Callable[[], tuple[int, str]],
 ) -> MappedSegment:
-    """Map the segment that rank `owner` creates by `create`, with the pages `reserved` allocated; all ranks may raise.
+    """Map a new segment, which rank `owner` creates by `create`; if creation fails, all ranks raise an error.
 
-    `create` returns a file descriptor, and a path if the file has one.
+    `create` returns a file descriptor, and a path if the file has one. Each rank allocates its pages `reserved`.
     """
     created: list[tuple[int, str]] = []
 

@@ -12,9 +12,9 @@ from hpccoll.runtime.unbound_program import Memories, Step
 
 @dataclass(frozen=True, slots=True)
 class StagedProgram:
-    """A staged program of one segment, in which the ranks enter exactly as in a staged run of an executable.
+    """A staged program for messages that fit into one slot; other ranks may run the same call by an executable.
 
-    `memories` are, by the number of the slot of a run, all memories after input and output (see unbound_program.py).
+    `memories` has, by the number of the slot that a run uses, all memories of the run except input and output.
     """
 
     node: NodeMemory
