@@ -18,7 +18,6 @@ from hpccoll.records import CaseKey, CollectiveRecord
 from hpccoll.units import format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
-    from hpccoll.measure.result_file import RecordWriter
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.peers import LibraryEngine
 
@@ -208,26 +207,16 @@ class _BenchOutput:
             plot.require_plot(options.plot)
         if options.csv:
             output_file.require_writable(options.csv, "--csv")
-        self.writer: RecordWriter | None = None
-        if options.resume:
-            self._resume(options.resume)
-        if path:
-            option = "--resume" if options.resume else "--json"
-            self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
-            self.writer.write(run)
+        if options.resume and Path(options.resume).exists():  # a job that may be requeued always passes --resume
+            contents = result_file.read_records(options.resume)
+            self.records += contents.collectives()
+            if contents.torn:
+                click.echo(f"# {contents.torn}", err=True)
+        option = "--resume" if options.resume else "--json"
+        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
+        self.writer.write(run)
         self.progress = stack.enter_context(show_progress("rows", session.case_count))
         stack.callback(self.finish)  # so that an exception does not prevent it
-
-    def _resume(self, path: str) -> None:
-        """Read the records of an existing result file; print a note if its last line is incomplete."""
-        from hpccoll.measure import result_file
-
-        if not Path(path).exists():  # a job that may be requeued always passes --resume
-            return
-        contents = result_file.read_records(path)
-        self.records += contents.collectives()
-        if contents.torn:
-            click.echo(f"# {contents.torn}", err=True)
 
     @property
     def finished(self) -> set[CaseKey]:
@@ -242,8 +231,7 @@ class _BenchOutput:
 
     def add(self, record: CollectiveRecord) -> None:
         """Write a record to the result file, keep the record for the final table, and advance the progress bar."""
-        if self.writer is not None:
-            self.writer.write(record.as_dict())
+        self.writer.write(record.as_dict())
         self.records.append(record)
         self.progress(f"{record.op} {format_size(record.nbytes)}")
 

@@ -25,24 +25,16 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 class ClusterSpec:
     """The requested configuration of a lab.
 
-    Args:
-        nodes: number of nodes; they are named node1, node2, ...
-        cpus: number of CPUs per node that SLURM assumes, although all nodes share this machine's cores.
-        bytes_per_s: rate of each node's link per direction; None for no limit.
-        latency_s: one-way latency in seconds that is added between any two nodes.
-        shares: paths below /tmp that all nodes share; everything else in /tmp is private to each node.
-        subnet: the first three numbers of the nodes' IPv4 addresses; the fourth number of node i is i.
-
     Raises:
         UsageError: a number is out of range, or a shared path does not exist.
     """
 
-    nodes: int = 4
-    cpus: int = 2
-    bytes_per_s: float | None = None
-    latency_s: float = 0.0
-    shares: tuple[str, ...] = ()
-    subnet: str = "10.77.0"
+    nodes: int = 4  # number of nodes; they are named node1, node2 and so on
+    cpus: int = 2  # number of CPUs per node that SLURM assumes, although all nodes share this machine's cores
+    bytes_per_s: float | None = None  # rate of each node's link per direction; None for no limit
+    latency_s: float = 0.0  # one-way latency in seconds that is added between any two nodes
+    shares: tuple[str, ...] = ()  # paths below /tmp that all nodes share; the rest of /tmp is private to each node
+    subnet: str = "10.77.0"  # the first three numbers of the nodes' IPv4 addresses; the fourth number of node i is i
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:

@@ -29,21 +29,13 @@ _START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """The records of a result file, as decoded lines.
+    """The records of a result file, as decoded lines."""
 
-    Args:
-        name: the command-line option and the path, for error messages.
-        records: one dict per line.
-        lines: the line number of each record, from 1.
-        torn: a sentence that describes an incomplete last line; None if the last line is complete.
-        intact: the number of bytes before an incomplete last line.
-    """
-
-    name: str
-    records: tuple[dict[str, Any], ...]
-    lines: tuple[int, ...]
-    torn: str | None
-    intact: int
+    name: str  # the command-line option and the path, for error messages
+    records: tuple[dict[str, Any], ...]  # one dict per line
+    lines: tuple[int, ...]  # the line number of each record, from 1
+    torn: str | None  # a sentence that describes an incomplete last line; None if the last line is complete
+    intact: int  # the number of bytes before an incomplete last line
 
     def locate(self, index: int) -> str:
         """Return the file and the line number of `records[index]`, for error messages."""

@@ -21,20 +21,14 @@ class StoppingRule:
 
     Equal `min_iterations` and `max_iterations` give a fixed number of iterations.
 
-    Args:
-        min_iterations: iterations that always run; fewer than 6 have no 95 % interval.
-        max_iterations: most iterations.
-        rel_halfwidth: stop when half the width of the median's 95 % interval is at most this fraction of the median.
-        budget_s: time budget of a benchmark case in seconds, without warm-up.
-
     Raises:
         UsageError: `min_iterations` exceeds `max_iterations`, or an argument is not positive.
     """
 
-    min_iterations: int
-    max_iterations: int
-    rel_halfwidth: float
-    budget_s: float
+    min_iterations: int  # iterations that always run; fewer than 6 have no 95 % interval
+    max_iterations: int  # most iterations
+    rel_halfwidth: float  # stop if half the width of the median's 95 % interval is at most this fraction of the median
+    budget_s: float  # time budget of a benchmark case in seconds, without warm-up
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_iterations <= self.max_iterations:

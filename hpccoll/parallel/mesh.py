@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from hpccoll.errors import UsageError
 
@@ -87,9 +88,7 @@ def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> d
             f"{strategy}: {' and '.join(open_axes)} have no number; only one axis may take the remaining ranks"
         )
     known = {axis: size for axis, size in sizes.items() if size is not None}
-    product = 1
-    for size in known.values():
-        product *= size
+    product = prod(known.values())
     this_job = f"this job has {ranks} rank{'s' * (ranks != 1)}"
     if open_axes:
         if ranks % product:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,11 @@ import torch
 from hpccoll.parallel.axis_group import AxisGroup
 
 
-class PassDirection(StrEnum):
-    """The direction, forward or backward, in which a micro-batch passes through the stages."""
+class PassDirection(IntEnum):
+    """The direction in which a micro-batch passes through the stages; the value is the tag of its messages."""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
-PASS_TAGS = {PassDirection.FORWARD: 1, PassDirection.BACKWARD: 2}
+    FORWARD = 1
+    BACKWARD = 2
 
 
 class StageAction(NamedTuple):
@@ -108,12 +105,12 @@ class PipelineStage:
         if self.is_first:
             return samples
         x = self.like.new_empty(len(samples), self.input_features)
-        return self.pp.recv(x, self.pp.index - 1, PASS_TAGS[PassDirection.FORWARD]).requires_grad_()
+        return self.pp.recv(x, self.pp.index - 1, PassDirection.FORWARD).requires_grad_()
 
     def send_output(self, y: Any) -> None:
         """Start sending this stage's output to the next stage, without blocking; the last stage sends nothing."""
         if not self.is_last:
-            self.pp.start_send(y.detach(), self.pp.index + 1, PASS_TAGS[PassDirection.FORWARD])
+            self.pp.start_send(y.detach(), self.pp.index + 1, PassDirection.FORWARD)
 
     def _run_backward(self, x: Any, y: Any) -> None:
         """Backpropagate one micro-batch from this stage's output `y` to its input `x`.
@@ -124,7 +121,6 @@ class PipelineStage:
         if self.is_last:
             y.backward()
         else:
-            tag = PASS_TAGS[PassDirection.BACKWARD]
-            y.backward(self.pp.recv(y.new_empty(y.shape), self.pp.index + 1, tag))
+            y.backward(self.pp.recv(y.new_empty(y.shape), self.pp.index + 1, PassDirection.BACKWARD))
         if not self.is_first:
-            self.pp.start_send(x.grad, self.pp.index - 1, PASS_TAGS[PassDirection.BACKWARD])
+            self.pp.start_send(x.grad, self.pp.index - 1, PassDirection.BACKWARD)

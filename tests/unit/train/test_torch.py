@@ -17,7 +17,7 @@ MESHES = [Mesh(), Mesh(tp=3), Mesh(pp=3), Mesh(2, 2, 2), Mesh(tp=5, pp=2)]
 
 
 def spelled(actions):
-    return " ".join(f"{turn.value[0].upper()}{micro}" for turn, micro in actions)
+    return " ".join(f"{turn.name[0]}{micro}" for turn, micro in actions)
 
 
 def test_schedules_are_the_published_ones():
