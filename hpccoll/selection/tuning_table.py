@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 
@@ -166,7 +164,12 @@ class TuningTable:
             "schema": SCHEMA,
             "where": asdict(self.site),
             "series": [
-                msgspec.to_builtins(each) | {"points": [_point_as_json(point) for point in each.points]}
+                {
+                    "operation": each.operation.value,
+                    "itemsize": each.itemsize,
+                    "buffer": str(each.buffer),
+                    "points": [_point_as_json(point) for point in each.points],
+                }
                 for each in self.series
             ],
         }
