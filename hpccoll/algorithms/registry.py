@@ -20,25 +20,18 @@ Period = int | Callable[..., int] | None
 class Algorithm:
     """An algorithm for a collective operation.
 
-    Attributes:
-        operation: the operation that the plans implement.
-        name: the algorithm's name, unique within the operation.
-        make_rounds: (rank, n, ...) -> Rounds; returns the lazy steps of the ranks in the array `rank`.
-        cost: (n, ...) -> Cost, the stated cost; None if the algorithm states no cost.
-        parameters: the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
-            plan depends on which ranks share a node.
-        period: a number (or a function of the arguments of `cost`) such that rank r + period acts like rank r, so that
-            it suffices to simulate a few ranks; None if there is no such number.
-        uses_shared_memory: whether the rounds contain loads, stores or fences.
+    `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
+    plan depends on which ranks share a node. `period` is a number (or a function of the arguments of `cost`) such that
+    rank r + period acts like rank r, so that it suffices to simulate a few ranks; None if there is no such number.
     """
 
-    operation: Operation
-    name: str
-    make_rounds: Make
-    cost: Callable[..., Cost] | None
+    operation: Operation  # the operation that the plans implement
+    name: str  # the algorithm's name, unique within the operation
+    make_rounds: Make  # (rank, n, ...) -> Rounds; returns the lazy steps of the ranks in the array `rank`
+    cost: Callable[..., Cost] | None  # (n, ...) -> Cost, the stated cost; None if the algorithm states no cost
     parameters: frozenset[str]
     period: Period = None
-    uses_shared_memory: bool = False
+    uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
 
     @property
     def full_name(self) -> str:
@@ -104,12 +97,8 @@ def algorithm(
 ) -> Callable[[Make], Make]:
     """Return a decorator that registers a function as the algorithm `operation/name` and returns it unchanged.
 
-    Args:
-        operation: the operation that the rounds implement; `check` proves that they do.
-        name: the algorithm's name within the operation; a name from the literature where there is one.
-        cost: (n, ...) -> Cost, which `check` verifies; None to state no cost.
-        period: a number such that rank r + period acts like rank r; `simulate` verifies it on a sample of ranks.
-        uses_shared_memory: whether the rounds contain loads, stores or fences.
+    The arguments are fields of `Algorithm`; `name` is from the literature where there is one. `check` proves that the
+    rounds implement `operation` and have the stated `cost`, and `simulate` verifies `period` on a sample of ranks.
     """
 
     def register(make: Make) -> Make:

@@ -13,13 +13,13 @@ Sources: doc/PERFORMANCE.md of nccl-tests; for all_to_all, gather, scatter and s
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from hpccoll.errors import UnknownNameError
 from hpccoll.plan import Operation
+from hpccoll.records import SEND_RECV
 from hpccoll.units import GB
 
-SEND_RECV: Final = "send_recv"
 TimedOperation: TypeAlias = Operation | Literal["send_recv"]
 _WHOLE = (Operation.BROADCAST, Operation.REDUCE, SEND_RECV)
 _SHORTEST = 1e-9  # seconds; shorter times count as this one, to avoid a division by zero

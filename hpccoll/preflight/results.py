@@ -50,18 +50,13 @@ class DirectedLink:
 
 @dataclass(slots=True)
 class PreflightResults:
-    """All samples of a preflight. Nodes are identified by their index in `nodes`.
+    """All samples of a preflight, for each link (source, destination) and each node, by the nodes' indices in `nodes`.
 
-    Args:
-        nodes: names of the nodes.
-        nbytes: size in bytes of the long message that measures a link's rate.
-        links: list of samples for each (source, destination).
-        speeds: list of samples for each node.
-        lost: for each node that did not answer, the reason why it counts as lost.
+    `lost` has, for each node that did not answer, the reason why the node counts as lost.
     """
 
-    nodes: tuple[str, ...]
-    nbytes: int = 0
+    nodes: tuple[str, ...]  # names of the nodes
+    nbytes: int = 0  # size in bytes of the long message that measures a link's rate
     links: dict[tuple[int, int], list[LinkSample]] = field(default_factory=dict)
     speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
