@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hpccoll.errors import UnknownNameError
 from hpccoll.measure.bandwidth import (
-    SEND_RECV,
     compute_algbw,
     compute_busbw,
     compute_count,
@@ -19,6 +18,7 @@ from hpccoll.measure.bandwidth import (
     get_busbw_factor,
 )
 from hpccoll.plan import Operation
+from hpccoll.records import SEND_RECV
 
 # operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
 TABLE = {
